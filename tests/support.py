@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Iterator
 
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.cluster_dir import ClusterDirectory
 
 
 PATIENCE_S = 60.0
@@ -69,11 +69,11 @@ def _scratch() -> Path:
 
 
 @functools.cache
-def _cluster(name: str) -> Cluster:
+def _cluster(name: str) -> ClusterDirectory:
     return cluster_dir.make(_scratch() / name, name)
 
 
-def cluster_of(name: str = "default") -> Cluster:
+def cluster_of(name: str = "default") -> ClusterDirectory:
     """The cluster of this name, made once for all tests."""
     return _cluster(name)
 

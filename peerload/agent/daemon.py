@@ -21,25 +21,25 @@ import msgspec
 
 from peerload import __version__
 from peerload.agent import exit_reason, memory
-from peerload.agent.accounts.as_user import Users, Whose
-from peerload.agent.accounts.directory_cache import AskedNodes
-from peerload.agent.completion.completion_jobs import Chores
-from peerload.agent.completion.saving import Saving
+from peerload.agent.accounts.as_user import TaskUser, UserServices
+from peerload.agent.accounts.directory_cache import DirectoryQueries
+from peerload.agent.completion.completion_jobs import CompletionJobs
+from peerload.agent.completion.saving import OutputSaver
 from peerload.agent.consumer import Consumer
 from peerload.agent.effects import Performer, settled
 from peerload.agent.event_sources import Incoming
 from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustLink
-from peerload.agent.joining.enrollment import Joining
+from peerload.agent.joining.enrollment import Enrollment
 from peerload.agent.launcher.client import LauncherLink
-from peerload.agent.output.output import Output
+from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.parts import Parts
 from peerload.agent.peers import own_address
-from peerload.agent.peers.backpressure import Backlog
+from peerload.agent.peers.backpressure import PeerBackpressure
 from peerload.agent.peers.duplicate_node_name import copied, heard_of_copy, name_taken
 from peerload.agent.peers.links import PeerLinks
-from peerload.agent.peers.local_node import Introduction
+from peerload.agent.peers.local_node import LocalNode
 from peerload.agent.peers.membership import Members
 from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder
@@ -50,17 +50,17 @@ from peerload.agent.sensors.cpu_benchmark import find_out
 from peerload.agent.sensors.host import Sensors
 from peerload.agent.sensors.node_gpus import node_gpus
 from peerload.agent.sensors.own_use import OwnUse
-from peerload.agent.stdin.stdin_fetch import InputPulls
-from peerload.agent.stdin.stdin_forwarding import Feeding
-from peerload.agent.stdin.stdin_serve import InputServer
-from peerload.agent.stdin.stdin_store import Inputs
+from peerload.agent.stdin.stdin_fetch import StdinFetches
+from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+from peerload.agent.stdin.stdin_serve import StdinServer
+from peerload.agent.stdin.stdin_store import StdinStore
 from peerload.agent.store import claim, damage_report, state_origin
-from peerload.agent.store.disk_space import Disk
-from peerload.agent.store.event_log import Journal
+from peerload.agent.store.disk_space import DiskSpace
+from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.retention import Retention
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
-from peerload.agent.store.write_ahead import Release
+from peerload.agent.store.write_ahead import Outbox
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import Service
 from peerload.agent.thread_pool import Workers
@@ -131,7 +131,7 @@ class Daemon:
         self._load = load
         self.parts = Parts(config)
         self.parts.origins.update(origins or {})
-        self.introduction = Introduction(self.parts)
+        self.introduction = LocalNode(self.parts)
         self._is_up = False
         self._claim: socket.socket | None = None
         self.incoming = Incoming(self.parts)
@@ -164,7 +164,7 @@ class Daemon:
         check_addresses(self.config, loopback_only=self.parts.cluster.is_local)
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
-        self.parts.disk = Disk(state)
+        self.parts.disk = DiskSpace(state)
         self.parts.disk.prepare()
         self.parts.store = Store(
             state / DATABASE,
@@ -250,11 +250,11 @@ class Daemon:
             lambda done: _threadsafe(loop, lambda: [call() for call in done]),
             lambda error: _threadsafe(loop, lambda: self.parts.run.fail(f"the store failed: {error}")),
         )
-        self.parts.release = Release(self._persist)
-        self.parts.journal = Journal(self.parts.release, self.parts.run.fail)
+        self.parts.release = Outbox(self._persist)
+        self.parts.journal = EventLog(self.parts.release, self.parts.run.fail)
         self.parts.security.begin(self.parts.journal)
         is_system = self.config.mode == "system"
-        self.parts.users = Users(self.parts)
+        self.parts.users = UserServices(self.parts)
         self.parts.launcher = LauncherLink(
             Path(self.config.launcher) if is_system else Path(self.config.state) / "launcher",
             self.incoming.from_launcher,
@@ -264,7 +264,7 @@ class Daemon:
             service_of=self.config.node if is_system else "",
             store=self.parts.store.store_id,
         )
-        self.parts.chores = Chores(self.parts)
+        self.parts.chores = CompletionJobs(self.parts)
         self.parts.inside = InsideCommands(self.parts)
         launcher = self.parts.inside.listed(self.parts.chores.notices.listed(await self.parts.launcher.start()))
         ended = await settled(self.parts, launcher.ended)  # nobody may rely on a result before its output is on disk
@@ -279,10 +279,10 @@ class Daemon:
 
     async def _serve_clients_and_peers(self, loop: asyncio.AbstractEventLoop, launcher: events.LauncherReady) -> None:
         kept = await self._recovered()
-        self.parts.output = Output(self.parts.spool, self.parts.node, self.parts.launcher.signal)
-        self.parts.inputs = Inputs(self.parts.spool.directory)
-        self.parts.pulls = InputPulls(self.parts)
-        self.parts.feeding = Feeding(self.parts)
+        self.parts.output = TaskOutputs(self.parts.spool, self.parts.node, self.parts.launcher.signal)
+        self.parts.inputs = StdinStore(self.parts.spool.directory)
+        self.parts.pulls = StdinFetches(self.parts)
+        self.parts.feeding = StdinForwarding(self.parts)
         self.parts.links = PeerLinks(
             identity=self.parts.identity,
             tls=self.parts.tls,
@@ -297,14 +297,14 @@ class Daemon:
             name_taken=lambda by: name_taken(self.parts, by),
             copied=lambda other, up_s: copied(self.parts, other, up_s),
             broken=self.parts.security.tell,
-            backlog=Backlog(self.parts.inbox),
+            backlog=PeerBackpressure(self.parts.inbox),
         )
-        self.parts.asked_nodes = AskedNodes(self.parts.links.send)
+        self.parts.asked_nodes = DirectoryQueries(self.parts.links.send)
         self.parts.members = Members(
             self.parts, self.introduction.sealer("gossip"), Path(self.config.state) / "addresses"
         )
         self.parts.links.whereabouts = self.parts.members.identity_of
-        self.parts.joining = Joining(self.parts)
+        self.parts.joining = Enrollment(self.parts)
         address = await self.parts.members.listen()
         self.parts.identity = self.parts.links.identity  # its address is known by now
         self.parts.node.state.identity = self.parts.identity
@@ -329,9 +329,9 @@ class Daemon:
                 words=self.parts.trust.on_bus(),
                 copied=lambda other: heard_of_copy(self.parts, other),
             )
-        self.parts.saving = Saving(self.parts)
+        self.parts.saving = OutputSaver(self.parts)
         self.parts.output.adopt(self.parts.links, launcher.running)
-        self.input_server = InputServer(self.parts)
+        self.input_server = StdinServer(self.parts)
         self.parts.links.streams.inputs = self.input_server
         self.control = ControlServer(self.parts)
         self.parts.clients = self.control
@@ -398,7 +398,7 @@ class Daemon:
         kept = self.parts.store.recover()
         damage_report.tell(self.parts, kept)
         damage_report.tell_loss(self.parts)
-        here: dict[tuple[Whose, bytes], bool] = {}
+        here: dict[tuple[TaskUser, bytes], bool] = {}
         of = {id(row): (self.parts.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
         for row in kept.tasks:
             whose, directory = of[id(row)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from peerload.agent.accounts.as_user import Whose
+from peerload.agent.accounts.as_user import TaskUser
 from peerload.agent.accounts.environment import variables_of
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
@@ -257,7 +257,7 @@ class Performer:
             self._parts.counters["offers of attempts whose output lies here"] += 1
             return
         if isinstance(message, Offer) and not self._parts.users.seen_lately(
-            Whose(src, message.spec.user), message.spec.directory
+            TaskUser(src, message.spec.user), message.spec.directory
         ):
             if self._may_look_up(src):
                 self._in_background(self._offer_received(src, message))
@@ -288,7 +288,7 @@ class Performer:
     async def _offer_received(self, src: str, offer: Offer) -> None:
         refused, here, stalled = "", False, ""
         try:
-            refused, here = await self._parts.users.objection(Whose(src, offer.spec.user), offer.spec.directory)
+            refused, here = await self._parts.users.objection(TaskUser(src, offer.spec.user), offer.spec.directory)
         except SlowDown as error:
             stalled = error.why[:WHY_LENGTH_MAX]
         except LauncherError:
@@ -301,7 +301,7 @@ class Performer:
     async def _directory_requested(self, src: str, request: DirectoryRequest) -> None:
         """Answer with the code with which an offer would be declined."""
         try:
-            refused, here = await self._parts.users.objection(Whose(src, request.user), request.directory)
+            refused, here = await self._parts.users.objection(TaskUser(src, request.user), request.directory)
         except SlowDown:
             code = "stalled"
         except LauncherError:

@@ -7,48 +7,48 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from peerload.agent.accounts.directory_cache import SeenDirectories
-from peerload.agent.control.authorization import Access
+from peerload.agent.accounts.directory_cache import DirectoryCache
+from peerload.agent.control.authorization import Authorization
 from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.run_state import RunState
 from peerload.agent.security_events import SecurityEvents
-from peerload.agent.sensors.device_locks import Claims
+from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.model.events import DirectoryFound
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
-    from peerload.agent.accounts.as_user import Users
-    from peerload.agent.accounts.directory_cache import AskedNodes
-    from peerload.agent.completion.completion_jobs import Chores
-    from peerload.agent.completion.saving import Saving
+    from peerload.agent.accounts.as_user import UserServices
+    from peerload.agent.accounts.directory_cache import DirectoryQueries
+    from peerload.agent.completion.completion_jobs import CompletionJobs
+    from peerload.agent.completion.saving import OutputSaver
     from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustLink
-    from peerload.agent.joining.enrollment import Joining
+    from peerload.agent.joining.enrollment import Enrollment
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
-    from peerload.agent.output.output import Output
+    from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.requests.exec_in_task import InsideCommands
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.stdin.stdin_fetch import InputPulls
-    from peerload.agent.stdin.stdin_forwarding import Feeding
-    from peerload.agent.stdin.stdin_store import Inputs
-    from peerload.agent.store.disk_space import Disk
-    from peerload.agent.store.event_log import Journal
+    from peerload.agent.stdin.stdin_fetch import StdinFetches
+    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.stdin.stdin_store import StdinStore
+    from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.retention import Retention
     from peerload.agent.store.store import Store
-    from peerload.agent.store.write_ahead import Release
+    from peerload.agent.store.write_ahead import Outbox
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Identity
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.tls import Credentials
 
 
-class Clients(Protocol):
+class ClientNotifier(Protocol):
     """Whoever tells local clients what the core says."""
 
     def answered(self, answer: Answer, /) -> None:
@@ -77,33 +77,33 @@ class Parts:
     """Filled by `Daemon` while it starts, in the order of the attributes; whole before the first event is handled."""
 
     config: AgentConfig
-    cluster: Cluster
+    cluster: ClusterDirectory
     tls: Credentials
     trust: TrustLink
-    joining: Joining
-    disk: Disk
+    joining: Enrollment
+    disk: DiskSpace
     store: Store
     spool: Spool
-    users: Users
+    users: UserServices
     inbox: Inbox
     identity: Identity
     node: Node
-    release: Release
-    journal: Journal
+    release: Outbox
+    journal: EventLog
     launcher: LauncherLink
     inside: InsideCommands
-    inputs: Inputs
-    feeding: Feeding
-    pulls: InputPulls
-    output: Output
+    inputs: StdinStore
+    feeding: StdinForwarding
+    pulls: StdinFetches
+    output: TaskOutputs
     links: PeerLinks
-    asked_nodes: AskedNodes
+    asked_nodes: DirectoryQueries
     members: Members
     bus: MqttBus | None
-    clients: Clients
+    clients: ClientNotifier
     retention: Retention
-    chores: Chores
-    saving: Saving
+    chores: CompletionJobs
+    saving: OutputSaver
     gpus: Gpus
 
     REFUSED_BY_MAX = 16
@@ -113,12 +113,12 @@ class Parts:
         self.bus = None
         self.counters: collections.Counter[str] = collections.Counter()
         self.security = SecurityEvents(self.counters)
-        self.directories = SeenDirectories(lambda directory: self.inbox.put(DirectoryFound(directory)))
-        self.access = Access(self)
+        self.directories = DirectoryCache(lambda directory: self.inbox.put(DirectoryFound(directory)))
+        self.access = Authorization(self)
         self.peer_facts = PeerFacts()
         self.origins: dict[str, str] = {}
         """Where each setting comes from, as far as whoever started the agent said so."""
-        self.claims = Claims(Path(config.gpu_claims) if config.gpu_claims else None)
+        self.claims = DeviceLocks(Path(config.gpu_claims) if config.gpu_claims else None)
         self.started_at = time.time()
         self._started_s = self.now().boot_s
         self.run = RunState()

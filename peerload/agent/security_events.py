@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from peerload.agent.store.event_log import Journal
+    from peerload.agent.store.event_log import EventLog
 
 RULES = frozenset(EVENTS["security"])
 NOTICE_EVERY_S = 60.0
@@ -72,12 +72,12 @@ class SecurityEvents:
     def __init__(self, counters: Counter[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._counters = counters
         self._clock = clock
-        self._journal: Journal | None = None
+        self._journal: EventLog | None = None
         self._early: deque[_Early] = deque(maxlen=EARLY_MAX)
         self._culprits: OrderedDict[tuple[str, str], _Culprit] = OrderedDict()
         self._noted: dict[str, deque[float]] = {}
 
-    def begin(self, journal: Journal) -> None:
+    def begin(self, journal: EventLog) -> None:
         """From now on events are kept there, and first those that have waited for it."""
         self._journal = journal
         while self._early:

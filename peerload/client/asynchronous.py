@@ -84,7 +84,7 @@ class AsyncClient:
         return AsyncTask(self, id)
 
     async def submit(
-        self, argv: Sequence[request.Word] | str, *, shell: bool = False, **wanted: Unpack[request.Wanted]
+        self, argv: Sequence[request.Word] | str, *, shell: bool = False, **wanted: Unpack[request.RunRequest]
     ) -> AsyncTask:
         """Queue a command; durable when this returns."""
         return await self._submit(request.submission(request.command(argv, shell=shell), wanted))
@@ -95,7 +95,7 @@ class AsyncClient:
         indices: Iterable[int],
         *,
         shell: bool = False,
-        **wanted: Unpack[request.Wanted],
+        **wanted: Unpack[request.RunRequest],
     ) -> AsyncTask:
         """Queue it once for each number, which the task finds in PEERLOAD_ARRAY_INDEX."""
         numbers = sorted(set(indices))
@@ -103,7 +103,7 @@ class AsyncClient:
         return await self._submit({**fields, "array": request.array(numbers)}, numbers)
 
     async def submit_each(
-        self, commands: Sequence[Sequence[request.Word]], **wanted: Unpack[request.Wanted]
+        self, commands: Sequence[Sequence[request.Word]], **wanted: Unpack[request.RunRequest]
     ) -> AsyncTask:
         """Queue an array whose members, counted from 1, run one of these commands each."""
         each = [request.command(argv, shell=False) for argv in commands]

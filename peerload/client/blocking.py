@@ -81,10 +81,10 @@ class Client:
         return Task(self, id)
 
     def submit(
-        self, argv: Sequence[request.Word] | str, *, shell: bool = False, **wanted: Unpack[request.Wanted]
+        self, argv: Sequence[request.Word] | str, *, shell: bool = False, **wanted: Unpack[request.RunRequest]
     ) -> Task:
         """Queue a command; durable when this returns. ``argv``: its words, or, with ``shell``, one line for /bin/sh. What
-        else can be asked for: `peerload.client.request.Wanted`."""
+        else can be asked for: `peerload.client.request.RunRequest`."""
         return self._submit(request.submission(request.command(argv, shell=shell), wanted))
 
     def submit_array(
@@ -93,14 +93,14 @@ class Client:
         indices: Iterable[int],
         *,
         shell: bool = False,
-        **wanted: Unpack[request.Wanted],
+        **wanted: Unpack[request.RunRequest],
     ) -> Task:
         """Queue it once for each number, which the task finds in PEERLOAD_ARRAY_INDEX."""
         numbers = sorted(set(indices))
         fields = request.submission(request.command(argv, shell=shell), wanted)
         return self._submit({**fields, "array": request.array(numbers)}, numbers)
 
-    def submit_each(self, commands: Sequence[Sequence[request.Word]], **wanted: Unpack[request.Wanted]) -> Task:
+    def submit_each(self, commands: Sequence[Sequence[request.Word]], **wanted: Unpack[request.RunRequest]) -> Task:
         """Queue an array whose members, counted from 1, run one of these commands each: at most 100,000, and 3 MiB in all."""
         each = [request.command(argv, shell=False) for argv in commands]
         fields = request.submission(each[0] if each else [b""], wanted)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from peerload.client import call, request
 from peerload.client import connection as socket_client
-from peerload.client.executor_link import Call, Link
+from peerload.client.executor_link import Call, ExecutorLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -113,7 +113,7 @@ class Executor(concurrent.futures.Executor):
         tasks_max: int = TASKS_MAX,
         keep: bool = False,
         serializer: call.Serializer = "pickle",
-        **wanted: Unpack[request.Wanted],
+        **wanted: Unpack[request.RunRequest],
     ) -> None:
         if not 1 <= tasks_max <= TASKS_MAX_LIMIT:
             raise ValueError(f"tasks_max is {tasks_max}; from 1 to {TASKS_MAX_LIMIT} calls can be under way")
@@ -130,7 +130,7 @@ class Executor(concurrent.futures.Executor):
         self._tasks_max = tasks_max
         self._lock = threading.Lock()
         self._is_shut = False
-        self._link = Link(socket_path or socket_client.default_socket_path())
+        self._link = ExecutorLink(socket_path or socket_client.default_socket_path())
 
     def submit(
         self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs

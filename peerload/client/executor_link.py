@@ -59,7 +59,7 @@ class Call:
         self.problem: PeerloadError | None = None
 
 
-class Link:
+class ExecutorLink:
     """All calls of one executor that are under way."""
 
     def __init__(self, path: str) -> None:

@@ -23,7 +23,7 @@ GPU_SHARES = ("auto", "exclusive", "time")
 INTERPRETERS = ("python", "bash", "sh", "env")
 
 
-class Wanted(TypedDict, total=False):
+class RunRequest(TypedDict, total=False):
     """What a task asks for, as the flags of `peerload submit` do: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each
     GPU), gpu_prefer (these first: numbers, names or patterns of models), gpu_wait (``"schedule"`` or ``"queue"``), gpu_share
     (``"auto"``, ``"exclusive"`` or ``"time"``), time_limit_s, name, node (on this one only), exclude (not on these), labels (only where all of these are), directory
@@ -75,7 +75,7 @@ def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
     return argv
 
 
-def submission(argv: Sequence[bytes], wanted: Wanted) -> dict[str, Any]:
+def submission(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
     """The fields of a `submit`, with a token of its own. Raises BadRequest."""
     terms = _given(wanted, "group", "after", "after_ok", "retries")
     if wanted.get("tags"):
@@ -85,9 +85,9 @@ def submission(argv: Sequence[bytes], wanted: Wanted) -> dict[str, Any]:
     return fields | ({"terms": terms} if terms else {})
 
 
-def spec(argv: Sequence[bytes], wanted: Wanted) -> dict[str, Any]:
+def spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
     """The task's spec. Raises BadRequest for what contradicts itself or is no size, TypeError for words that are unknown."""
-    unknown = set(wanted) - set(Wanted.__annotations__)
+    unknown = set(wanted) - set(RunRequest.__annotations__)
     if unknown:
         raise TypeError(f"no such argument: {', '.join(sorted(unknown))}")
     if wanted.get("once") and wanted.get("fast"):
@@ -144,7 +144,7 @@ def _umask() -> int:
     return 0o022
 
 
-def _devices(wanted: Wanted) -> dict[str, Any]:
+def _devices(wanted: RunRequest) -> dict[str, Any]:
     gpus, terms = wanted.get("gpus", 0), _given(wanted, "gpu_prefer", "gpu_wait", "gpu_share")
     if not gpus:
         if terms:
@@ -170,7 +170,7 @@ def _size(size: int | str) -> int:
         raise BadRequest(str(error)) from None
 
 
-def _given(wanted: Wanted, *names: str) -> dict[str, Any]:
+def _given(wanted: RunRequest, *names: str) -> dict[str, Any]:
     return {name: _plain(wanted[name]) for name in names if wanted.get(name) not in (None, "", (), [], False)}  # type: ignore[literal-required]
 
 

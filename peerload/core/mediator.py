@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import Guest, HomeTask, Work
+    from peerload.core.tasks.work import HomeTask, RemoteTask, Work
     from peerload.model.actions import Row
     from peerload.model.events import TaskSubmitted
     from peerload.model.gossip import Load
@@ -86,7 +86,7 @@ class Mediator(Protocol):
     def accepts_offer(self, offer: Offer, /) -> bool:
         """What the transfer policy says to an offer."""
 
-    def guest_arrived(self, guest: Guest, /) -> None:
+    def guest_arrived(self, guest: RemoteTask, /) -> None:
         """A task of another home was committed, and waits here."""
 
     # -- load ----------------------------------------------------------------------------------------------------------

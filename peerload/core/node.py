@@ -16,35 +16,35 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
-from peerload.core.handoff.executor import Executor
-from peerload.core.handoff.home import Handoff
+from peerload.core.handoff.executor import ExecutorHandoff
+from peerload.core.handoff.home import HomeHandoff
 from peerload.core.membership.membership import Membership
 from peerload.core.membership.own_profile import OwnProfile
-from peerload.core.membership.peer_events import Meetings
+from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.resources.admission import Ledger
-from peerload.core.resources.shortage import Shortage
+from peerload.core.resources.shortage import ResourceShortage
 from peerload.core.restart import restart
 from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import CoreState
-from peerload.core.tasks.batched_requests import Turns
-from peerload.core.tasks.client_binding import Attendance
-from peerload.core.tasks.clients import Clients
-from peerload.core.tasks.drain import Drain
-from peerload.core.tasks.eligibility import Gates
+from peerload.core.tasks.batched_requests import BatchedRequests
+from peerload.core.tasks.client_binding import ClientBinding
+from peerload.core.tasks.clients import ClientRequests
+from peerload.core.tasks.drain import NodeDrain
+from peerload.core.tasks.eligibility import Eligibility
 from peerload.core.tasks.home import Home
-from peerload.core.tasks.intake import Arrivals
-from peerload.core.tasks.leaving import Leaving
+from peerload.core.tasks.intake import Intake
+from peerload.core.tasks.leaving import TaskEvacuation
 from peerload.core.tasks.queue import WaitingQueue
-from peerload.core.tasks.runs import Runs
-from peerload.core.tasks.submission import Submissions
-from peerload.core.tasks.termination_tracker import WORDS, Endings
+from peerload.core.tasks.runs import RunningTasks
+from peerload.core.tasks.submission import SubmissionLog
+from peerload.core.tasks.termination_tracker import WORDS, TerminationTracker
 from peerload.model import events, messages
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import Guest, HomeTask, Work
+    from peerload.core.tasks.work import HomeTask, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.gossip import Load
@@ -87,17 +87,17 @@ class Node:
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state, mediator)
         self.home = Home(self.state, self.queue, self.ledger, mediator)
-        self.handoff = Handoff(self.state, self.queue, self.membership, self.home)
-        self.executor = Executor(self.state, self.queue, self.ledger, mediator)
+        self.handoff = HomeHandoff(self.state, self.queue, self.membership, self.home)
+        self.executor = ExecutorHandoff(self.state, self.queue, self.ledger, mediator)
         self.authorisation = Authorisation(identity.node, self.home, self.executor)
         self.sharing = Sharing(
             self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor, mediator
         )
-        self.submissions = Submissions(self.state)
-        self.turns = turns = Turns(self.state)
-        self.gates = Gates(self.state, self.home, self.membership, turns)
-        self.attendance = Attendance(self.state, self.home, turns)
-        self.arrivals = Arrivals(
+        self.submissions = SubmissionLog(self.state)
+        self.turns = turns = BatchedRequests(self.state)
+        self.gates = Eligibility(self.state, self.home, self.membership, turns)
+        self.attendance = ClientBinding(self.state, self.home, turns)
+        self.arrivals = Intake(
             self.state,
             self.queue,
             self.membership,
@@ -110,15 +110,17 @@ class Node:
             self.gates,
             self.attendance,
         )
-        self.leaving = Leaving(self.state, self.queue, self.membership, self.home, self.sharing.sender)
-        self.shortage = Shortage(self.state, self.own_profile, self.executor, self.sharing.information, self.leaving)
-        self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor, self.shortage)
-        self.endings = Endings(self.state, self.home, self.runs)
-        self.drain = Drain(
+        self.leaving = TaskEvacuation(self.state, self.queue, self.membership, self.home, self.sharing.sender)
+        self.shortage = ResourceShortage(
+            self.state, self.own_profile, self.executor, self.sharing.information, self.leaving
+        )
+        self.runs = RunningTasks(self.state, self.queue, self.ledger, self.home, self.executor, self.shortage)
+        self.endings = TerminationTracker(self.state, self.home, self.runs)
+        self.drain = NodeDrain(
             self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.leaving
         )
-        self.meetings = Meetings(self.membership, self.handoff, self.executor, self.sharing)
-        self.clients = Clients(
+        self.meetings = PeerEvents(self.membership, self.handoff, self.executor, self.sharing)
+        self.clients = ClientRequests(
             self.state, self.home, self.handoff.leases, self.membership, self.drain, turns, self.gates
         )
 
@@ -526,7 +528,7 @@ class _Mediator:
     def accepts_offer(self, offer: messages.Offer) -> bool:
         return self._node.sharing.sender.accepts_offer(offer)
 
-    def guest_arrived(self, guest: Guest) -> None:
+    def guest_arrived(self, guest: RemoteTask) -> None:
         self._node.sharing.sender.guest_arrived(guest)
 
     def running_tasks(self) -> Iterable[Work]:

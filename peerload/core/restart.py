@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import GuestPhase, HomePhase, HomeTask
+from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def restart(node: Node, event: AgentStarted) -> None:
     queued = [task for row in event.tasks if (task := _task(node, row)).record.state is TaskState.QUEUED]
     for record in event.executions:
         guest = node.executor.adopt(record)
-        if guest.phase is not GuestPhase.ENDED:
+        if guest.phase is not RemotePhase.ENDED:
             node.runs.restore(guest)
     node.runs.reconcile(event.running, dict(event.ended), event.frozen)
     for home, at in event.revoked:  # whoever has that name anew has started its tasks after that

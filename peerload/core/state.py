@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.history import RUNS_KNOWN_MIN, History
+from peerload.core.estimates.history import RUNS_KNOWN_MIN, DurationEstimates
 from peerload.core.resources.devices import NOTHING_LEARNED
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
 from peerload.model.devices import GpuShare
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.core.tasks.work import Guest, Work
+    from peerload.core.tasks.work import RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
@@ -81,7 +81,7 @@ class CoreState:
         self.turned_away: Offer | None = None
         self.unsure_until_s = 0.0
         self.attempts_from, self.attempts_up_to = 1, 0
-        self.history = History(config.commands_kept_max, config.durations_kept_max)
+        self.history = DurationEstimates(config.commands_kept_max, config.durations_kept_max)
 
     @property
     def node(self) -> str:
@@ -150,7 +150,7 @@ class CoreState:
         keeps the rules, however late it comes."""
         self.note("security", rule, node=who, reason=what)
 
-    def note_guest(self, guest: Guest, state: str, reason: str) -> None:
+    def note_guest(self, guest: RemoteTask, state: str, reason: str) -> None:
         """The same of an attempt of another home that is here."""
         self.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
 

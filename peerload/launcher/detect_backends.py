@@ -18,9 +18,9 @@ def choose(directory: str, run: str, units_wanted: str, memory_wanted: str) -> t
     name = ROOT_PREFIX + run
     units: Units | None = cgroup_units(units_wanted, name)
     if units is None:
-        from peerload.launcher.proc_scan import Bare  # noqa: PLC0415 -- most launchers have no use for it
+        from peerload.launcher.proc_scan import ProcScan  # noqa: PLC0415 -- most launchers have no use for it
 
-        units = Bare(run)
+        units = ProcScan(run)
     memory = memory_limits(memory_wanted, units, name)
     note_units(directory, units.name, units.root, memory.root)
     return units, memory

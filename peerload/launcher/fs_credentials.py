@@ -19,7 +19,7 @@ if TYPE_CHECKING:
             """Until here."""
 
 
-class OwnAccess:
+class OwnCredentials:
     """With its own: the launcher is the same user as its agent."""
 
     def __enter__(self) -> None:
@@ -29,7 +29,7 @@ class OwnAccess:
         """… until here."""
 
 
-class AgentAccess:
+class AgentCredentials:
     """With those of the agent's user, whose ids these are. While it lasts, whatever the agent names, a link to a file of
     root's too, opens as if the agent had opened it. May be nested."""
 

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.launcher.containment import Units
-    from peerload.launcher.task import Task
+    from peerload.launcher.task import LaunchedTask
 
 CHECK_S = 0.5
 """While a deadline is set it is compared with the clock at least this often (timers do not count suspend)."""
 
 
-class Leases:
+class LeaseTimers:
     """Of the launcher's ``tasks``, in their ``units``; ``events``: where the agent's next ones are gathered."""
 
-    def __init__(self, tasks: dict[str, Task], units: Units, events: list[dict[str, Any]]) -> None:
+    def __init__(self, tasks: dict[str, LaunchedTask], units: Units, events: list[dict[str, Any]]) -> None:
         self._tasks = tasks
         self._units = units
         self._events = events
@@ -35,7 +35,7 @@ class Leases:
         left_s = (t.deadline_s - now_s for t in self._tasks.values() if t.deadline_s and not t.frozen_at_s)
         return max(0.0, min(left_s, default=CHECK_S))
 
-    def apply(self, task: Task, deadline_s: float, ts: float) -> None:
+    def apply(self, task: LaunchedTask, deadline_s: float, ts: float) -> None:
         """A new deadline, given for ``ts`` (0 says nothing): an older word than the last comes too late. 0 is none; one
         that lies ahead thaws."""
         if task.ended_at or (ts or task.ts) < task.ts:
@@ -48,13 +48,13 @@ class Leases:
             self._units.thaw(task.key)
             self._events.append({"is": "thawed", "key": task.key})
 
-    def evict(self, task: Task, reason: str) -> None:
+    def evict(self, task: LaunchedTask, reason: str) -> None:
         """Kill it if it is frozen: its agent needs the room. One that was thawed meanwhile is left alone."""
         if task.frozen_at_s and not task.ended_at and not task.lost_because:
             task.lost_because = reason
             self._units.kill(task.key)
 
-    def drop(self, task: Task) -> None:
+    def drop(self, task: LaunchedTask) -> None:
         """Its leader has ended."""
         self._count -= bool(task.deadline_s)
         task.deadline_s = 0.0
@@ -68,7 +68,7 @@ class Leases:
             if task.deadline_s and task.deadline_s <= now_s and not task.ended_at:
                 self._hold(task, now_s)
 
-    def _hold(self, task: Task, now_s: float) -> None:
+    def _hold(self, task: LaunchedTask, now_s: float) -> None:
         if not task.frozen_at_s:
             task.frozen_at_s = now_s
             if task.kills_at_deadline:

@@ -112,7 +112,7 @@ def _writes_to(pid: int, paths: set[str]) -> bool:
     return False
 
 
-class Guard:
+class Watchdog:
     """A process that ends the tasks of this launcher run when the launcher is gone. ``pid``, ``pidfd``: of the guard.
     Raises OSError where there can be none (no /bin/sh)."""
 
@@ -152,7 +152,7 @@ class Guard:
 
 
 def guard() -> None:
-    """What the guard does in the end; its arguments are those of `Guard`. One that an earlier version has started names no
+    """What the guard does in the end; its arguments are those of `Watchdog`. One that an earlier version has started names no
     memory groups."""
     directory, kind, root, run, memory_root, *_ = (*sys.argv[1:], "")
     began_s = time.monotonic()

@@ -35,7 +35,7 @@ Table = dict[int, tuple[int, int, int, int, bool]]
 """pid → parent, process group, session, start (clock ticks since boot) and whether it may execute, of all that is alive."""
 
 
-class Bare:
+class ProcScan:
     """See `containment.Units`. ``run`` names this run of the launcher, for the marks."""
 
     name = "bare"

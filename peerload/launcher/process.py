@@ -51,7 +51,7 @@ class CannotStart(Exception):
         self.reason = reason[:REASON_CHARS_MAX]
 
 
-class NotAllowed(Exception):
+class SpawnRefused(Exception):
     """The policy of this node lets nobody run that; says why, for people."""
 
 
@@ -174,12 +174,12 @@ class Capture:
         self.access = access
         self.punched_to = 0
 
-    def limit(self, holes: Holes) -> int:
+    def limit(self, holes: HolePuncher) -> int:
         """Give back to the disk what is over the limit; returns the size in bytes (0 if there is no file)."""
         with self.access:
             return self._limit(holes)
 
-    def _limit(self, holes: Holes) -> int:
+    def _limit(self, holes: HolePuncher) -> int:
         try:
             status = os.stat(self.path)  # noqa: PTH116 -- pathlib costs the launcher a megabyte
         except OSError:
@@ -225,7 +225,7 @@ class Capture:
         except OSError:  # as above
             return
 
-    def close(self, holes: Holes) -> int:
+    def close(self, holes: HolePuncher) -> int:
         """Apply the limit for the last time and drop the file if it is empty; returns its size in bytes."""
         size = self.limit(holes)
         if not size:
@@ -237,7 +237,7 @@ class Capture:
         return min(size, SIZE_BYTES_MAX)
 
 
-class Holes:
+class HolePuncher:
     """fallocate(2), loaded when it is first needed (ctypes costs a megabyte)."""
 
     _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01

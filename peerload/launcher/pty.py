@@ -23,7 +23,7 @@ DESCRIPTORS = 4
 """Open for each: the master's side, once more for its input, the task's side, and the file."""
 
 
-class Terminal:
+class PseudoTerminal:
     """One: ``master`` is our side of it, ``file`` where its output goes, ``slave`` the task's side."""
 
     __slots__ = ("file", "key", "master", "slave")
@@ -74,22 +74,22 @@ class Terminal:
         os.close(self.file)
 
 
-class Terminals:
+class PseudoTerminals:
     """All of them, by the key of their task."""
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._by_key: dict[str, Terminal] = {}
-        self._by_master: dict[int, Terminal] = {}
+        self._by_key: dict[str, PseudoTerminal] = {}
+        self._by_master: dict[int, PseudoTerminal] = {}
 
     @property
     def descriptors(self) -> int:
         """How many of the process's descriptors they take."""
         return DESCRIPTORS * len(self._by_key)
 
-    def open(self, key: str, path: str, rows: int, columns: int) -> Terminal:
+    def open(self, key: str, path: str, rows: int, columns: int) -> PseudoTerminal:
         """A terminal for a task that is about to start. Raises OSError."""
-        terminal = Terminal(key, path)
+        terminal = PseudoTerminal(key, path)
         terminal.resize(rows, columns)
         self._by_key[key] = self._by_master[terminal.master] = terminal
         self._epoll.register(terminal.master, select.EPOLLIN)
@@ -115,7 +115,7 @@ class Terminals:
             terminal.copy(DRAIN_BYTES_MAX)
             self._drop(terminal)
 
-    def _drop(self, terminal: Terminal) -> None:
+    def _drop(self, terminal: PseudoTerminal) -> None:
         del self._by_key[terminal.key], self._by_master[terminal.master]
         self._epoll.unregister(terminal.master)
         terminal.close()

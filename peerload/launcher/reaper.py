@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.launcher.containment import Units
-    from peerload.launcher.task import Task
+    from peerload.launcher.task import LaunchedTask
 
 REMAINS_S_MAX = 10.0
 """What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""
 
 
-class Endings:
+class Reaper:
     """In ``units``; ``end(task)`` is called once for each, when its leader may be reaped and its exit told, and
     ``closed(key)`` as soon as nothing of it is left."""
 
-    def __init__(self, units: Units, end: Callable[[Task], None], closed: Callable[[str], None]) -> None:
+    def __init__(self, units: Units, end: Callable[[LaunchedTask], None], closed: Callable[[str], None]) -> None:
         self._units = units
         self._closed = closed
         self._end = end
-        self._ending: list[Task] = []
-        self._unclosed: list[Task] = []
+        self._ending: list[LaunchedTask] = []
+        self._unclosed: list[LaunchedTask] = []
 
-    def add(self, task: Task) -> None:
+    def add(self, task: LaunchedTask) -> None:
         """Its leader has ended, and is not reaped before `end`: until then its pid is nobody else's."""
         task.ended_at = time.time()
         task.ended_s = time.monotonic()
@@ -64,6 +64,6 @@ class Endings:
             else:
                 task.wait_longer()
 
-    def _over(self, task: Task) -> None:
+    def _over(self, task: LaunchedTask) -> None:
         self._ending.remove(task)
         self._end(task)

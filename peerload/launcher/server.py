@@ -29,15 +29,15 @@ from peerload.launcher.cgroups import ROOT_PREFIX
 from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
 from peerload.launcher.detect_backends import choose
 from peerload.launcher.exit_records import Exits
-from peerload.launcher.fs_credentials import OwnAccess
-from peerload.launcher.leases import CHECK_S, Leases
-from peerload.launcher.orphan_cleanup import Guard, end_left_overs
-from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, Holes, NotAllowed
-from peerload.launcher.reaper import Endings
+from peerload.launcher.fs_credentials import OwnCredentials
+from peerload.launcher.leases import CHECK_S, LeaseTimers
+from peerload.launcher.orphan_cleanup import Watchdog, end_left_overs
+from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, HolePuncher, SpawnRefused
+from peerload.launcher.reaper import Reaper
 from peerload.launcher.record_log import LOG_BYTES_MAX, say
-from peerload.launcher.spawner import Births, memory_bytes_max
-from peerload.launcher.stdin import StandardInput
-from peerload.launcher.task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, Task, boot_s, failed
+from peerload.launcher.spawner import Spawner, memory_bytes_max
+from peerload.launcher.stdin import LauncherStdin
+from peerload.launcher.task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, LaunchedTask, boot_s, failed
 from peerload.launcher.usage import used
 
 TYPE_CHECKING = False
@@ -78,7 +78,7 @@ class Launcher:
         self._store = store
         self._claim: socket.socket | None = None
         self._system = system
-        self._access = OwnAccess() if system is None else system.access
+        self._access = OwnCredentials() if system is None else system.access
         self._units_wanted = units
         self._memory_wanted = memory
         self._lock = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -87,13 +87,13 @@ class Launcher:
         except BlockingIOError:
             os.close(self._lock)
             raise
-        self._holes = Holes()
-        self._tasks: dict[str, Task] = {}
-        self._by_pidfd: dict[int, Task] = {}
+        self._holes = HolePuncher()
+        self._tasks: dict[str, LaunchedTask] = {}
+        self._by_pidfd: dict[int, LaunchedTask] = {}
         self._events: list[dict[str, Any]] = []
         self._kill_at_s = 0.0
         self._stopping = False
-        self._guard: Guard | None = None
+        self._guard: Watchdog | None = None
         self._limit_due_s = 0.0
         self._must_listen = False
         self._is_unguarded = False
@@ -110,12 +110,12 @@ class Launcher:
         if self._system is not None:
             self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run)
             self._units.errands = self._system.errands.pids
-        self._input = StandardInput(self._epoll, self._events, self._access)
-        self._births = Births(
+        self._input = LauncherStdin(self._epoll, self._events, self._access)
+        self._births = Spawner(
             self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system
         )
-        self._endings = Endings(self._units, self._end, self._closed)
-        self._leases = Leases(self._tasks, self._units, self._events)
+        self._endings = Reaper(self._units, self._end, self._closed)
+        self._leases = LeaseTimers(self._tasks, self._units, self._events)
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._exits.wake_by(wake_end)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
@@ -138,7 +138,7 @@ class Launcher:
 
     def _set_guard(self) -> None:
         try:
-            self._guard = Guard(self._directory, self._units, self._memory.root, self._run)
+            self._guard = Watchdog(self._directory, self._units, self._memory.root, self._run)
         except OSError as error:
             if not self._is_unguarded:
                 say(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
@@ -218,7 +218,7 @@ class Launcher:
             for task in self._tasks.values():
                 self._units.kill(task.key)
 
-    def _leader_ended(self, task: Task) -> None:
+    def _leader_ended(self, task: LaunchedTask) -> None:
         task.memory_use = self._memory.used(task.key)
         self._input.leader_ended(task.key)
         self._endings.add(task)
@@ -227,7 +227,7 @@ class Launcher:
         del self._by_pidfd[task.pidfd]
         os.close(task.pidfd)
 
-    def _end(self, task: Task) -> None:
+    def _end(self, task: LaunchedTask) -> None:
         del self._tasks[task.key]
         self._input.close(task.key)
         record = task.reap(self._holes)
@@ -264,7 +264,7 @@ class Launcher:
             except ChildProcessError:
                 continue
 
-    def _replace_guard(self, guard: Guard) -> None:
+    def _replace_guard(self, guard: Watchdog) -> None:
         """Somebody has killed it."""
         say(f"the guard, process {guard.pid}, has ended; there is another one")
         self._epoll.unregister(guard.pidfd)
@@ -379,11 +379,11 @@ class Launcher:
             if self._system is not None:
                 self._system.admit(key, request)
             pid = self._births.make(key, request, paths)
-        except (NotAllowed, CannotStart, OSError) as why:
+        except (SpawnRefused, CannotStart, OSError) as why:
             self._not_started(key, request, started_at, captures, why)
             return
         try:
-            task = Task(key, pid, started_at, captures)
+            task = LaunchedTask(key, pid, started_at, captures)
         except OSError as error:
             self._abandon(key, pid, error)
             return
@@ -404,7 +404,7 @@ class Launcher:
         request: dict[str, Any],
         started_at: float,
         captures: tuple[Capture, Capture],
-        why: NotAllowed | CannotStart | OSError,
+        why: SpawnRefused | CannotStart | OSError,
     ) -> None:
         """It has no process: an exit if that says something of the task, else it never started."""
         self._closed(key)
@@ -413,7 +413,7 @@ class Launcher:
         if isinstance(why, CannotStart):
             record = failed(started_at, why.exit_code, why.reason)
             self._exits.add(key, record, is_synced=bool(request.get("once")))
-        elif isinstance(why, NotAllowed):
+        elif isinstance(why, SpawnRefused):
             self._lose(key, f"policy: {why}", never_started=True)
         elif shortage := SHORTAGES.get(why.errno or 0, ""):
             say(f"{key} is not started: {shortage} ({why})")
@@ -452,11 +452,11 @@ class Launcher:
             return False
         return True
 
-    def _would_thaw(self, task: Task, number: int) -> bool:
+    def _would_thaw(self, task: LaunchedTask, number: int) -> bool:
         """Whether this signal makes a task run that has no lease; its lease, once it comes, makes it go on anyway."""
         return number == signal.SIGCONT and self._units.is_bare and bool(task.frozen_at_s)
 
-    def _signal(self, task: Task, number: int) -> None:
+    def _signal(self, task: LaunchedTask, number: int) -> None:
         """To its process group, and to what has left that; a KILL ends all of it for certain."""
         if number == signal.SIGKILL:
             self._units.kill(task.key)

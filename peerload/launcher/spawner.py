@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from peerload.launcher.containment import Units
     from peerload.launcher.memory_limits import Memory
-    from peerload.launcher.stdin import StandardInput
+    from peerload.launcher.stdin import LauncherStdin
     from peerload.launcher.system.service import System
-    from peerload.launcher.task import Task
+    from peerload.launcher.task import LaunchedTask
 
 DESCRIPTORS_RESERVED = 64
 """Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
@@ -44,7 +44,7 @@ def _environment_of(pid: int) -> bytes:
     return b""
 
 
-class Births:
+class Spawner:
     """Of the launcher's ``tasks``, in their ``units``, with the limits of ``memory`` and something to read from
     ``standard_input``; ``run`` names this run of the launcher, whose files are in ``directory``; ``system``: that of a launcher
     that serves all users."""
@@ -53,10 +53,10 @@ class Births:
         self,
         directory: str,
         run: str,
-        tasks: dict[str, Task],
+        tasks: dict[str, LaunchedTask],
         units: Units,
         memory: Memory,
-        standard_input: StandardInput,
+        standard_input: LauncherStdin,
         system: System | None = None,
     ) -> None:
         self._run = run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, raise_shortage
-from peerload.launcher.pty import Terminals
-from peerload.launcher.stdin_pump import Feeds
+from peerload.launcher.pty import PseudoTerminals
+from peerload.launcher.stdin_pump import StdinFeeds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from peerload.launcher.fs_credentials import Access
 
 
-class StandardInput:
+class LauncherStdin:
     """For all tasks of one launcher, by their keys; ``events`` is where it gathers what is told the agent, ``access`` with whose
     rights it touches the agent's files."""
 
     def __init__(self, epoll: select.epoll, events: list[dict[str, Any]], access: Access) -> None:
         self._access = access
-        self._feeds = Feeds(epoll, events)
-        self._terminals = Terminals(epoll)
+        self._feeds = StdinFeeds(epoll, events)
+        self._terminals = PseudoTerminals(epoll)
         self._to_close: dict[str, int] = {}
 
     @property

@@ -27,7 +27,7 @@ DESCRIPTORS = 2
 """Open for each input: its file and the pipe (or terminal) it goes into."""
 
 
-class Feed:
+class StdinFeed:
     """One input: ``fed`` bytes of the file at ``path`` are taken, ``size`` are there; ``sink`` is where they go."""
 
     __slots__ = ("ended", "fed", "file", "has_ended", "is_armed", "is_terminal", "key", "last", "sink", "size", "told")
@@ -66,14 +66,14 @@ class Feed:
             self.ended += os.write(self.sink, key)
 
 
-class Feeds:
+class StdinFeeds:
     """All of them, by the key of their task. ``events`` is where the launcher gathers what it tells the agent."""
 
     def __init__(self, epoll: select.epoll, events: list[dict[str, Any]]) -> None:
         self._epoll = epoll
         self._events = events
-        self._by_key: dict[str, Feed] = {}
-        self._by_sink: dict[int, Feed] = {}
+        self._by_key: dict[str, StdinFeed] = {}
+        self._by_sink: dict[int, StdinFeed] = {}
         self._closed: dict[str, int] = {}
 
     @property
@@ -104,7 +104,7 @@ class Feeds:
 
     def add(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
         """Feed this descriptor, which does not block, from that file. It is closed with the feed. Raises OSError."""
-        feed = Feed(key, path, sink, is_terminal=is_terminal)
+        feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
         self._by_key[key] = self._by_sink[sink] = feed
         self._epoll.register(sink, 0)  # that nobody reads any more is told all the same
 
@@ -140,7 +140,7 @@ class Feeds:
         self.close(key)
         self._closed.pop(key, None)
 
-    def _pump(self, feed: Feed) -> None:
+    def _pump(self, feed: StdinFeed) -> None:
         """Copy as much as is there and is taken; be told when there is room for more."""
         left = TURN_BYTES_MAX
         try:
@@ -168,11 +168,11 @@ class Feeds:
         if feed.told < 0 or feed.fed - feed.told >= TELL_BYTES or (feed.fed == feed.size and feed.fed != feed.told):
             self._tell(feed)
 
-    def _tell(self, feed: Feed, *, is_closed: bool = False) -> None:
+    def _tell(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
         feed.told = feed.fed
         self._events.append({"is": "fed", "key": feed.key, "offset": feed.fed, "is_closed": is_closed})
 
-    def _close(self, feed: Feed) -> None:
+    def _close(self, feed: StdinFeed) -> None:
         del self._by_key[feed.key], self._by_sink[feed.sink]
         self._epoll.unregister(feed.sink)
         os.close(feed.sink)

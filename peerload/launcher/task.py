@@ -11,7 +11,7 @@ from peerload.launcher.oom_detection import note_shortage
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.launcher.memory_limits import MemoryUse
-    from peerload.launcher.process import Capture, Holes
+    from peerload.launcher.process import Capture, HolePuncher
 
 LIMIT_EVERY_S = 0.5
 """Captured output is held against its limit this often, while tasks run that are older than this."""
@@ -28,7 +28,7 @@ def boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Task:
+class LaunchedTask:
     """One running process, the leader of its own session, with all that it started.
 
     deadline_s: CLOCK_BOOTTIME at which it is frozen, 0 = never. ts: of the newest message whose lease was applied, for the
@@ -97,7 +97,7 @@ class Task:
         began_at = self.ended_at - self.ran_s
         return began_at if abs(began_at - self.started_at) > DATE_SET_S else self.started_at
 
-    def reap(self, holes: Holes) -> dict[str, Any]:
+    def reap(self, holes: HolePuncher) -> dict[str, Any]:
         """Its leader has ended, and nothing is left of it: the exit record."""
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)

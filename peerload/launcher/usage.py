@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.launcher.containment import Units
-    from peerload.launcher.task import Task
+    from peerload.launcher.task import LaunchedTask
 
 KEYS_MAX = 64
 """Tasks that one request may name …"""
@@ -26,7 +26,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def used(tasks: Mapping[str, Task], units: Units, keys: list[str]) -> dict[str, Any]:
+def used(tasks: Mapping[str, LaunchedTask], units: Units, keys: list[str]) -> dict[str, Any]:
     """What each of these tasks that run uses: {key: [cpu_s, memory_bytes, processes]}, and ``at_s`` (CLOCK_BOOTTIME).
 
     cpu_s: processor seconds so far; memory_bytes: what its processes have in memory, what they share counted for each;

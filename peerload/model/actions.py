@@ -12,8 +12,8 @@ import msgspec
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
-from peerload.model.submit_options import Chore, Fate, GroupSettings
-from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
+from peerload.model.submit_options import CompletionJob, GroupSettings, TaskOutcome
+from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -72,7 +72,7 @@ class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
     uid: bytes
     floor: int
     at: float
-    kind: FloorKind = FloorKind.STARTED
+    kind: FenceKind = FenceKind.STARTED
     home: str = ""
 
 
@@ -80,7 +80,7 @@ class PutChores(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep what is owed for a task that has ended; what is owed for an array as a whole, with the end of its last member."""
 
     task: str
-    chores: tuple[Chore, ...]
+    chores: tuple[CompletionJob, ...]
 
 
 class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -157,7 +157,7 @@ class PutDrain(msgspec.Struct, frozen=True, gc=False, tag=True):
 class PutFate(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep what has become of a task that others here wait for."""
 
-    fate: Fate
+    fate: TaskOutcome
 
 
 class DropFates(msgspec.Struct, frozen=True, gc=False, tag=True):

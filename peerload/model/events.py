@@ -12,8 +12,8 @@ from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.resources import Profile
-from peerload.model.submit_options import NO_TERMS, Fate, GroupSettings, Terms
-from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
+from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
+from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -35,7 +35,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     spec: TaskSpec
     indices: tuple[int, ...]
     submitted_at: float
-    terms: Terms = NO_TERMS
+    terms: SubmitOptions = NO_TERMS
     each: tuple[tuple[bytes, ...], ...] = ()
 
     def spec_of(self, member: int) -> TaskSpec:
@@ -50,7 +50,7 @@ class TaskRow(msgspec.Struct, frozen=True, gc=False):
     record: TaskRecord
     spec: TaskSpec
     directory_here: bool = True
-    terms: Terms = NO_TERMS
+    terms: SubmitOptions = NO_TERMS
 
 
 class PastRun(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class AgentStarted(_Event, frozen=True):
 
     tasks: tuple[TaskRow, ...] = ()
     executions: tuple[ExecutionRecord, ...] = ()
-    floors: tuple[tuple[bytes, int, FloorKind, str], ...] = ()
+    floors: tuple[tuple[bytes, int, FenceKind, str], ...] = ()
     counter: int = 0
     running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()
@@ -92,7 +92,7 @@ class AgentStarted(_Event, frozen=True):
     drained: str | None = None
     known: tuple[Identity, ...] = ()
     seeds: tuple[str, ...] = ()
-    fates: tuple[Fate, ...] = ()
+    fates: tuple[TaskOutcome, ...] = ()
     groups: tuple[GroupSettings, ...] = ()
     commits_lost: bool = False
     revoked: tuple[tuple[str, float], ...] = ()
@@ -117,7 +117,7 @@ class TaskSubmitted(_Event, frozen=True):
     held: bool = False
     retry_of: str = ""
     waits_for_node: bool = False
-    terms: Terms = NO_TERMS
+    terms: SubmitOptions = NO_TERMS
     each: tuple[tuple[bytes, ...], ...] = ()
     client: int = 0
     input: str = ""

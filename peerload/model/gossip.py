@@ -39,7 +39,7 @@ Version = Annotated[int, Meta(ge=1, le=1000)]
 Age = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
-class Standing(enum.IntEnum):
+class MemberStatus(enum.IntEnum):
     """What is said of a node. Of two words about the same run that count alike, the greater one wins."""
 
     ALIVE = 0
@@ -80,7 +80,7 @@ class GossipNack(_Message, frozen=True, tag="nack"):
     sequence: Number
 
 
-class Rumour(_Message, frozen=True, tag="rumour"):
+class MembershipUpdate(_Message, frozen=True, tag="rumour"):
     """What is said of one run of a node's agent, by itself or by others.
 
     node … address: as in `Identity`; incarnation: the number of the run, which grows with every start; refutation:
@@ -94,7 +94,7 @@ class Rumour(_Message, frozen=True, tag="rumour"):
     store: BootId
     incarnation: Number
     refutation: Number
-    standing: Standing
+    standing: MemberStatus
     address: Address = ""
     profile_version: Number = 0
     protocol_min: Version = 1
@@ -108,7 +108,7 @@ class Rumour(_Message, frozen=True, tag="rumour"):
         graver. The boot id settles what cannot happen unless two agents share a name."""
         return self.incarnation, self.refutation, self.standing, self.boot
 
-    def is_credible(self, believed: Rumour | None) -> bool:
+    def is_credible(self, believed: MembershipUpdate | None) -> bool:
         """Whether anybody but the node itself may say this, given what is believed of it."""
         if max(self.incarnation, self.refutation) <= CLAIM_MAX:
             return True
@@ -162,7 +162,7 @@ class Load(_Message, frozen=True, tag="load"):
         return LoadReport(**{name: getattr(self, name) for name in LoadReport.__struct_fields__})
 
 
-GossipMessage = GossipPing | GossipAck | GossipPingRequest | GossipNack | Rumour | Load
+GossipMessage = GossipPing | GossipAck | GossipPingRequest | GossipNack | MembershipUpdate | Load
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -172,7 +172,7 @@ def size_bytes(message: GossipMessage) -> int:
     return len(_encoder.encode(message))
 
 
-def merged(one: Rumour, other: Rumour) -> Rumour:
+def merged(one: MembershipUpdate, other: MembershipUpdate) -> MembershipUpdate:
     """What is to be believed of a node of whom both are said: the weightier; of two that weigh the same, with the accusers
     of both (the first ACCUSERS_MAX by name). In whatever order rumours come, and however often, the end is the same."""
     one, other = sorted((one, other), key=_all_but_accusers)
@@ -182,7 +182,7 @@ def merged(one: Rumour, other: Rumour) -> Rumour:
     return other if accusers == other.by else msgspec.structs.replace(other, by=accusers)
 
 
-def _all_but_accusers(rumour: Rumour) -> tuple[tuple[int, int, int, str], tuple[str | int | float, ...]]:
+def _all_but_accusers(rumour: MembershipUpdate) -> tuple[tuple[int, int, int, str], tuple[str | int | float, ...]]:
     fields = (rumour.machine_boot, rumour.store, rumour.address)
     return rumour.weight, (*fields, rumour.profile_version, rumour.protocol_min, rumour.protocol_max)
 

@@ -62,7 +62,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     slots_foreign: Count = 0
 
 
-class Marks(msgspec.Struct, frozen=True, gc=False):
+class Thresholds(msgspec.Struct, frozen=True, gc=False):
     """The four marks of a transfer policy, on the load index: in tasks per slot.
 
     On a node with c slots and a load index of n / c, which is the tasks per slot unless the load policy counts otherwise: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if

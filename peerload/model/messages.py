@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.devices import DEVICES_MAX, DeviceId
-from peerload.model.gossip import Load, Rumour
+from peerload.model.gossip import Load, MembershipUpdate
 from peerload.model.load import LoadReport
 from peerload.model.resources import Address, BootId, Name, NodeName, Placement, Profile, ResourceRequest
 from peerload.model.task import LEASE_S_MIN, Attempt, Exit, Nonce, TaskId, TaskSpec, Uid, WorkingDirectory
@@ -95,7 +95,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     stream: bool = False
     """This connection is for one output stream, or for one client's requests, alone; it is no link."""
     refutation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
-    """How often this run has spoken for itself in gossip (`Rumour.refutation`)."""
+    """How often this run has spoken for itself in gossip (`MembershipUpdate.refutation`)."""
     trust: Annotated[bytes, Meta(max_length=16)] = b""
     """A digest of what the cluster's CA has said, as far as it is known here (`Trust`)."""
     forwards: bool = False
@@ -126,7 +126,7 @@ class Pong(_Message, frozen=True, tag="pong"):
 class Sync(_Message, frozen=True, tag="sync"):
     """All that this node knows of the members, and their loads. asks: tell me all that you know, too."""
 
-    rumours: Annotated[tuple[Rumour, ...], Meta(max_length=RUMOURS_MAX)] = ()
+    rumours: Annotated[tuple[MembershipUpdate, ...], Meta(max_length=RUMOURS_MAX)] = ()
     loads: Annotated[tuple[Load, ...], Meta(max_length=RUMOURS_MAX)] = ()
     asks: bool = False
 

@@ -25,7 +25,7 @@ NOTIFY_BYTES_MAX = 64 << 10
 FilePattern = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 
 
-class Chore(enum.StrEnum):
+class CompletionJob(enum.StrEnum):
     """What home owes for a task that has ended: its output in the files that its user named, and the command that is to be
     run then."""
 
@@ -33,7 +33,7 @@ class Chore(enum.StrEnum):
     NOTIFY = "notify"
 
 
-class Terms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Of all tasks of one submission.
 
     group: whose slots they take, "" = none; after: ids of tasks and arrays that have to have ended before they start,
@@ -59,17 +59,17 @@ class Terms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """Whether its tasks wait for others."""
         return bool(self.after or self.after_ok)
 
-    def again(self) -> Terms:
+    def again(self) -> SubmitOptions:
         """Those of a task that repeats it because a user asked for that: it waits for nothing any more."""
         return msgspec.structs.replace(self, after=(), after_ok=())
 
-    def chores(self) -> tuple[Chore, ...]:
+    def chores(self) -> tuple[CompletionJob, ...]:
         """What is owed when a task of it ends."""
-        files = (Chore.FILES,) if self.output_file or self.error_file else ()
-        return (*files, Chore.NOTIFY) if self.notify else files
+        files = (CompletionJob.FILES,) if self.output_file or self.error_file else ()
+        return (*files, CompletionJob.NOTIFY) if self.notify else files
 
 
-NO_TERMS = Terms()
+NO_TERMS = SubmitOptions()
 
 
 def owner_key(owner: int, user: str) -> str:
@@ -78,7 +78,7 @@ def owner_key(owner: int, user: str) -> str:
     return str(owner) if owner >= 0 else user
 
 
-class Fate(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class TaskOutcome(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What has become of a task, or of a whole array, that others wait for. is_over: all of it has ended; failed: what of it
     has not succeeded, in words, "" = nothing so far; lost: why nobody can tell any more, "" = that is not so."""
 

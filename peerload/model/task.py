@@ -101,7 +101,7 @@ TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
 """Which state may follow which; `docs/lifecycle.md` is drawn from this table."""
 
 
-class Terminal(msgspec.Struct, frozen=True, gc=False):
+class TerminalSize(msgspec.Struct, frozen=True, gc=False):
     """The window of a terminal, in characters."""
 
     rows: Annotated[int, Meta(ge=1, le=65_535)]
@@ -137,7 +137,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     lease_s: Annotated[float, Meta(ge=0.0, le=LEASE_S_MAX)] = 0.0
     lease_auto: bool = False
     takes_input: bool = False
-    terminal: Terminal | None = None
+    terminal: TerminalSize | None = None
     followed: bool = False
     user: Name = ""
     named: Annotated[tuple[Annotated[bytes, Meta(min_length=1, max_length=256)], ...], Meta(max_length=1024)] = ()
@@ -297,7 +297,7 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     input_came: bool = False
 
 
-class FloorKind(enum.IntEnum):
+class FenceKind(enum.IntEnum):
     """Why a node will never start an attempt (again): it did; it gave its word not to; or it did, and the task may run
     once only, so that this is not forgotten before its home has taken note."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from peerload.model.load import LoadReport, Marks
+from peerload.model.load import LoadReport, Thresholds
 from peerload.model.resources import Placement, ResourceRequest
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class NodeView(LoadView, Protocol):
         """What one task per slot amounts to in the load index: 1; `mean_s` where it is in seconds."""
 
     @property
-    def marks(self) -> Marks:
+    def marks(self) -> Thresholds:
         """The four marks of the transfer policy, per slot."""
 
     @property
@@ -233,7 +233,7 @@ class LoadPolicy(Protocol):
 class TransferPolicy(Protocol):
     """Whether to send, accept, ask for or give a task."""
 
-    def marks(self, view: NodeView) -> Marks:
+    def marks(self, view: NodeView) -> Thresholds:
         """The four marks, on the load index: in tasks per slot.
 
         A policy with ``steady = True`` gives the same marks always and is asked for them only once."""

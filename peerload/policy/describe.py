@@ -14,14 +14,14 @@ from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from peerload.policy.parameters import Parameter, made, parameters
 from peerload.policy.preset import KINDS, PolicySet
-from peerload.policy.preset_lint import Doubt, doubts
+from peerload.policy.preset_lint import LintWarning, doubts
 from peerload.policy.preset_loader import REFERENCE, members_of, near, why_no_member
 
 SOURCE = re.compile(r"\[(RM|[A-Z][A-Za-z]+\d\d)\]")
 """How a source is cited; docs/references.md lists them."""
 
 
-class Member(msgspec.Struct, frozen=True):
+class PolicyChoice(msgspec.Struct, frozen=True):
     """One policy. says: what it is; good, bad: when ("" if it does not say); target: ``module:Class`` or the file."""
 
     kind: str
@@ -37,7 +37,7 @@ class Member(msgspec.Struct, frozen=True):
 class Chosen(msgspec.Struct, frozen=True):
     """One kind in a preset. written: the preset names it, it is no default; values: of its parameters, by name."""
 
-    member: Member
+    member: PolicyChoice
     written: bool
     values: dict[str, Any]
 
@@ -51,22 +51,22 @@ class Preset(msgspec.Struct, frozen=True):
     memory: bool
     chosen: tuple[Chosen, ...]
     reference: dict[str, Any]
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[LintWarning, ...]
 
 
-class Checked(msgspec.Struct, frozen=True):
+class CheckedPolicy(msgspec.Struct, frozen=True):
     """What became of checking a preset: the preset, or None and its mistakes."""
 
     preset: PolicySet | None
     mistakes: list[ConfigError]
-    doubts: list[Doubt]
+    doubts: list[LintWarning]
 
 
-def check(name: str) -> Checked:
+def check(name: str) -> CheckedPolicy:
     """Every mistake in a preset, or the preset and what is doubtful about it. Raises ConfigError if it cannot be read."""
     short, table, base, places = registry.read_preset(name)
     preset, mistakes = registry.try_preset(short, table, base, places)
-    return Checked(preset, mistakes, [] if preset is None else doubts(preset, places))
+    return CheckedPolicy(preset, mistakes, [] if preset is None else doubts(preset, places))
 
 
 def preset(name: str) -> Preset:
@@ -87,12 +87,12 @@ def preset(name: str) -> Preset:
     return Preset(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
 
 
-def member(kind: str, name: str, policy: type) -> Member:
+def member(kind: str, name: str, policy: type) -> PolicyChoice:
     """What a policy's class says of itself."""
     says, good, bad = _parted(inspect.cleandoc(policy.__doc__ or ""))
     module = sys.modules.get(policy.__module__)
     about = f"{policy.__doc__ or ''} {module.__doc__ if module is not None and module.__doc__ else ''}"
-    return Member(
+    return PolicyChoice(
         kind=kind,
         name=name,
         says=says,
@@ -104,7 +104,7 @@ def member(kind: str, name: str, policy: type) -> Member:
     )
 
 
-def find_member(name: str) -> Member:
+def find_member(name: str) -> PolicyChoice:
     """A policy by ``kind.name``, by a name that only one kind has, or as ``path/to/file.py:Class``. Raises ConfigError."""
     if ".py:" in name:
         policy = registry.class_from_file(name, Path())
@@ -162,7 +162,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).replace("``", "`")
 
 
-def plain(value: Member | Preset) -> dict[str, Any]:
+def plain(value: PolicyChoice | Preset) -> dict[str, Any]:
     """The same as plain dicts and lists, for JSON."""
     told: dict[str, Any] = msgspec.to_builtins(value)
     return told

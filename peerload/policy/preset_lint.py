@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.load import Marks
-from peerload.policy.preset_loader import NOWHERE, Places
+from peerload.model.load import Thresholds
+from peerload.policy.preset_loader import NOWHERE, PresetPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from peerload.policy.preset import PolicySet
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class LintWarning(msgspec.Struct, frozen=True):
     """One doubt: the key, where it stands ("" and 0: not known), and what is odd about it."""
 
     key: str
@@ -50,7 +50,7 @@ class IdleNode:
     running: Sequence[RunningView] = ()
     load = 0.0
     load_unit = 1.0
-    marks = Marks(1.0, 1.0, 1.0, 1.0)
+    marks = Thresholds(1.0, 1.0, 1.0, 1.0)
     peers: Sequence[str] = ()
     reports_guide_probing = False
     idle_list: Sequence[str] = ()
@@ -62,17 +62,17 @@ class IdleNode:
         return None
 
 
-def doubts(preset: PolicySet, places: Places = NOWHERE) -> list[Doubt]:
+def doubts(preset: PolicySet, places: PresetPlaces = NOWHERE) -> list[LintWarning]:
     """Every doubt about a preset, in the order of their lines."""
     found = [*_about_marks(preset, places), *_about_reports(preset), *_about_sharing(preset)]
-    told = [Doubt(".".join(path), says, places.file, places.line(path)) for path, says in found]
+    told = [LintWarning(".".join(path), says, places.file, places.line(path)) for path, says in found]
     return sorted(told, key=lambda doubt: doubt.line)
 
 
 _Found = list[tuple[tuple[str, ...], str]]
 
 
-def _about_marks(preset: PolicySet, places: Places) -> _Found:
+def _about_marks(preset: PolicySet, places: PresetPlaces) -> _Found:
     def is_written(mark: str) -> bool:
         return ("transfer", mark) in places.lines
 

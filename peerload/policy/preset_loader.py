@@ -26,7 +26,7 @@ LOCATION_SWITCHES = ("memory",)
 """What the table [location] holds besides the tables of its sides."""
 
 
-class Places(msgspec.Struct, frozen=True):
+class PresetPlaces(msgspec.Struct, frozen=True):
     """Where the keys of a preset stand: the file as its user named it ("": none), a line for each path, and the table
     whose mistakes are looked for ("": the preset itself)."""
 
@@ -41,10 +41,10 @@ class Places(msgspec.Struct, frozen=True):
             place = place[:-1]
         return self.lines.get(place, 0)
 
-    def with_table(self, name: str) -> Places:
+    def with_table(self, name: str) -> PresetPlaces:
         """As if what stands in the table of this name stood where it applies; mistakes name that table, too."""
         inside = {path[1:]: line for path, line in self.lines.items() if path[0] == name and len(path) > 1}
-        return Places(self.file, self.lines | inside, name)
+        return PresetPlaces(self.file, self.lines | inside, name)
 
     def mistake(self, path: tuple[str, ...], what: str, *, why: str = "", hint: str = "") -> ConfigError:
         """The error about the key at this path."""
@@ -52,10 +52,10 @@ class Places(msgspec.Struct, frozen=True):
         return ConfigError(key, what, why=why, hint=hint, file=self.file, line=self.line(path))
 
 
-NOWHERE = Places()
+NOWHERE = PresetPlaces()
 
 
-def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], Places]:
+def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], PresetPlaces]:
     """The tables of a preset's text and where they stand. Raises ConfigError with the line if it is no TOML."""
     if len(raw) > PRESET_BYTES_MAX:
         raise ConfigError("policy", f"has {len(raw)} bytes", why=f"a preset has at most {PRESET_BYTES_MAX}", file=file)
@@ -65,7 +65,7 @@ def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], Places]:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError("policy", "is not UTF-8", why=error.reason, file=file, line=line) from None
     try:
-        return tomllib.loads(text), Places(file, lines_of(text))
+        return tomllib.loads(text), PresetPlaces(file, lines_of(text))
     except tomllib.TOMLDecodeError as error:
         says, line = _without_place(str(error), text)
         raise ConfigError("policy", "is not TOML", why=says, file=file, line=line) from None
@@ -86,10 +86,10 @@ def near(name: str, names: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {found[0]!r}?" if found else otherwise
 
 
-class Reading:
+class PresetLoader:
     """One preset's tables by kind. ``mistakes`` grows as they are looked at; nothing is raised."""
 
-    def __init__(self, table: dict[str, Any], places: Places = NOWHERE) -> None:
+    def __init__(self, table: dict[str, Any], places: PresetPlaces = NOWHERE) -> None:
         self.places = places
         self.mistakes: list[ConfigError] = []
         self.description = self._text(table)

@@ -19,7 +19,7 @@ import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy.preset import KINDS, PolicySet
-from peerload.policy.preset_loader import NOWHERE, REFERENCE, Places, Reading, near, parsed
+from peerload.policy.preset_loader import NOWHERE, REFERENCE, PresetLoader, PresetPlaces, near, parsed
 
 GROUP = "peerload.policies"
 DEFAULT_PRESET = "adaptive"
@@ -86,7 +86,7 @@ class Source(msgspec.Struct, frozen=True):
     file: str = ""
     base: str = ""
 
-    def tables(self) -> tuple[str, dict[str, Any], Path, Places]:
+    def tables(self) -> tuple[str, dict[str, Any], Path, PresetPlaces]:
         """What `build_preset` takes. Raises ConfigError if it is no TOML."""
         table, places = parsed(self.text.encode("utf-8", "surrogateescape"), self.file)
         return self.name, table, Path(self.base), places
@@ -99,7 +99,7 @@ def load_preset(name: str, *, is_reference: bool = False) -> PolicySet:
     return build_preset(*read_preset(name), is_reference=is_reference)
 
 
-def read_preset(name: str) -> tuple[str, dict[str, Any], Path, Places]:
+def read_preset(name: str) -> tuple[str, dict[str, Any], Path, PresetPlaces]:
     """What `build_preset` takes, of a preset by name or path. Raises ConfigError: there is none, or it is no TOML."""
     return preset_source(name).tables()
 
@@ -135,7 +135,7 @@ def build_preset(
     name: str,
     table: dict[str, Any],
     base: Path = Path(),
-    places: Places = NOWHERE,
+    places: PresetPlaces = NOWHERE,
     *,
     is_reference: bool = False,
 ) -> PolicySet:
@@ -151,7 +151,7 @@ def try_preset(
     name: str,
     table: dict[str, Any],
     base: Path = Path(),
-    places: Places = NOWHERE,
+    places: PresetPlaces = NOWHERE,
     *,
     is_reference: bool = False,
 ) -> tuple[PolicySet | None, list[ConfigError]]:
@@ -179,8 +179,10 @@ def _changed(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _built(name: str, table: dict[str, Any], base: Path, places: Places) -> tuple[PolicySet | None, list[ConfigError]]:
-    reading = Reading(table, places)
+def _built(
+    name: str, table: dict[str, Any], base: Path, places: PresetPlaces
+) -> tuple[PolicySet | None, list[ConfigError]]:
+    reading = PresetLoader(table, places)
     names = {kind: reading.name(kind, DEFAULTS[kind]) for kind in KINDS}
     built: dict[str, Any] = {kind: _member(reading, kind, names[kind], base) for kind in KINDS}
     if reading.mistakes:
@@ -203,7 +205,7 @@ def _built(name: str, table: dict[str, Any], base: Path, places: Places) -> tupl
     return preset, []
 
 
-def _member(reading: Reading, kind: str, name: str, base: Path) -> object:
+def _member(reading: PresetLoader, kind: str, name: str, base: Path) -> object:
     try:
         chosen = policy_class(kind, name, base)
     except ConfigError as error:

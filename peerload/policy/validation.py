@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from peerload.model.load import LOAD_MAX, Marks
+from peerload.model.load import LOAD_MAX, Thresholds
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Transfer
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ def sound_load(answer: object) -> float:
     return float(answer)
 
 
-def sound_marks(answer: object) -> Marks:
+def sound_marks(answer: object) -> Thresholds:
     """Marks of finite numbers ≥ 0."""
-    if not isinstance(answer, Marks):
+    if not isinstance(answer, Thresholds):
         raise TypeError(f"a {type(answer).__name__} is no marks")
     for mark in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
         if not isinstance(mark, int | float):

@@ -48,7 +48,7 @@ _REASONS = {
 }
 
 
-class Secured(ssl.SSLSocket):
+class SecuredBroker(ssl.SSLSocket):
     """A socket that remembers why the other end broke it off: what reads from it tells nobody."""
 
     fault: ssl.SSLError | None = None
@@ -91,7 +91,7 @@ class BrokerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # with verification, by name, too
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-        context.sslsocket_class = Secured
+        context.sslsocket_class = SecuredBroker
         hint = f"the whole path of the file of the CA that signed the broker's certificate, or {SYSTEM}"
         if self._ca not in {"", SYSTEM} and not Path(self._ca).is_absolute():
             raise ConfigError("mqtt_ca", f"{self._ca!r} cannot be used", why="it is no whole path", hint=hint)
@@ -122,7 +122,7 @@ def check_ca(ca: str) -> None:
         BrokerTls(ca, b"", None).context()
 
 
-async def secured(sock: socket.socket, url: BrokerUrl, tls: BrokerTls) -> Secured:
+async def secured(sock: socket.socket, url: BrokerUrl, tls: BrokerTls) -> SecuredBroker:
     """The same connection, encrypted, its other end proven to be who the address names. Closes it, and raises OSError
     or ConfigError, if that cannot be."""
     try:
@@ -130,7 +130,7 @@ async def secured(sock: socket.socket, url: BrokerUrl, tls: BrokerTls) -> Secure
     except BaseException:
         sock.close()
         raise
-    assert isinstance(wrapped, Secured)
+    assert isinstance(wrapped, SecuredBroker)
     loop = asyncio.get_running_loop()
     try:
         while True:

@@ -46,7 +46,7 @@ RENEWED_AT = 2 / 3
 """The part of a certificate's life after which it is made anew."""
 
 
-class Pair(NamedTuple):
+class KeyPair(NamedTuple):
     """A certificate and its key, as PEM; the key of a CA is empty where it is not had."""
 
     certificate: bytes
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
         return "Pair(…)"
 
 
-class Facts(NamedTuple):
+class CertificateInfo(NamedTuple):
     """What a certificate says: who it is for (a CA: the cluster's id), from when until when, its SHA-256, and that of its
     public key."""
 
@@ -77,7 +77,7 @@ class Facts(NamedTuple):
         return self.issued_at + (self.valid_until - self.issued_at) * RENEWED_AT
 
 
-def make_ca(name: str, cluster_id: str, now: datetime) -> Pair:
+def make_ca(name: str, cluster_id: str, now: datetime) -> KeyPair:
     """The certificate authority of a new cluster."""
     key = Ed25519PrivateKey.generate()
     subject = x509.Name(
@@ -91,7 +91,7 @@ def make_ca(name: str, cluster_id: str, now: datetime) -> Pair:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
     )
-    return Pair(builder.sign(key, None).public_bytes(Encoding.PEM), _key_pem(key))
+    return KeyPair(builder.sign(key, None).public_bytes(Encoding.PEM), _key_pem(key))
 
 
 def new_key() -> bytes:
@@ -99,13 +99,13 @@ def new_key() -> bytes:
     return _key_pem(Ed25519PrivateKey.generate())
 
 
-def issue(authority: Pair, node: str, now: datetime, life: timedelta = NODE_LIFE) -> Pair:
+def issue(authority: KeyPair, node: str, now: datetime, life: timedelta = NODE_LIFE) -> KeyPair:
     """A key and certificate for a node, to be used at both ends of its links."""
     key = Ed25519PrivateKey.generate()
-    return Pair(certify(authority, node, key.public_key(), now, life), _key_pem(key))
+    return KeyPair(certify(authority, node, key.public_key(), now, life), _key_pem(key))
 
 
-def certify(authority: Pair, node: str, key: Ed25519PublicKey, now: datetime, life: timedelta = NODE_LIFE) -> bytes:
+def certify(authority: KeyPair, node: str, key: Ed25519PublicKey, now: datetime, life: timedelta = NODE_LIFE) -> bytes:
     """The certificate (PEM) by which this key speaks for this node."""
     ca = _of_pem(authority.certificate)
     ca_key = private_key(authority.key)
@@ -125,14 +125,14 @@ def certify(authority: Pair, node: str, key: Ed25519PublicKey, now: datetime, li
     return builder.sign(ca_key, None).public_bytes(Encoding.PEM)
 
 
-def certify_broker(authority: Pair, hosts: Sequence[str], now: datetime, life: timedelta = BROKER_LIFE) -> Pair:
+def certify_broker(authority: KeyPair, hosts: Sequence[str], now: datetime, life: timedelta = BROKER_LIFE) -> KeyPair:
     """A key and certificate for an MQTT broker that is reached by these names and addresses. It is no node's: its use as
     one is ruled out by its purpose, and by BROKER_MARK among its names, of which a node's has one alone."""
     names = [*map(_general_name, hosts), x509.UniformResourceIdentifier(BROKER_MARK)]
     return _for_mqtt(authority, "MQTT broker", names, ExtendedKeyUsageOID.SERVER_AUTH, now, life)
 
 
-def certify_bridge(authority: Pair, user: str, now: datetime, life: timedelta = BROKER_LIFE) -> Pair:
+def certify_bridge(authority: KeyPair, user: str, now: datetime, life: timedelta = BROKER_LIFE) -> KeyPair:
     """A key and certificate by which one MQTT broker is a client of another, known there as ``user``. It is no node's
     either: it has no name of one."""
     names = [x509.UniformResourceIdentifier(BRIDGE_MARK)]
@@ -140,13 +140,13 @@ def certify_bridge(authority: Pair, user: str, now: datetime, life: timedelta = 
 
 
 def _for_mqtt(
-    authority: Pair,
+    authority: KeyPair,
     name: str,
     names: Sequence[x509.GeneralName],
     purpose: x509.ObjectIdentifier,
     now: datetime,
     life: timedelta,
-) -> Pair:
+) -> KeyPair:
     ca, ca_key = _of_pem(authority.certificate), private_key(authority.key)
     key = Ed25519PrivateKey.generate()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -158,7 +158,7 @@ def _for_mqtt(
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
-    return Pair(builder.sign(ca_key, None).public_bytes(Encoding.PEM), _key_pem(key))
+    return KeyPair(builder.sign(ca_key, None).public_bytes(Encoding.PEM), _key_pem(key))
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -225,7 +225,7 @@ def key_fingerprint(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-def ca_key_of(authority: Pair) -> Ed25519PublicKey:
+def ca_key_of(authority: KeyPair) -> Ed25519PublicKey:
     """The public key of a CA. Raises ValueError if it is none of ours."""
     return key_of(der_of(authority.certificate))
 
@@ -235,13 +235,15 @@ def der_of(certificate: bytes) -> bytes:
     return _of_pem(certificate).public_bytes(Encoding.DER)
 
 
-def ca_facts(authority: Pair) -> Facts:
+def ca_facts(authority: KeyPair) -> CertificateInfo:
     """What a CA's certificate says. Raises ValueError if it is none of ours, or its key (where it is had) is another's."""
     ca = _of_pem(authority.certificate)
     ids = ca.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
     if len(ids) != 1 or (authority.key and private_key(authority.key).public_key() != _public_key(ca)):
         raise ValueError("certificate and key do not belong together")
-    return Facts(str(ids[0].value), ca.not_valid_before_utc, ca.not_valid_after_utc, ca.fingerprint(SHA256()).hex())
+    return CertificateInfo(
+        str(ids[0].value), ca.not_valid_before_utc, ca.not_valid_after_utc, ca.fingerprint(SHA256()).hex()
+    )
 
 
 def valid_until(certificate: bytes) -> datetime:
@@ -249,7 +251,7 @@ def valid_until(certificate: bytes) -> datetime:
     return _of_pem(certificate).not_valid_after_utc
 
 
-def node_facts(authority: Pair, certificate: bytes) -> Facts:
+def node_facts(authority: KeyPair, certificate: bytes) -> CertificateInfo:
     """What a node's certificate (PEM) of this CA says. Raises ValueError if it is none."""
     ca = _of_pem(authority.certificate)
     found = _of_pem(certificate)
@@ -260,12 +262,12 @@ def node_facts(authority: Pair, certificate: bytes) -> Facts:
     return _facts(found)
 
 
-def proven_facts(certificate: bytes) -> Facts:
+def proven_facts(certificate: bytes) -> CertificateInfo:
     """What a certificate (DER) says that TLS has verified already. Raises ValueError if it is no node's."""
     return _facts(_of_der(certificate))
 
 
-def _facts(found: x509.Certificate) -> Facts:
+def _facts(found: x509.Certificate) -> CertificateInfo:
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except UNREADABLE as error:
@@ -279,7 +281,9 @@ def _facts(found: x509.Certificate) -> Facts:
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError("not an Ed25519 key")  # noqa: TRY004 -- as above
     fingerprint = found.fingerprint(SHA256()).hex()
-    return Facts(node, found.not_valid_before_utc, found.not_valid_after_utc, fingerprint, key_fingerprint(key))
+    return CertificateInfo(
+        node, found.not_valid_before_utc, found.not_valid_after_utc, fingerprint, key_fingerprint(key)
+    )
 
 
 def private_key(pem: bytes) -> Ed25519PrivateKey:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.model.errors import BadRequest, ConfigError
 from peerload.security import certificates
-from peerload.security.certificates import Pair
+from peerload.security.certificates import KeyPair
 from peerload.security.node_identity_file import write_private
 from peerload.wire.seal import KEY_BYTES
 
@@ -38,14 +38,14 @@ ID_BYTES = 16
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
 
 
-class Cluster(NamedTuple):
+class ClusterDirectory(NamedTuple):
     """What a cluster's directory holds. ``is_local``: it never leaves this machine; ``fingerprint``: of its CA.
     ``authority``: the CA; its key is empty where this node cannot let others in."""
 
     directory: Path
     name: str
     id: str
-    authority: Pair
+    authority: KeyPair
     key: bytes
     valid_until: datetime
     fingerprint: str
@@ -60,7 +60,7 @@ class Cluster(NamedTuple):
         return f"Cluster({self.name!r} in {str(self.directory)!r})"
 
 
-def find(named: str, environment: Mapping[str, str]) -> Cluster:
+def find(named: str, environment: Mapping[str, str]) -> ClusterDirectory:
     """The cluster of an agent: the directory named, else this user's, else the system's if it is ours, else the local
     one. Raises ConfigError."""
     if named:
@@ -79,7 +79,7 @@ def find(named: str, environment: Mapping[str, str]) -> Cluster:
     return _local(base / "local-cluster")
 
 
-def make(directory: Path, name: str) -> Cluster:
+def make(directory: Path, name: str) -> ClusterDirectory:
     """A new cluster in a directory that does not exist yet. Raises BadRequest, and leaves nothing then."""
     if not _NAME.fullmatch(name):
         raise BadRequest(
@@ -96,7 +96,7 @@ def make(directory: Path, name: str) -> Cluster:
     return read(directory)
 
 
-def install(directory: Path, name: str, cluster_id: str, authority: Pair, key: bytes) -> Cluster:
+def install(directory: Path, name: str, cluster_id: str, authority: KeyPair, key: bytes) -> ClusterDirectory:
     """The directory of a cluster that this node was let into; its place is free, or that of the same cluster, to which
     the CA's key is added where that was given. Raises BadRequest or ConfigError, and changes nothing then."""
     if os.path.lexists(directory):
@@ -117,7 +117,7 @@ def install(directory: Path, name: str, cluster_id: str, authority: Pair, key: b
     return read(directory)
 
 
-def _lay_down(directory: Path, name: str, cluster_id: str, authority: Pair, key: bytes) -> None:
+def _lay_down(directory: Path, name: str, cluster_id: str, authority: KeyPair, key: bytes) -> None:
     """Have all files appear at once. Raises BadRequest."""
     contents = {
         FACTS: f'format = {FORMAT}\nname = "{name}"\nid = "{cluster_id}"\n'.encode(),
@@ -142,7 +142,7 @@ def _lay_down(directory: Path, name: str, cluster_id: str, authority: Pair, key:
             shutil.rmtree(part, ignore_errors=True)  # gone by now if all went well
 
 
-def read(directory: Path, *, is_local: bool = False) -> Cluster:
+def read(directory: Path, *, is_local: bool = False) -> ClusterDirectory:
     """A cluster's directory, verified: its owner, its modes, no links, and that its parts belong together. Raises
     ConfigError."""
     files = _read_files(directory)
@@ -150,7 +150,7 @@ def read(directory: Path, *, is_local: bool = False) -> Cluster:
         facts = tomllib.loads(files[FACTS].decode())
         name, cluster_id, kind = str(facts["name"]), str(facts["id"]), facts["format"]
         key = bytes.fromhex(files[SEAL_KEY].decode())
-        authority = Pair(files[CA], files.get(CA_KEY, b""))
+        authority = KeyPair(files[CA], files.get(CA_KEY, b""))
         certified = certificates.ca_facts(authority)
     except (ValueError, KeyError, TypeError) as error:
         raise _unusable(directory, f"it is damaged ({type(error).__name__})", _COPY_ANEW) from None
@@ -160,7 +160,9 @@ def read(directory: Path, *, is_local: bool = False) -> Cluster:
         raise _unusable(directory, "its files do not belong together", _COPY_ANEW)
     if not is_local:  # there all have the same clock, which may be wrong, and nothing of it leaves the machine
         _check_clock(directory, certified)
-    return Cluster(directory, name, cluster_id, authority, key, certified.valid_until, certified.fingerprint, is_local)
+    return ClusterDirectory(
+        directory, name, cluster_id, authority, key, certified.valid_until, certified.fingerprint, is_local
+    )
 
 
 def own_directory(environment: Mapping[str, str]) -> Path:
@@ -179,7 +181,7 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _local(directory: Path) -> Cluster:
+def _local(directory: Path) -> ClusterDirectory:
     """This user's own cluster on this machine, made by whichever agent comes first."""
     if not os.path.lexists(directory):
         try:
@@ -191,7 +193,7 @@ def _local(directory: Path) -> Cluster:
     return read(directory, is_local=True)
 
 
-def _check_clock(directory: Path, certified: certificates.Facts) -> None:
+def _check_clock(directory: Path, certified: certificates.CertificateInfo) -> None:
     now = _now()
     if certified.valid_from <= now <= certified.valid_until:
         return

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Objection(Protocol):
-        """Why nobody may be let in by a name; see `Invites.redeem`."""
+        """Why nobody may be let in by a name; see `Invitations.redeem`."""
 
         def __call__(self, node: str, at: float, /, *, is_meant: bool) -> str:
             """In words; "" if somebody may."""
@@ -44,7 +44,7 @@ CLOCK_BACK_S_MAX = 60.0
 _log = logging.getLogger("peerload.join")
 
 
-class Use(msgspec.Struct, frozen=True):
+class InvitationUse(msgspec.Struct, frozen=True):
     """Who was let in: a name, the SHA-256 of its key, and when (Unix s)."""
 
     node: str
@@ -52,7 +52,7 @@ class Use(msgspec.Struct, frozen=True):
     at: float
 
 
-class Invite(msgspec.Struct, frozen=True):
+class Invitation(msgspec.Struct, frozen=True):
     """key: the public half of what the secret gives; uses: how many may still use it; node: who alone may, "" for anyone;
     issuer: who is let in gets the CA's key, too."""
 
@@ -63,14 +63,14 @@ class Invite(msgspec.Struct, frozen=True):
     uses: Annotated[int, Meta(ge=0, le=USES_MAX)]
     node: str = ""
     issuer: bool = False
-    used: tuple[Use, ...] = ()
+    used: tuple[InvitationUse, ...] = ()
 
     def is_open(self, now: float) -> bool:
         """Whether its time has not ended."""
         return self.made_at - CLOCK_BACK_S_MAX <= now < self.ends_at
 
 
-class Refused(Exception):
+class InvitationRefused(Exception):
     """Not let in. ``code`` as in `JoinRefused`; ``why`` is for our own events, ``what`` for the newcomer, who is told
     something of use only after it has proven to be invited."""
 
@@ -81,17 +81,17 @@ class Refused(Exception):
         self.what = what
 
 
-class Invites:
+class Invitations:
     """``path``: of the file. Raises ConfigError if there is one that cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._invites: dict[bytes, Invite] = {}
+        self._invites: dict[bytes, Invitation] = {}
         self._nobody = Ed25519PrivateKey.generate().public_key()
         """Stands for the key of a token that is not known, so that the answer takes as long."""
         try:
             with path.open("rb") as file:
-                kept = msgspec.msgpack.decode(file.read(FILE_BYTES_MAX), type=tuple[Invite, ...])
+                kept = msgspec.msgpack.decode(file.read(FILE_BYTES_MAX), type=tuple[Invitation, ...])
         except FileNotFoundError:
             kept = ()
         except OSError as error:
@@ -114,7 +114,7 @@ class Invites:
             raise BadRequest("too many invitations are open", why=f"at most {INVITES_MAX}", hint="wait until some end")
         token_id, secret = secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES)
         key = join.proof_key(token_id, secret).public_key().public_bytes_raw()
-        self._keep(Invite(token_id, key, now, now + life_s, uses, node, issuer))
+        self._keep(Invitation(token_id, key, now, now + life_s, uses, node, issuer))
         return token_id, secret
 
     def redeem(
@@ -124,7 +124,7 @@ class Invites:
         nonce: bytes,
         now: float,
         objection: Objection,
-    ) -> tuple[Invite, Ed25519PublicKey]:
+    ) -> tuple[Invitation, Ed25519PublicKey]:
         """Use one → (the invitation, the key to be certified), when that is on disk.
 
         certificate, nonce: what this node has shown in this connection; objection(name, at, is_meant): why nobody may be let in by that
@@ -138,28 +138,32 @@ class Invites:
             known.verify(request.proof, said)
         except InvalidSignature:
             why = "its proof is wrong" if invite is not None else "its token is not known"
-            raise Refused("token", why) from None
+            raise InvitationRefused("token", why) from None
         assert invite is not None
         if not invite.is_open(now):
-            raise Refused("token", "its token's time has ended")
+            raise InvitationRefused("token", "its token's time has ended")
         try:
             key = certificates.requested_key(request.csr)
         except ValueError as error:
-            raise Refused("request", str(error), "the certificate request cannot be used") from None
-        use = Use(request.node, certificates.key_fingerprint(key), now)
+            raise InvitationRefused("request", str(error), "the certificate request cannot be used") from None
+        use = InvitationUse(request.node, certificates.key_fingerprint(key), now)
         if any((one.node, one.key) == (use.node, use.key) for one in invite.used):
             return invite, key
         if invite.uses <= 0:
-            raise Refused("token", "its token was used before")
+            raise InvitationRefused("token", "its token was used before")
         if invite.node and invite.node != request.node:
-            raise Refused("name", f"its token is for {invite.node}", f"this token is for a node called {invite.node}")
+            raise InvitationRefused(
+                "name", f"its token is for {invite.node}", f"this token is for a node called {invite.node}"
+            )
         uses = (one.at for other in self._invites.values() for one in other.used if one.node == request.node)
         if why_not := objection(request.node, max(uses, default=0.0), is_meant=bool(invite.node)):
-            raise Refused("name", f"{request.node}: {why_not}", f"no node can be called {request.node}: {why_not}")
+            raise InvitationRefused(
+                "name", f"{request.node}: {why_not}", f"no node can be called {request.node}: {why_not}"
+            )
         self._keep(msgspec.structs.replace(invite, uses=invite.uses - 1, used=(*invite.used, use)))
         return invite, key
 
-    def _keep(self, invite: Invite) -> None:
+    def _keep(self, invite: Invitation) -> None:
         before = self._invites.get(invite.id)
         self._invites[invite.id] = invite
         try:

@@ -33,7 +33,7 @@ _NOT_LET_IN = "the cluster does not let this machine in"
 _NEW = "a new token, on a machine of the cluster:  peerload invite"
 
 
-class Admitted(NamedTuple):
+class Admission(NamedTuple):
     """What joining has brought. host: this machine's address towards the member that let it in; key: this node's (PEM);
     ca: the cluster's certificate (PEM)."""
 
@@ -44,7 +44,7 @@ class Admitted(NamedTuple):
     address: str
 
 
-def ask(token: Token, node: str, state: Path) -> Admitted:
+def ask(token: Token, node: str, state: Path) -> Admission:
     """Be let in under this name; the key is kept in STATE meanwhile. Raises PeerloadError."""
     key = _key(state / JOINED_FILE)
     failures: list[str] = []
@@ -75,7 +75,7 @@ def _key(path: Path) -> bytes:
     return made
 
 
-def _ask_at(address: str, token: Token, node: str, key: bytes) -> Admitted:
+def _ask_at(address: str, token: Token, node: str, key: bytes) -> Admission:
     with _connection(address, _unproven()) as (link, _):
         ca = _said_who(link, address).ca
     try:
@@ -96,14 +96,14 @@ def _ask_at(address: str, token: Token, node: str, key: bytes) -> Admitted:
     if not isinstance(answer, join.JoinWelcome):
         raise LinkUnavailable("", "no answer", why=f"{address}: it says something that is no answer")
     _check(answer, ca, node, key)
-    return Admitted(answer, key, ca, host, address)
+    return Admission(answer, key, ca, host, address)
 
 
 def _check(welcome: JoinWelcome, ca: bytes, node: str, key: bytes) -> None:
     """That it is a certificate of this cluster for this node and this key: only its CA can have made it."""
     try:
-        facts = certificates.node_facts(certificates.Pair(ca, welcome.ca_key), welcome.certificate)
-        named = certificates.ca_facts(certificates.Pair(ca, welcome.ca_key))
+        facts = certificates.node_facts(certificates.KeyPair(ca, welcome.ca_key), welcome.certificate)
+        named = certificates.ca_facts(certificates.KeyPair(ca, welcome.ca_key))
         ours = certificates.key_fingerprint(certificates.private_key(key).public_key())
     except ValueError as error:
         raise PeerloadError("the answer of the cluster cannot be believed", why=str(error), hint=_NEW) from None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from peerload.security.broker_bridges import Bridge
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.cluster_dir import ClusterDirectory
 
 PLACE = "/etc/mosquitto/peerload"
 """Where the files are to lie on the broker's machine."""
@@ -76,7 +76,7 @@ max_keepalive 120
 
 
 def make(
-    cluster: Cluster,
+    cluster: ClusterDirectory,
     directory: Path,
     hosts: Sequence[str],
     now: datetime,

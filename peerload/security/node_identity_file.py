@@ -20,7 +20,7 @@ NAME = "joined.toml"
 FILE_BYTES_MAX = 16 << 10
 
 
-class Joined(NamedTuple):
+class NodeIdentityFile(NamedTuple):
     """cluster: its directory; node: the name that the certificate has; listen: where others find this node; peer:
     members that were told of at the beginning."""
 
@@ -30,13 +30,13 @@ class Joined(NamedTuple):
     peer: tuple[str, ...] = ()
 
 
-def read(state: Path) -> Joined | None:
+def read(state: Path) -> NodeIdentityFile | None:
     """As it was written; None if this node has joined nobody. Raises ConfigError if it is damaged."""
     path = state / NAME
     try:
         with path.open("rb") as file:
             found: dict[str, Any] = tomllib.loads(file.read(FILE_BYTES_MAX).decode())
-        joined = Joined(found["cluster"], found["node"], found["listen"], tuple(found.get("peer", ())))
+        joined = NodeIdentityFile(found["cluster"], found["node"], found["listen"], tuple(found.get("peer", ())))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -54,7 +54,7 @@ def settings(state: Path) -> dict[str, Any]:
     return {} if joined is None else {**joined._asdict(), "peer": list(joined.peer)}
 
 
-def write(state: Path, joined: Joined) -> None:
+def write(state: Path, joined: NodeIdentityFile) -> None:
     """Keep it, durably and at once as a whole. Raises OSError."""
     lines = [f"{key} = {_quoted(value)}" for key, value in joined._asdict().items() if key != "peer"]
     lines.append(f"peer = [{', '.join(map(_quoted, joined.peer))}]")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from peerload.security.certificates import Facts
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.certificates import CertificateInfo
+    from peerload.security.cluster_dir import ClusterDirectory
 
 REVOCATIONS_MAX = SIGNED_MAX - 4
 KEYS_KEPT_MAX = 2
@@ -99,7 +99,7 @@ _file = msgspec.msgpack.Decoder(tuple[tuple[bytes, float], ...])
 class Trust:
     """Of one agent. ``path``: of its file. Raises ConfigError if that cannot be read."""
 
-    def __init__(self, cluster: Cluster, path: Path) -> None:
+    def __init__(self, cluster: ClusterDirectory, path: Path) -> None:
         self._cluster = cluster
         self._path = path
         self._ca = certificates.ca_key_of(cluster.authority)
@@ -146,7 +146,7 @@ class Trust:
         """Who is shut out."""
         return [word for word, _ in self._held.values() if isinstance(word, Revoked)]
 
-    def refuses(self, facts: Facts) -> bool:
+    def refuses(self, facts: CertificateInfo) -> bool:
         """Whether this certificate was revoked."""
         return any(
             facts.key in word.keys or (facts.name == word.node and facts.issued_at.timestamp() <= word.at)

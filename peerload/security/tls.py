@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from peerload.security.certificates import Facts
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.certificates import CertificateInfo
+    from peerload.security.cluster_dir import ClusterDirectory
 
 PROTOCOL = "peerload/1"
 """What the two ends agree to speak (ALPN)."""
@@ -78,11 +78,13 @@ class Credentials:
     Raises ConfigError if the directory cannot be used, or this node has no certificate and cannot make one.
     """
 
-    def __init__(self, cluster: Cluster, node: str, directory: Path, life: timedelta = certificates.NODE_LIFE) -> None:
+    def __init__(
+        self, cluster: ClusterDirectory, node: str, directory: Path, life: timedelta = certificates.NODE_LIFE
+    ) -> None:
         self.cluster = cluster
         self.node = node
         self.life = life
-        self.refuses: Callable[[Facts], bool] = lambda _facts: False
+        self.refuses: Callable[[CertificateInfo], bool] = lambda _facts: False
         self.ask_for_another: Callable[[], None] = lambda: None
         self.looked: Callable[[datetime], None] = lambda _now: None
         """Called whenever it was looked at the dates."""
@@ -96,7 +98,7 @@ class Credentials:
             self.server.set_alpn_protocols([PROTOCOL, JOIN_PROTOCOL])
         self.server.num_tickets = 0  # a session is proven anew each time
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, cluster)
-        self.facts: Facts | None = None
+        self.facts: CertificateInfo | None = None
         self.was_elsewhere = False
         """Whether the certificate that was there was of another cluster, or damaged."""
         self.renew_if_due()
@@ -186,7 +188,7 @@ class Credentials:
         self.facts = found
         return True
 
-    def _has_none(self, kept: Facts | None) -> ConfigError:
+    def _has_none(self, kept: CertificateInfo | None) -> ConfigError:
         what = f"this node has no certificate of the cluster {self.cluster.name}"
         why = "and no key of its CA to make one with"
         if kept is not None:
@@ -223,11 +225,11 @@ class Credentials:
         for context in (self.server, self.client):
             context.load_cert_chain(self._path)
 
-    def _is_good(self, kept: Facts, now: datetime) -> bool:
+    def _is_good(self, kept: CertificateInfo, now: datetime) -> bool:
         due_at = min(kept.due_at, kept.issued_at + self.life * certificates.RENEWED_AT)
         return kept.name == self.node and kept.valid_from <= now < due_at
 
-    def _brought(self) -> Facts | None:
+    def _brought(self) -> CertificateInfo | None:
         """What `peerload join` has brought since the last start, if it has: it takes the place of what was there."""
         path = self._directory.parent / JOINED_FILE
         try:
@@ -246,7 +248,7 @@ class Credentials:
             return None  # of another cluster, or a join that is not done yet
         return found
 
-    def _kept(self) -> Facts | None:
+    def _kept(self) -> CertificateInfo | None:
         """What the certificate on disk says, if it can be used."""
         try:
             with self._path.open("rb") as file:
@@ -263,7 +265,7 @@ class Credentials:
         write_private(self._path, data)
 
 
-def _context(protocol: int, cluster: Cluster) -> ssl.SSLContext:
+def _context(protocol: int, cluster: ClusterDirectory) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.check_hostname = False  # a peer is known by its node's name, which `node_of` reads, not by where it is
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3

@@ -12,7 +12,7 @@ from peerload.sim.bounds import mmc_response
 from peerload.sim.queueing_model import MIGRATIONS_MAX
 from peerload.sim.replication import WARM_UP_S, growth
 from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
-from peerload.sim.service import Service
+from peerload.sim.service import ServiceTimes
 from peerload.sim.statistics import Interval, Sample, intervals
 
 if TYPE_CHECKING:
@@ -182,7 +182,12 @@ def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
 def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]:
     """→ the mean response of one queue with all slots, which nobody beats, and of nodes that share nothing: where
     arrivals are Poisson, service is exponential and nodes are alike; None where they are not."""
-    if scenario.trace is not None or scenario.durations or scenario.speeds or scenario.service not in (None, Service()):
+    if (
+        scenario.trace is not None
+        or scenario.durations
+        or scenario.speeds
+        or scenario.service not in (None, ServiceTimes())
+    ):
         return None, None
     one_queue = mmc_response(scenario.nodes * scenario.slots, load)
     alone = mmc_response(scenario.slots, load * scenario.nodes / (scenario.hot or scenario.nodes))

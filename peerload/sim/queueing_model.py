@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from peerload.model.actions import Action
     from peerload.policy.preset import PolicySet
-    from peerload.sim.watch import Watch
+    from peerload.sim.watch import SimWatch
     from peerload.sim.workload import Arrival
 
     Ended = Callable[["Finished"], object]
@@ -169,7 +169,7 @@ class IdealCluster:
         speeds: Sequence[float] = (),
         gpus: int = 0,
         profiles: Sequence[Profile] = (),
-        watch: Watch | None = None,
+        watch: SimWatch | None = None,
         config: CoreConfig = IDEAL_CONFIG,
     ) -> None:
         self.now_s = 0.0

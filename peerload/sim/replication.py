@@ -21,7 +21,7 @@ from peerload.sim.statistics import Sample, quantile
 from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:
-    from peerload.sim.watch import Watch
+    from peerload.sim.watch import SimWatch
 
 BATCHES = 5
 """Batches of one replication; their spread gives the interval."""
@@ -86,7 +86,7 @@ class Player:
         setup: Setup,
         seed: int,
         *,
-        watch: Watch | None = None,
+        watch: SimWatch | None = None,
         passed: Callable[[int], object] = lambda _tasks: None,
     ) -> None:
         self.responses = array("d", [-1.0])

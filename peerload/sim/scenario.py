@@ -15,8 +15,8 @@ from peerload.sim.cpu_use import check_modelled
 from peerload.sim.queueing_model import IDEAL_CONFIG
 from peerload.sim.recorded import TaskTrace
 from peerload.sim.replication import WARM_UP_S, Player, Setup, measure, warm_up_of
-from peerload.sim.service import Draw, Service, draw_of
-from peerload.sim.watch import Watch
+from peerload.sim.service import Draw, ServiceTimes, draw_of
+from peerload.sim.watch import SimWatch
 from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None = None
     hot: int = 0
     trace: TaskTrace | None = None
-    service: Service | None = None
+    service: ServiceTimes | None = None
     durations: tuple[float, ...] = ()
     speeds: tuple[float, ...] = ()
     transfer_s: float = 0.0
@@ -133,7 +133,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         durations = self.durations
         if durations:
             return lambda rng: durations[int(rng.random() * len(durations))]
-        service, mean_s = self.service or Service(), self.mean_service_s
+        service, mean_s = self.service or ServiceTimes(), self.mean_service_s
         draw = draw_of(service.name, service.parameters)
         return draw if mean_s == 1.0 else lambda rng: mean_s * draw(rng)
 
@@ -183,6 +183,6 @@ def play(
 ) -> Sample:
     """One replication. ``clock`` tells the time in s, for the record; ``passed`` is told how many more tasks have come."""
     started_s = clock()
-    player = Player(scenario.setup(), seed * SEEDS_APART + replication, watch=Watch(), passed=passed)
+    player = Player(scenario.setup(), seed * SEEDS_APART + replication, watch=SimWatch(), passed=passed)
     player.play(scenario.warm_up)
     return measure(player, scenario.tasks - scenario.warm_up, clock=clock, started_s=started_s)

@@ -16,7 +16,7 @@ ALLOWED = "exp, det, h2:CV2 (≥ 1), bpareto:A,R (A > 0, R > 1)"
 VARIATION_MAX, SHAPE_MAX, RATIO_MAX = 1e4, 100.0, 1e9
 
 
-class Service(msgspec.Struct, frozen=True):
+class ServiceTimes(msgspec.Struct, frozen=True):
     """A distribution of mean 1 by name and parameters: ``exp``, ``det``, ``h2`` (squared coefficient of variation),
     ``bpareto`` (shape, highest over lowest value)."""
 
@@ -28,11 +28,11 @@ class Service(msgspec.Struct, frozen=True):
         return ":".join((self.name, *([",".join(f"{value:g}" for value in self.parameters)] * bool(self.parameters))))
 
 
-def read_service(text: str) -> Service:
+def read_service(text: str) -> ServiceTimes:
     """``exp``, ``det``, ``h2:10``, ``bpareto:1.5,1000``. Raises ConfigError that says what is allowed."""
     name, _, rest = text.partition(":")
     try:
-        service = Service(name, tuple(float(part) for part in rest.split(",") if part.strip()))
+        service = ServiceTimes(name, tuple(float(part) for part in rest.split(",") if part.strip()))
     except ValueError:
         raise ConfigError("service", f"{text!r} has no numbers behind its name", why=f"allowed: {ALLOWED}") from None
     draw_of(service.name, service.parameters)

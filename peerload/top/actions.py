@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from peerload.top.model import Node
+    from peerload.top.model import NodeModel
 
 WAITING = ("queued",)
 NOTHING_CHOSEN = "no task is chosen"
@@ -64,49 +64,49 @@ class Action(NamedTuple):
         return f"{done}, {len(refused)} refused: {refused[0].what}" if refused else done
 
 
-class Refused(NamedTuple):
+class ActionRefused(NamedTuple):
     """Why something cannot be done with what is chosen."""
 
     why: str
 
 
-def cancel(rows: Sequence[dict[str, Any]]) -> Action | Refused:
+def cancel(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
     """Stop what has not ended."""
     if not rows:
-        return Refused(NOTHING_CHOSEN)
+        return ActionRefused(NOTHING_CHOSEN)
     some = [row for row in rows if not arrays.is_over(row)]
     if not some:
-        return Refused(f"{_called(rows)} {'has' if len(rows) == 1 else 'have'} ended already")
+        return ActionRefused(f"{_called(rows)} {'has' if len(rows) == 1 else 'have'} ended already")
     names = _refs(some)
     return Action(
         ("peerload", "cancel", *names), "cancel", ({"tasks": names},), f"cancel {_called(some, arrays.OVER)} ?"
     )
 
 
-def hold(rows: Sequence[dict[str, Any]]) -> Action | Refused:
+def hold(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
     """Keep back what waits."""
     if not rows:
-        return Refused(NOTHING_CHOSEN)
+        return ActionRefused(NOTHING_CHOSEN)
     some = [row for row in rows if _has(row, WAITING)]
     if not some:
-        return Refused(f"{_called(rows)} {_do(rows)} not wait: {_states(rows)}")
+        return ActionRefused(f"{_called(rows)} {_do(rows)} not wait: {_states(rows)}")
     names = _refs(some)
     return Action(("peerload", "hold", *names), "hold", ({"tasks": names},))
 
 
-def release(rows: Sequence[dict[str, Any]]) -> Action | Refused:
+def release(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
     """Let what is held go on; if nothing is, run again what has ended."""
     if not rows:
-        return Refused(NOTHING_CHOSEN)
+        return ActionRefused(NOTHING_CHOSEN)
     if held := [row for row in rows if _has(row, ("held",))]:
         names = _refs(held)
         return Action(("peerload", "release", *names), "release", ({"tasks": names},))
     if any(row.get("members") for row in rows):
-        return Refused("these are some members of an array: choose the row of the array")
+        return ActionRefused("these are some members of an array: choose the row of the array")
     over = [row for row in rows if row.get("state") in (*arrays.OVER, "unknown")]
     if not over:
         what = "is neither held nor has it ended" if len(rows) == 1 else "are neither held nor have they ended"
-        return Refused(f"{_called(rows)} {what}: {_states(rows)}")
+        return ActionRefused(f"{_called(rows)} {what}: {_states(rows)}")
     names = _refs(over)
     requests: tuple[dict[str, object], ...] = tuple({"token": secrets.token_hex(16), "task": name} for name in names)
     asks = f"run {_called(over)} again?"
@@ -115,13 +115,13 @@ def release(rows: Sequence[dict[str, Any]]) -> Action | Refused:
     return Action(("peerload", "retry", *names), "retry", requests, asks)
 
 
-def send(rows: Sequence[dict[str, Any]], name: str) -> Action | Refused:
+def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
     """Send the signal of this name to what runs."""
     if not rows:
-        return Refused(NOTHING_CHOSEN)
+        return ActionRefused(NOTHING_CHOSEN)
     running = tuple(task for row in rows for task in arrays.running(row))
     if not running:
-        return Refused(f"{_called(rows)} {_do(rows)} not run: {_states(rows)}")
+        return ActionRefused(f"{_called(rows)} {_do(rows)} not run: {_states(rows)}")
     number = int(signal.Signals[f"SIG{name}"])
     requests: tuple[dict[str, object], ...] = tuple({"task": task, "signal": number} for task in running)
     called = running[0] if len(running) == 1 else f"{len(running)} tasks that run"
@@ -160,12 +160,12 @@ def _states(rows: Sequence[dict[str, Any]]) -> str:
     return "they are " + ", ".join(sorted({str(row.get("state")) for row in rows}))
 
 
-def drain(node: Node | None, asked: str) -> Action | Refused:
+def drain(node: NodeModel | None, asked: str) -> Action | ActionRefused:
     """Have a node take no more tasks; one that is drained takes them again. asked: the node that is asked to do it."""
     if node is None:
-        return Refused("no node is chosen: Tab goes to the nodes")
+        return ActionRefused("no node is chosen: Tab goes to the nodes")
     if node.state != "alive":
-        return Refused(f"{node.name} is {node.state}")
+        return ActionRefused(f"{node.name} is {node.state}")
     verb = "undrain" if node.facts.get("drained") else "drain"
     there = () if node.name == asked else (node.name,)
     fields: dict[str, object] = dict(at(node.name if there else ""))

@@ -17,11 +17,11 @@ from peerload.top import actions
 from peerload.top import lines as draw
 from peerload.top.detail import Tail
 from peerload.top.main_screen import Main
-from peerload.top.model import World
+from peerload.top.model import TopModel
 from peerload.top.pages import LOG_TAIL_BYTES, LogPage, Page
 from peerload.top.panes import Painter
-from peerload.top.sample import ANSWERS_WITHIN_S, Live
-from peerload.top.view_state import Look
+from peerload.top.sample import ANSWERS_WITHIN_S, LiveSampler
+from peerload.top.view_state import ViewState
 from peerload.top.watch import Once, Sampler, TailWatcher, UsageWatcher, reason
 
 TYPE_CHECKING = False
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from peerload.top.lines import Line
-    from peerload.top.sample import Sample, Source
+    from peerload.top.sample import Source, TopSample
 
 
 class Sampled(Message):
     """A sample was taken."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: TopSample) -> None:
         super().__init__()
         self.sample = sample
 
@@ -105,8 +105,8 @@ class TopApp(App[int]):
         self.socket_path = socket_path
         self.readonly = readonly
         self.clock = clock
-        self.world = World()
-        self.look = Look(self.world)
+        self.world = TopModel()
+        self.look = ViewState(self.world)
         self.look.own = own_names()
         self.tail = Tail()
         self.painter = Painter(self.look, self.tail, ascii_only=ascii_only, readonly=readonly)
@@ -290,10 +290,10 @@ class TopApp(App[int]):
     def attach(self, node: str) -> None:
         """See the cluster from another node."""
         self.at = node
-        self._sampler.switch(Live(self.socket_path, node, self.clock))
+        self._sampler.switch(LiveSampler(self.socket_path, node, self.clock))
 
 
 def run(socket_path: str | None, *, node: str = "", readonly: bool = False, ascii_only: bool = False) -> int:
     """Until somebody quits → the exit code."""
-    app = TopApp(Live(socket_path, node), socket_path, node=node, readonly=readonly, ascii_only=ascii_only)
+    app = TopApp(LiveSampler(socket_path, node), socket_path, node=node, readonly=readonly, ascii_only=ascii_only)
     return app.to_the_end()

@@ -9,7 +9,7 @@ from peerload.top import lines as draw
 from peerload.top import tables
 from peerload.top.arrays import counts_text
 from peerload.top.model import Series
-from peerload.top.usage_panel import Uses
+from peerload.top.usage_panel import UsagePanel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.top.lines import Line
-    from peerload.top.model import Node
-    from peerload.top.view_state import Look
+    from peerload.top.model import NodeModel
+    from peerload.top.view_state import ViewState
 
 TAIL_BYTES = 16 << 10
 """Of each stream, fetched a second at most: however much a task writes, a look at it costs no more."""
@@ -45,7 +45,7 @@ class Tail:
         self.lines: collections.deque[tuple[int, str]] = collections.deque(maxlen=self._lines_kept)
         self.sizes = [0, 0]
         self.rate = Series()
-        self.uses = Uses()
+        self.uses = UsagePanel()
         self.seen_at = 0.0
         self.why_none = ""
 
@@ -74,7 +74,14 @@ class Tail:
 
 
 def detail_lines(
-    look: Look, tail: Tail, width: int, height: int, now: float, clock_text: Callable[[float], str], *, ascii_only: bool
+    look: ViewState,
+    tail: Tail,
+    width: int,
+    height: int,
+    now: float,
+    clock_text: Callable[[float], str],
+    *,
+    ascii_only: bool,
 ) -> list[Line]:
     """What there is to tell of the choice in the table that was used last."""
     if look.subject == "nodes":
@@ -104,7 +111,7 @@ def _rule(title: str, width: int, *, ascii_only: bool) -> Line:
     return [(across, "frame"), (title, "dim"), (across * max(width - len(title) - 1, 0), "frame")]
 
 
-def short_line(look: Look, task: dict[str, Any], now: float, tail: Tail) -> Line:
+def short_line(look: ViewState, task: dict[str, Any], now: float, tail: Tail) -> Line:
     """All that there is room for besides the output."""
     line: Line = [
         (f" {draw.plain(task.get('id') or '')} ", "bold"),
@@ -122,7 +129,7 @@ def short_line(look: Look, task: dict[str, Any], now: float, tail: Tail) -> Line
 
 
 def task_lines(
-    look: Look, task: dict[str, Any], width: int, now: float, clock_text: Callable[[float], str]
+    look: ViewState, task: dict[str, Any], width: int, now: float, clock_text: Callable[[float], str]
 ) -> list[Line]:
     """What is known of a task, a line a fact."""
     world = look.world
@@ -198,7 +205,7 @@ def _asked(task: dict[str, Any]) -> str:
 
 
 def _usage_lines(
-    look: Look, task: dict[str, Any], tail: Tail, width: int, height: int, *, ascii_only: bool
+    look: ViewState, task: dict[str, Any], tail: Tail, width: int, height: int, *, ascii_only: bool
 ) -> list[Line]:
     """What it uses, how busy its node was, and how much it wrote; as graphs where there is room for them besides some output."""
     lines: list[Line] = []
@@ -243,7 +250,7 @@ def output_line(stream: int, text: str, width: int) -> Line:
 # -- a node ------------------------------------------------------------------------------------------------------------
 
 
-def node_lines(node: Node, width: int, height: int, now: float, *, ascii_only: bool) -> list[Line]:
+def node_lines(node: NodeModel, width: int, height: int, now: float, *, ascii_only: bool) -> list[Line]:
     """What is known of a node, how busy it was, its GPUs."""
     facts = node.facts
     labels = facts.get("labels")
@@ -285,7 +292,7 @@ def node_lines(node: Node, width: int, height: int, now: float, *, ascii_only: b
     return lines + gpus
 
 
-def _graph_of(node: Node, key: str, width: int, *, ascii_only: bool) -> Line:
+def _graph_of(node: NodeModel, key: str, width: int, *, ascii_only: bool) -> Line:
     series = node.series[key]
     high = max((value or 0.0 for value in series), default=0.0) or 1.0
     size = max(min(width - 34, 40), 0)

@@ -14,7 +14,7 @@ from peerload.top.layout import layout
 from peerload.top.pages import LogPage, Page, help_lines
 from peerload.top.tables import order_hint, signal_hint
 from peerload.top.view_state import FILTER_CHARS_MAX, PANES, TABLES
-from peerload.top.widgets import Lines
+from peerload.top.widgets import LineList
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Main(Screen[None]):
 
     CSS = """
     Main { background: ansi_default; layers: panes; }
-    Main Lines { position: absolute; }
+    Main LineList { position: absolute; }
     Main Input { position: absolute; height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; }
     """
     AUTO_FOCUS = None  # keys are for the panes, until the filter is asked for
@@ -55,7 +55,7 @@ class Main(Screen[None]):
     def compose(self) -> ComposeResult:
         """A widget for each pane, the first and the last line, and the filter's words."""
         for name in ("header", *PANES.values(), "footer"):
-            yield Lines(id=name)
+            yield LineList(id=name)
         filter_input = Input(id="filter", compact=True, max_length=FILTER_CHARS_MAX, select_on_focus=False)
         filter_input.display, filter_input.disabled = False, True
         yield filter_input
@@ -77,7 +77,7 @@ class Main(Screen[None]):
         look.refocus(list(self.places))
         for name in PANES.values():
             place = self.places.get(name)
-            pane = self.query_one(f"#{name}", Lines)
+            pane = self.query_one(f"#{name}", LineList)
             pane.display = place is not None
             if place is not None:
                 self._put(pane, place.x, place.y + 1, place.width, place.height)
@@ -102,11 +102,11 @@ class Main(Screen[None]):
         ends = [owner.painter.header(width, now, clock_text), draw.fitted(self._footer(owner.clock()), width)]
         if owner.painter.ascii_only:
             ends = [draw.in_ascii(line) for line in ends]
-        self.query_one("#header", Lines).show(ends[:1])
-        self.query_one("#footer", Lines).show(ends[1:])
+        self.query_one("#header", LineList).show(ends[:1])
+        self.query_one("#footer", LineList).show(ends[1:])
         for name, place in self.places.items():
             lines = owner.painter.pane(name, place.width, place.height, now, clock_text)
-            self.query_one(f"#{name}", Lines).show(lines)
+            self.query_one(f"#{name}", LineList).show(lines)
 
     def _footer(self, now: float) -> Line:
         """A question, the letters to sort by, what came of an action, else the keys."""
@@ -405,8 +405,8 @@ class Main(Screen[None]):
             return
         self._propose(actions.drain(self.look.node(), self.owner.asked_node()))
 
-    def _propose(self, action: actions.Action | actions.Refused) -> None:
-        if isinstance(action, actions.Refused):
+    def _propose(self, action: actions.Action | actions.ActionRefused) -> None:
+        if isinstance(action, actions.ActionRefused):
             self.say(action.why, "warn")
         elif self.owner.readonly:
             self.say(f"read only; it would be:  {action.command()}", "warn bold")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from peerload.top.sample import Sample
+    from peerload.top.sample import TopSample
 
 HISTORY_KEPT = 240
 """Values of each series; at one a second, four minutes."""
@@ -35,7 +35,7 @@ class Series(collections.deque["float | None"]):
         return self[-1] if self else None
 
 
-class Node:
+class NodeModel:
     """One node: ``facts`` as the agent told them at ``told_at``, and sums over its GPUs. Shares are of 0 … 1, None where
     not known."""
 
@@ -90,7 +90,7 @@ class Node:
         self.series["load"].append(number(load) if is_number(load) else None)
 
 
-class World:
+class TopModel:
     """All of it. ``lost_because``: why the agent does not answer, "" while it does, ``lost_at`` since when; ``seen_at``:
     when it answered last; ``turn`` grows with each sample."""
 
@@ -99,7 +99,7 @@ class World:
         self.turns = {"nodes": 0, "tasks": 0}
         """The turn in which rows of each table changed last."""
         self.agent: dict[str, Any] = {}
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, NodeModel] = {}
         self.tasks: dict[str, dict[str, Any]] = {}
         self.guests: dict[str, dict[str, Any]] = {}
         self.ended: dict[str, dict[str, Any]] = {}
@@ -120,7 +120,7 @@ class World:
         """The node that this is seen from."""
         return str(self.agent.get("node") or "")
 
-    def take(self, sample: Sample) -> None:
+    def take(self, sample: TopSample) -> None:
         """One more look."""
         answer, is_complete = sample.answer, bool(sample.answer.get("complete"))
         self.turn += 1
@@ -188,7 +188,7 @@ class World:
             name = str(facts.get("node") or "")
             known = self.nodes.get(name)
             if known is None:
-                self.nodes[name] = Node(facts, at)
+                self.nodes[name] = NodeModel(facts, at)
             else:
                 known.update(facts, at)
 

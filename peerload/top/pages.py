@@ -7,7 +7,7 @@ from textual.screen import Screen
 from peerload.top import lines as draw
 from peerload.top.detail import Tail, output_line
 from peerload.top.keys import KEYS
-from peerload.top.widgets import Lines
+from peerload.top.widgets import LineList
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Page(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """One widget has it all."""
-        yield Lines(id="page")
+        yield LineList(id="page")
 
     def on_resize(self, event: Resize) -> None:
         """Another size."""
@@ -71,7 +71,7 @@ class Page(Screen[None]):
         foot: Line = [(" q", "key"), (" back  ", ""), ("j k g G", "key"), (" scroll  ", "")]
         foot += [("< >", "key"), (" sideways   ", ""), (self.says, "accent")]
         drawn = [*framed, draw.fitted(foot, width)]
-        self.query_one("#page", Lines).show([draw.in_ascii(line) for line in drawn] if self._ascii_only else drawn)
+        self.query_one("#page", LineList).show([draw.in_ascii(line) for line in drawn] if self._ascii_only else drawn)
 
     def on_key(self, event: Key) -> None:
         """Scroll, or go back."""

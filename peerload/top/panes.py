@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.top.lines import Line
-    from peerload.top.model import World
-    from peerload.top.view_state import Look
+    from peerload.top.model import TopModel
+    from peerload.top.view_state import ViewState
 
 LOST_AFTER_S = 3.0
 """An agent that has not been heard for so long is said to be away."""
@@ -30,7 +30,7 @@ class Painter:
     """Draws any pane of a look. ``clock_text(at)``: a moment as the viewer's own clock shows it; readonly and ascii_only as
     asked for on the command line."""
 
-    def __init__(self, look: Look, tail: Tail, *, ascii_only: bool = False, readonly: bool = False) -> None:
+    def __init__(self, look: ViewState, tail: Tail, *, ascii_only: bool = False, readonly: bool = False) -> None:
         self.look = look
         self.tail = tail
         self.ascii_only = ascii_only
@@ -111,7 +111,7 @@ class Painter:
         return [*draw.fitted(line, max(width - len(clock), 0)), (clock, "dim")] if width > len(clock) else []
 
 
-def cluster_lines(world: World, width: int, *, ascii_only: bool) -> list[Line]:
+def cluster_lines(world: TopModel, width: int, *, ascii_only: bool) -> list[Line]:
     """Four bars with the sums and how they were, in two columns; how many nodes and tasks there are."""
     sums, series = world.sums, world.cluster
     half = (width - 2) // 2
@@ -160,7 +160,7 @@ def _meter(label: str, series: Any, says: str, width: int, *, ascii_only: bool) 
     return draw.fitted(line, width)
 
 
-def _facts(world: World) -> Line:
+def _facts(world: TopModel) -> Line:
     """Nodes by state and by region, tasks by what they do."""
     states: dict[str, int] = {}
     regions: dict[str, int] = {}
@@ -186,7 +186,7 @@ def _facts(world: World) -> Line:
     return line
 
 
-def _counts(world: World) -> Line:
+def _counts(world: TopModel) -> Line:
     line: Line = []
     for key, style in (("placed", "good"), ("waiting", ""), ("held", "warn")):
         if world.counts.get(key):
@@ -196,7 +196,7 @@ def _counts(world: World) -> Line:
     return line
 
 
-def _all_tasks(world: World) -> int:
+def _all_tasks(world: TopModel) -> int:
     return (
         max(sum(world.counts.values()), len(world.tasks))
         + len(world.guests)
@@ -204,7 +204,7 @@ def _all_tasks(world: World) -> int:
     )
 
 
-def event_lines(look: Look, width: int, height: int, clock_text: Any) -> list[Line]:  # noqa: ANN401 -- a function of a moment
+def event_lines(look: ViewState, width: int, height: int, clock_text: Any) -> list[Line]:  # noqa: ANN401 -- a function of a moment
     """The newest events that there is room for, the last at the bottom."""
     events = list(look.world.events)
     if look.events_up:

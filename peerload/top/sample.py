@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     class Source(Protocol):
         """Where samples come from: an agent, or a recording of one."""
 
-        def look(self) -> Sample:
+        def look(self) -> TopSample:
             """The next one. Raises PeerloadError if the agent does not answer."""
 
         def close(self) -> None:
@@ -32,7 +32,7 @@ ENDINGS = ("done", "failed", "cancelled")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
+class TopSample:
     """One look. at: when (Unix s); answer: what the agent said (`overview` of docs/wire.md); ended: the tasks that ended
     last, members of an array that are done or were cancelled as one of each; None if these have not changed."""
 
@@ -41,7 +41,7 @@ class Sample:
     ended: list[dict[str, Any]] | None = None
 
 
-class Live:
+class LiveSampler:
     """An agent, over its socket. ``at``: the node that is to answer, "" for the one at the socket."""
 
     def __init__(self, socket_path: str | None, at: str = "", clock: Callable[[], float] = time.time) -> None:
@@ -55,7 +55,7 @@ class Live:
         self._ended_from_s = 0.0
         """Before this (monotonic) the ended tasks are not asked for again."""
 
-    def look(self) -> Sample:
+    def look(self) -> TopSample:
         """Raises PeerloadError; the next look connects anew, and is told everything."""
         try:
             return self._look()
@@ -63,7 +63,7 @@ class Live:
             self.close()
             raise
 
-    def _look(self) -> Sample:
+    def _look(self) -> TopSample:
         if self._client is None:
             self._client = Client(self._path, timeout_s=ANSWERS_WITHIN_S)
         client, there = self._client, at(self._at)
@@ -87,7 +87,7 @@ class Live:
         self._revision = str(answer.get("revision") or "")
         if events:
             self._last_event = int(events[-1].get("number") or 0)
-        return Sample(self._clock(), answer, ended)
+        return TopSample(self._clock(), answer, ended)
 
     def close(self) -> None:
         """Hang up."""
@@ -97,13 +97,13 @@ class Live:
         self._revision, self._ended_from_s = "", 0.0
 
 
-class Played:
+class RecordedSampler:
     """Samples that were taken before, one a look; then EOFError."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        self._left: Iterator[Sample] = iter(samples)
+    def __init__(self, samples: Sequence[TopSample]) -> None:
+        self._left: Iterator[TopSample] = iter(samples)
 
-    def look(self) -> Sample:
+    def look(self) -> TopSample:
         """The next one."""
         for sample in self._left:
             return sample

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.top.lines import Line, Span
-    from peerload.top.model import Node
-    from peerload.top.view_state import Look
+    from peerload.top.model import NodeModel
+    from peerload.top.view_state import ViewState
 
 STATE_STYLES = {
     "alive": "good", "suspect": "warn bold", "dead": "bad bold", "revoked": "bad bold", "left": "dim",
@@ -65,7 +65,7 @@ def chosen_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, 
     return [(column, column.width + more.get(column.heading, 0)) for column in kept]
 
 
-def table(look: Look, pane: str, columns: Sequence[Column], width: int, height: int, now: float) -> list[Line]:
+def table(look: ViewState, pane: str, columns: Sequence[Column], width: int, height: int, now: float) -> list[Line]:
     """The heading and the rows in sight, each of exactly ``width`` cells."""
     kept = chosen_columns(columns, width)
     order, backwards = look.orders[pane], look.backwards[pane]
@@ -108,7 +108,7 @@ def _longest(names: Iterable[str], least: int) -> int:
 # -- nodes -------------------------------------------------------------------------------------------------------------
 
 
-def node_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
+def node_columns(look: ViewState, now: float, *, ascii_only: bool) -> list[Column]:
     """The columns of nodes."""
     ours, theirs = look.world.ours_by_node(), look.world.theirs_by_home()
     to, back = (">", "<") if ascii_only else ("→", "←")
@@ -117,7 +117,7 @@ def node_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
     lacks = any(node.facts.get("declines") for node in look.world.nodes.values())
     state = len(NO_DIRECTORY) if lacks else STATE_CELLS
 
-    def flow(node: Node) -> Line:
+    def flow(node: NodeModel) -> Line:
         there, here = ours.get(node.name, 0), theirs.get(node.name, 0)
         if node.facts.get("self"):
             return [("-", "faint")]
@@ -127,8 +127,8 @@ def node_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
             (f"{back}{here}" if here else "", "good"),
         ]
 
-    def meter(share: Callable[[Node], float | None], width: int) -> Callable[[Node], Line]:
-        def drawn(node: Node) -> Line:
+    def meter(share: Callable[[NodeModel], float | None], width: int) -> Callable[[NodeModel], Line]:
+        def drawn(node: NodeModel) -> Line:
             part = share(node)
             if part is None:
                 return [(" " * width + "   -", "faint")]
@@ -154,12 +154,12 @@ def node_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
     return [column for column in columns if has_gpus or column.heading not in ("GPU", "GMEM")]
 
 
-def _node_name(node: Node) -> Line:
+def _node_name(node: NodeModel) -> Line:
     name = draw.plain(node.name)
     return [(f"{name} *", "here")] if node.facts.get("self") else [(name, "")]
 
 
-def state_of_node(node: Node) -> Line:
+def state_of_node(node: NodeModel) -> Line:
     """Its state in one word; drained, trouble and a missing directory before alive."""
     if node.state == "alive":
         if node.facts.get("trouble"):
@@ -172,7 +172,7 @@ def state_of_node(node: Node) -> Line:
     return [(draw.plain(word), STATE_STYLES.get(node.state, "warn"))]
 
 
-def _region(node: Node, *, ascii_only: bool) -> Line:
+def _region(node: NodeModel, *, ascii_only: bool) -> Line:
     region = str(node.facts.get("region") or "")
     if region not in REGIONS:
         return [("-", "faint")]
@@ -180,13 +180,13 @@ def _region(node: Node, *, ascii_only: bool) -> Line:
     return [(bare if ascii_only else pretty, style)]
 
 
-def _gpus(node: Node) -> Line:
+def _gpus(node: NodeModel) -> Line:
     if not node.gpus:
         return [("-", "faint")]
     return [(f"{node.gpus}x", "dim"), (f"{percent(node.gpu):>5}", draw.level(node.gpu))]
 
 
-def _age(node: Node, now: float, *, ascii_only: bool) -> Line:
+def _age(node: NodeModel, now: float, *, ascii_only: bool) -> Line:
     age_s = node.age_s(now)
     text = duration_text(age_s)
     if node.is_stale(now):
@@ -202,7 +202,7 @@ def percent(share: float | None) -> str:
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
-def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
+def task_columns(look: ViewState, now: float, *, ascii_only: bool) -> list[Column]:
     """The columns of tasks."""
     here = look.world.node
     to, back = ("->", "<-") if ascii_only else ("→", "←")
@@ -280,13 +280,13 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
     return (float(end) if isinstance(end, (int, float)) and end else now) - start
 
 
-def _cpu_used(look: Look, task: dict[str, Any]) -> Span:
+def _cpu_used(look: ViewState, task: dict[str, Any]) -> Span:
     """Cores kept busy, as per cent of one."""
     cpus, _ = look.world.usage(arrays.running(task))
     return ("-", "faint") if cpus is None else (percent(cpus), "")
 
 
-def _memory_used(look: Look, task: dict[str, Any]) -> Span:
+def _memory_used(look: ViewState, task: dict[str, Any]) -> Span:
     _, memory = look.world.usage(arrays.running(task))
     return ("-", "faint") if memory is None else (size_text(memory).replace(" ", "").replace("iB", ""), "")
 

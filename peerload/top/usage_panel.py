@@ -20,7 +20,7 @@ PROCESSES_CELLS = 8
 """So much room the number of processes takes."""
 
 
-class Uses:
+class UsagePanel:
     """Of one task: cores kept busy, and bytes of memory, a value a look."""
 
     def __init__(self) -> None:

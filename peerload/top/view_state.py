@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from peerload.text.tasks import array_of, is_mine
 from peerload.top import arrays
-from peerload.top.model import Node, World, number
+from peerload.top.model import NodeModel, TopModel, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FILTER_CHARS_MAX = 200
 MEASURED_MAX = 64
 """Tasks of which it is asked what they use: as many as a node tells of at a time."""
 
-NODE_ORDERS: dict[str, tuple[str, Callable[[Node], object]]] = {
+NODE_ORDERS: dict[str, tuple[str, Callable[[NodeModel], object]]] = {
     "n": ("name", lambda node: node.name),
     "s": ("state", lambda node: (node.state, node.name)),
     "l": ("load", lambda node: -number(node.facts.get("load"))),
@@ -47,10 +47,10 @@ TASK_ORDERS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
 ORDERS: dict[str, dict[str, tuple[str, Callable[[Any], object]]]] = {"nodes": NODE_ORDERS, "tasks": TASK_ORDERS}
 
 
-class Look:
+class ViewState:
     """One view of a world. Rows are computed when they are asked for, once a turn."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TopModel) -> None:
         self.world = world
         self.hidden: set[str] = set()
         self.wanted_first: list[str] = []
@@ -232,7 +232,7 @@ class Look:
         rows = self.rows("tasks")
         return rows[self.place("tasks")] if rows else None
 
-    def node(self) -> Node | None:
+    def node(self) -> NodeModel | None:
         """The node that is chosen."""
         rows = self.rows("nodes")
         return rows[self.place("nodes")] if rows else None
@@ -277,7 +277,7 @@ class Look:
 
 def name_of(row: Any) -> str:  # noqa: ANN401 -- a node or a task
     """What a row is known by."""
-    return row.name if isinstance(row, Node) else arrays.key_of(row)
+    return row.name if isinstance(row, NodeModel) else arrays.key_of(row)
 
 
 def id_key(name: str) -> tuple[str, int, int]:
@@ -301,7 +301,7 @@ def _has(word: str, facts: dict[str, str]) -> bool:
     return any(word in fact for fact in facts.values())
 
 
-def node_words(node: Node) -> dict[str, str]:
+def node_words(node: NodeModel) -> dict[str, str]:
     """What a filter looks at, in small letters."""
     facts = node.facts
     labels = facts.get("labels")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from peerload.top.sample import Sample, Source
+    from peerload.top.sample import Source, TopSample
 
 EVERY_S = 1.0
 AGENT_SHARE_MAX = 0.01
@@ -64,7 +64,7 @@ class Sampler(Watcher):
     def __init__(
         self,
         source: Source,
-        took: Callable[[Sample], None],
+        took: Callable[[TopSample], None],
         lost: Callable[[str, float], None],
         broke: Callable[[Exception], None],
     ) -> None:

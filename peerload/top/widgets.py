@@ -45,10 +45,10 @@ def style_of(names: str) -> Style:
     return sum((STYLES[name] for name in names.split()), Style())
 
 
-class Lines(Widget):
+class LineList(Widget):
     """Shows lines that somebody else laid out, and draws again only those that differ."""
 
-    DEFAULT_CSS = "Lines { width: 1fr; height: 1fr; }"
+    DEFAULT_CSS = "LineList { width: 1fr; height: 1fr; }"
     ALLOW_SELECT = False
 
     def __init__(self, *, name: str | None = None, id: str | None = None) -> None:  # noqa: A002 -- Textual's own name

@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from peerload.model.errors import BadMessage
 from peerload.model.resources import NodeName
-from peerload.model.submit_options import NO_TERMS, TAGS_MAX, GroupName, Terms
-from peerload.model.task import ARGV_ITEMS_MAX, TaskSpec, Terminal
+from peerload.model.submit_options import NO_TERMS, TAGS_MAX, GroupName, SubmitOptions
+from peerload.model.task import ARGV_ITEMS_MAX, TaskSpec, TerminalSize
 from peerload.wire import bounds
 from peerload.wire.expected import in_words
 
@@ -75,7 +75,7 @@ class Submit(_Request, frozen=True, tag="submit"):
     each: Annotated[tuple[Argv, ...], Meta(max_length=EACH_MAX)] = ()
     held: bool = False
     wait_for_node: bool = False
-    terms: Terms = NO_TERMS
+    terms: SubmitOptions = NO_TERMS
     input: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
     input_ends: bool = True
     attended: bool = False
@@ -288,7 +288,7 @@ class Exec(_Request, frozen=True, tag="exec"):
     task: TaskRef
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
     takes_input: bool = False
-    terminal: Terminal | None = None
+    terminal: TerminalSize | None = None
     environment: Annotated[bytes, Meta(max_length=EXEC_ENVIRONMENT_BYTES_MAX)] = b"\x80"
 
 

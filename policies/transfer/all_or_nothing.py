@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.load import Marks
+from peerload.model.load import Thresholds
 from peerload.policy.thresholds import AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receive_below: ReceiveBelow | None = None
     give_above: GiveAbove | None = None
 
-    def marks(self, view: NodeView) -> Marks:
+    def marks(self, view: NodeView) -> Thresholds:
         """All four at 1, or 2, unless set by hand."""
         del view
         threshold = 2.0 if self.processing_margin else 1.0
         chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
-        return Marks(*(threshold if mark is None else mark for mark in chosen))
+        return Thresholds(*(threshold if mark is None else mark for mark in chosen))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.load import Marks
+from peerload.model.load import Thresholds
 from peerload.policy.thresholds import MARK_MAX, AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} lies above high = {self.high:g}")
 
-    def marks(self, view: NodeView) -> Marks:
+    def marks(self, view: NodeView) -> Thresholds:
         """low: accept_below, receive_below; high: send_at, give_above; unless set by hand."""
         del view
-        return Marks(
+        return Thresholds(
             send_at=self.high if self.send_at is None else self.send_at,
             accept_below=self.low if self.accept_below is None else self.accept_below,
             receive_below=self.low if self.receive_below is None else self.receive_below,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.load import Marks
+from peerload.model.load import Thresholds
 from peerload.policy.thresholds import AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receive_below: ReceiveBelow | None = None
     give_above: GiveAbove | None = None
 
-    def marks(self, view: NodeView) -> Marks:
+    def marks(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""
         known = [view.report(peer) for peer in view.peers]
         loads = [told.report.load for told in known if told is not None]
         threshold = max(self.factor * fmean([view.load, *loads]) / view.load_unit, self.threshold_min)
         chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
-        return Marks(*(threshold if mark is None else mark for mark in chosen))
+        return Thresholds(*(threshold if mark is None else mark for mark in chosen))

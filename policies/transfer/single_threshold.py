@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.load import Marks
+from peerload.model.load import Thresholds
 from peerload.policy.thresholds import MARK_MAX, AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     give_above: GiveAbove | None = None
     prefetch: Annotated[int, Meta(ge=0, le=1000, description="tasks asked for beyond the mark, to be at hand")] = 0
 
-    def marks(self, view: NodeView) -> Marks:
+    def marks(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""
         del view
         threshold = self.threshold
-        return Marks(
+        return Thresholds(
             send_at=threshold if self.send_at is None else self.send_at,
             accept_below=threshold if self.accept_below is None else self.accept_below,
             receive_below=threshold if self.receive_below is None else self.receive_below,

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.launcher.fs_credentials import AgentAccess
+from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.process import spawn
-from peerload.launcher.system.accounts import Account, UsersPolicy
-from peerload.launcher.system.fork_server import Forge, Order, Words
+from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
+from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.syscalls import Kernel
+from peerload.launcher.system.syscalls import Syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +40,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         paths = [f"{name}/out", f"{name}/err"]
-        words = Words(select.epoll())
-        forge = Forge(Kernel(), AgentAccess(0, 0), words)
+        words = ChildReports(select.epoll())
+        forge = ForkServer(Syscalls(), AgentCredentials(0, 0), words)
         environment = {b"PATH": b"/usr/bin:/bin"}
         request = {"argv": [b"/bin/true"], "environment": environment, "directory": b"/", "umask": 0o22}
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -50,11 +50,11 @@ def main() -> None:
             return spawn(request["argv"], environment, b"/", 0o22, paths)  # type: ignore[arg-type]
 
         def user() -> int:
-            return forge.task(Order(Account("u", USER, USER, (USER,), "/"), UsersPolicy(), request, paths))
+            return forge.task(SpawnOrder(LauncherAccount("u", USER, USER, (USER,), "/"), UsersPolicy(), request, paths))
 
         def guest() -> int:
-            account = Account("g", GUEST, GUEST, (GUEST,), "/tmp", is_guest=True)
-            order = Order(account, UsersPolicy(), request, paths)
+            account = LauncherAccount("g", GUEST, GUEST, (GUEST,), "/tmp", is_guest=True)
+            order = SpawnOrder(account, UsersPolicy(), request, paths)
             order.world, order.calls = (), guest_filter()
             return forge.task(order)
 

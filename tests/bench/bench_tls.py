@@ -35,7 +35,7 @@ from tests.bench.support import ENVIRONMENT, TRUE, Agent, arguments, cpu_s, medi
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.cluster_dir import ClusterDirectory
 
 TASKS = 300
 ROUNDS = 9
@@ -46,7 +46,7 @@ PLAIN = Path(__file__).with_name("plain_agent.py")
 UP_S_MAX = 60.0
 
 
-def words_of(directory: Path, of: Cluster, node: str, others: list[str]) -> list[str]:
+def words_of(directory: Path, of: ClusterDirectory, node: str, others: list[str]) -> list[str]:
     """The command line of one agent."""
     known = [word for address in others for word in ("--peer", address)]
     return [
@@ -57,7 +57,7 @@ def words_of(directory: Path, of: Cluster, node: str, others: list[str]) -> list
 
 
 @contextlib.contextmanager
-def pair(directory: Path, of: Cluster, *, plain: bool) -> Iterator[list[Agent]]:
+def pair(directory: Path, of: ClusterDirectory, *, plain: bool) -> Iterator[list[Agent]]:
     """Two agents that have met."""
     directory.mkdir(mode=0o700)
     (directory / "config.toml").write_text("mqtt = []\n", encoding="utf-8")

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 from peerload.model.devices import Device, DeviceLoad, DeviceMode
-from peerload.model.gossip import Load, Rumour, Standing
+from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
 from peerload.model.load import LoadReport, Region
 from peerload.model.messages import KnownProfile, ProfileRequest, ProfileTold, Sync
 from peerload.model.resources import Profile
@@ -214,7 +214,9 @@ def agent_share(window_s: float, rounds: int, *, news: bool) -> list[float]:
 def tell(ghost: FakePeer, turn: int, *, profiles: bool = False) -> None:
     """All nodes are alive, with the load of this turn."""
     rumours = tuple(
-        Rumour(who.node, who.boot, who.machine_boot, who.store, 1, 1 + turn, Standing.ALIVE, "127.0.0.1:9")
+        MembershipUpdate(
+            who.node, who.boot, who.machine_boot, who.store, 1, 1 + turn, MemberStatus.ALIVE, "127.0.0.1:9"
+        )
         for who in (identity(name(number)) for number in range(NODES))
     )
     loads = tuple(Load.of(name(number), load(number, turn)) for number in range(NODES))

@@ -14,11 +14,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.core.explain.reasons import Reasons, Verdict
+from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons
 from peerload.core.explain.suggestion import smallest_change
 from peerload.model import events
 from peerload.model.devices import Device, DeviceLoad, DeviceMode
-from peerload.model.gossip import Load, Rumour, Standing
+from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
 from peerload.model.load import LoadReport, Region
 from peerload.model.messages import KnownProfile, ProfileRequest, ProfileTold, Sync
 from peerload.model.resources import Profile, ResourceRequest
@@ -67,10 +67,10 @@ def decided(rounds: int) -> dict[str, float]:
     request = ResourceRequest(gpus=GPUS, gpu_mem_bytes=40 * GIB, gpu_prefer=("0",))
     x.submit(spec(request=request))
     times, cpu = [], []
-    verdicts: list[Verdict] = []
+    verdicts: list[EligibilityVerdict] = []
     for _ in range(rounds):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        reasons = Reasons(x.node, x.task(), x.at_s)
+        reasons = WaitReasons(x.node, x.task(), x.at_s)
         verdicts = list(reasons.verdicts())
         smallest_change(x.node, reasons, x.task().spec)
         times.append(time.perf_counter() - began_s)
@@ -85,7 +85,9 @@ def typed(rounds: int) -> dict[str, float]:
         agent = cluster.agent(slots=4)
         with FakePeer(agent.listen) as ghost:
             rumours = tuple(
-                Rumour(who.node, who.boot, who.machine_boot, who.store, 1, 1, Standing.ALIVE, "127.0.0.1:9")
+                MembershipUpdate(
+                    who.node, who.boot, who.machine_boot, who.store, 1, 1, MemberStatus.ALIVE, "127.0.0.1:9"
+                )
                 for who in (identity(name(number)) for number in range(NODES))
             )
             loads = tuple(Load.of(name(number), full(number)) for number in range(NODES))

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.handoff.executor import Executor
-from peerload.core.handoff.guest_leases import GuestLeases
-from peerload.core.handoff.guest_results import GuestResults
-from peerload.core.handoff.home import Handoff
-from peerload.core.handoff.leases import Leases
-from peerload.core.membership.peer_events import Meetings
+from peerload.core.handoff.executor import ExecutorHandoff
+from peerload.core.handoff.guest_leases import ExecutorLeases
+from peerload.core.handoff.guest_results import ExecutorResults
+from peerload.core.handoff.home import HomeHandoff
+from peerload.core.handoff.leases import HomeLeases
+from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.tasks.home import Home
-from peerload.core.tasks.lost_attempts import Losses
-from peerload.core.tasks.work import Guest, GuestPhase, HomePhase, HomeTask
+from peerload.core.tasks.lost_attempts import LostAttempts
+from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import actions, events, messages
 from peerload.model.task import TaskRecord
 
@@ -27,96 +27,96 @@ from peerload.model.task import TaskRecord
 
 def lease_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """R1: the executor counts its lease from when the answer came."""
-    commit_received, renewed = Executor.commit_received, GuestLeases.renewed
+    commit_received, renewed = ExecutorHandoff.commit_received, ExecutorLeases.renewed
 
-    def commit_late(self: Executor, src: str, commit: messages.Commit) -> None:
+    def commit_late(self: ExecutorHandoff, src: str, commit: messages.Commit) -> None:
         known = self.by_uid.get(commit.uid)
-        was_reserved = known is not None and known.phase is GuestPhase.RESERVED
+        was_reserved = known is not None and known.phase is RemotePhase.RESERVED
         commit_received(self, src, commit)
         guest = self.by_uid.get(commit.uid)
         if guest is not None and was_reserved:
             guest.deadline_s = self._state.now.boot_s + commit.lease_s
 
-    def renewed_late(self: GuestLeases, src: str, message: messages.RenewOk) -> None:
+    def renewed_late(self: ExecutorLeases, src: str, message: messages.RenewOk) -> None:
         now_s = self._state.now.boot_s
         late = [msgspec.structs.replace(extension, ts=now_s) for extension in message.extensions]
         renewed(self, src, messages.RenewOk(tuple(late)))
 
-    patch.setattr(Executor, "commit_received", commit_late)
-    patch.setattr(GuestLeases, "renewed", renewed_late)
+    patch.setattr(ExecutorHandoff, "commit_received", commit_late)
+    patch.setattr(ExecutorLeases, "renewed", renewed_late)
 
 
 def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
     """R2: home renews leases without moving its own deadline."""
-    extend = Leases.extend
+    extend = HomeLeases.extend
 
-    def extend_once(self: Leases, task: HomeTask, lease_s: float) -> None:
+    def extend_once(self: HomeLeases, task: HomeTask, lease_s: float) -> None:
         if not task.running_at or not task.deadline_s:
             extend(self, task, lease_s)
 
-    patch.setattr(Leases, "extend", extend_once)
+    patch.setattr(HomeLeases, "extend", extend_once)
 
 
 def resend_no_extend(patch: pytest.MonkeyPatch) -> None:
     """R2: home repeats COMMIT without moving its own deadline (an ACCEPT said again has a new ts, as it may have)."""
-    commit, accept = Handoff._commit, Executor._accept
+    commit, accept = HomeHandoff._commit, ExecutorHandoff._accept
 
-    def accept_anew(self: Executor, guest: Guest) -> None:
+    def accept_anew(self: ExecutorHandoff, guest: RemoteTask) -> None:
         guest.ts = self._state.now.boot_s
         accept(self, guest)
 
-    patch.setattr(Executor, "_accept", accept_anew)
+    patch.setattr(ExecutorHandoff, "_accept", accept_anew)
 
-    def commit_and_leave(self: Handoff, task: HomeTask, ts: float) -> None:
+    def commit_and_leave(self: HomeHandoff, task: HomeTask, ts: float) -> None:
         deadline_s = task.deadline_s
         commit(self, task, ts)
         if task.commits > 1:
             task.deadline_s = deadline_s
             self._state.set_timer_in(max(deadline_s - self._state.now.boot_s, 0.0), "lease", task.uid.hex())
 
-    patch.setattr(Handoff, "_commit", commit_and_leave)
+    patch.setattr(HomeHandoff, "_commit", commit_and_leave)
 
 
 def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
     """R4: a restarted home trusts the deadline that it kept with the lease, from before the renewals."""
     kept: dict[str, float] = {}
-    commit, restored = Handoff._commit, Leases.restored
+    commit, restored = HomeHandoff._commit, HomeLeases.restored
 
-    def commit_and_keep(self: Handoff, task: HomeTask, ts: float) -> None:
+    def commit_and_keep(self: HomeHandoff, task: HomeTask, ts: float) -> None:
         commit(self, task, ts)
         kept[task.key] = task.deadline_s
 
-    def restored_as_kept(self: Leases, task: HomeTask) -> None:
+    def restored_as_kept(self: HomeLeases, task: HomeTask) -> None:
         restored(self, task)
         task.deadline_s = kept.get(task.key, task.deadline_s)
         left_s = max(task.deadline_s - self._state.now.boot_s, 0.0)
         self._state.set_timer_in(left_s, "lease", task.uid.hex())
 
-    patch.setattr(Handoff, "_commit", commit_and_keep)
-    patch.setattr(Leases, "restored", restored_as_kept)
+    patch.setattr(HomeHandoff, "_commit", commit_and_keep)
+    patch.setattr(HomeLeases, "restored", restored_as_kept)
 
 
 def swim_reassign(patch: pytest.MonkeyPatch) -> None:
     """R6: a task is taken from a node as soon as that is called dead, whatever was asked of it."""
 
-    def called_dead(self: Losses, task: HomeTask) -> None:
+    def called_dead(self: LostAttempts, task: HomeTask) -> None:
         if task.phase is HomePhase.AWAY:
             self._lose(task, "called dead", took_down="", last_node=task.record.node, rests=False)
 
-    patch.setattr(Losses, "called_dead", called_dead)
+    patch.setattr(LostAttempts, "called_dead", called_dead)
 
 
 def no_expiry(patch: pytest.MonkeyPatch) -> None:
     """R6: a lease never ends at home."""
-    patch.setattr(Leases, "ran_out", lambda self, task: None)
+    patch.setattr(HomeLeases, "ran_out", lambda self, task: None)
 
 
 def boot_id_any_new(patch: pytest.MonkeyPatch) -> None:
     """R6: a machine boot id is new if it is another than home saw last, not another than that of the ACCEPT."""
     seen: dict[tuple[str, str], str] = {}
-    met = Meetings.met
+    met = PeerEvents.met
 
-    def any_new(self: Meetings, event: events.PeerMet, *, told_by_itself: bool) -> None:
+    def any_new(self: PeerEvents, event: events.PeerMet, *, told_by_itself: bool) -> None:
         identity, losses, home = event.identity, self._handoff.losses, self._handoff._home
         pair = (self._membership._state.node, identity.node)
         before = seen.get(pair, identity.machine_boot)
@@ -127,7 +127,7 @@ def boot_id_any_new(patch: pytest.MonkeyPatch) -> None:
             if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
                 losses.died(task, f"{identity.node} was rebooted")
 
-    patch.setattr(Meetings, "met", any_new)
+    patch.setattr(PeerEvents, "met", any_new)
 
 
 # -- attempts, reservations and promises (R7, D6) -----------------------------------------------------------------------
@@ -135,112 +135,124 @@ def boot_id_any_new(patch: pytest.MonkeyPatch) -> None:
 
 def two_phase(patch: pytest.MonkeyPatch) -> None:
     """The executor starts a task as soon as it has accepted it."""
-    offer_received = Executor.offer_received
+    offer_received = ExecutorHandoff.offer_received
 
     def accepts_and_starts(
-        self: Executor, src: str, offer: messages.Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
+        self: ExecutorHandoff,
+        src: str,
+        offer: messages.Offer,
+        *,
+        directory_here: bool,
+        refused: str = "",
+        stalled: str = "",
     ) -> None:
         offer_received(self, src, offer, directory_here=directory_here, refused=refused, stalled=stalled)
         guest = self.by_uid.get(offer.uid)
-        if guest is not None and guest.phase is GuestPhase.RESERVED and guest.attempt == offer.attempt:
+        if guest is not None and guest.phase is RemotePhase.RESERVED and guest.attempt == offer.attempt:
             commit = messages.Commit(offer.task, offer.uid, offer.attempt, guest.nonce, guest.ts, offer.lease_s)
             self.commit_received(src, commit)
 
-    patch.setattr(Executor, "offer_received", accepts_and_starts)
+    patch.setattr(ExecutorHandoff, "offer_received", accepts_and_starts)
 
 
 def promise_not_kept(patch: pytest.MonkeyPatch) -> None:
     """D6: a refusal leaves the reservation, so that a late COMMIT still starts the attempt."""
-    query_received = Executor.query_received
+    query_received = ExecutorHandoff.query_received
 
-    def refuse_and_keep(self: Executor, src: str, query: messages.Query) -> None:
+    def refuse_and_keep(self: ExecutorHandoff, src: str, query: messages.Query) -> None:
         guest = self.by_uid.get(query.uid)
-        if guest is not None and guest.phase is GuestPhase.RESERVED and guest.attempt == query.attempt:
+        if guest is not None and guest.phase is RemotePhase.RESERVED and guest.attempt == query.attempt:
             self._refuse(src, query.task, query.uid, query.attempt, "not yet")
         else:
             query_received(self, src, query)
 
-    patch.setattr(Executor, "query_received", refuse_and_keep)
+    patch.setattr(ExecutorHandoff, "query_received", refuse_and_keep)
 
 
 def no_tombstone(patch: pytest.MonkeyPatch) -> None:
     """R7: with an acknowledged result all is forgotten, the floor too."""
-    ack_received = Executor.ack_received
+    ack_received = ExecutorHandoff.ack_received
 
-    def forget_all(self: Executor, src: str, ack: messages.ResultAck) -> None:
+    def forget_all(self: ExecutorHandoff, src: str, ack: messages.ResultAck) -> None:
         ack_received(self, src, ack)
         if ack.uid not in self.by_uid and self.floors._floors.pop(ack.uid, None) is not None:
             self._state.persist(actions.DropFloors((ack.uid,)))
 
-    patch.setattr(Executor, "ack_received", forget_all)
+    patch.setattr(ExecutorHandoff, "ack_received", forget_all)
 
 
 def commit_unreserved(patch: pytest.MonkeyPatch) -> None:
     """R7: a COMMIT without its reservation is taken all the same."""
     offers: dict[tuple[str, bytes], messages.Offer] = {}
-    offer_received, commit_received = Executor.offer_received, Executor.commit_received
+    offer_received, commit_received = ExecutorHandoff.offer_received, ExecutorHandoff.commit_received
 
     def remembered(
-        self: Executor, src: str, offer: messages.Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
+        self: ExecutorHandoff,
+        src: str,
+        offer: messages.Offer,
+        *,
+        directory_here: bool,
+        refused: str = "",
+        stalled: str = "",
     ) -> None:
         offers[self._state.node, offer.uid] = offer
         offer_received(self, src, offer, directory_here=directory_here, refused=refused, stalled=stalled)
 
-    def taken(self: Executor, src: str, commit: messages.Commit) -> None:
+    def taken(self: ExecutorHandoff, src: str, commit: messages.Commit) -> None:
         offer = offers.get((self._state.node, commit.uid))
         if commit.uid not in self.by_uid and offer is not None and offer.attempt == commit.attempt:
-            guest = Guest(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
+            guest = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
             guest.nonce, guest.ts, guest.lease_s = commit.nonce, commit.ts, commit.lease_s
             self.guests[guest.key] = self.by_uid[guest.uid] = guest
         commit_received(self, src, commit)
 
-    patch.setattr(Executor, "offer_received", remembered)
-    patch.setattr(Executor, "commit_received", taken)
+    patch.setattr(ExecutorHandoff, "offer_received", remembered)
+    patch.setattr(ExecutorHandoff, "commit_received", taken)
 
 
 def ignore_nonces(patch: pytest.MonkeyPatch) -> None:
     """R7: any COMMIT of its attempt is taken for the answer to a reservation, and any ACCEPT for the one that was granted."""
-    commit_received = Executor.commit_received
+    commit_received = ExecutorHandoff.commit_received
 
-    def any_nonce(self: Executor, src: str, commit: messages.Commit) -> None:
+    def any_nonce(self: ExecutorHandoff, src: str, commit: messages.Commit) -> None:
         guest = self.by_uid.get(commit.uid)
-        if guest is not None and guest.phase is GuestPhase.RESERVED and guest.attempt == commit.attempt:
+        if guest is not None and guest.phase is RemotePhase.RESERVED and guest.attempt == commit.attempt:
             guest.nonce, guest.ts = commit.nonce, commit.ts
         commit_received(self, src, commit)
 
-    def waits(self: Handoff, task: HomeTask, src: str, message: messages.Accept) -> bool:
+    def waits(self: HomeHandoff, task: HomeTask, src: str, message: messages.Accept) -> bool:
         del self
         return task.phase is HomePhase.AWAY and (src, message.attempt) == (task.record.node, task.record.attempt)
 
-    patch.setattr(Executor, "commit_received", any_nonce)
-    patch.setattr(Handoff, "_waits_for_commit", waits)
+    patch.setattr(ExecutorHandoff, "commit_received", any_nonce)
+    patch.setattr(HomeHandoff, "_waits_for_commit", waits)
 
 
 def return_not_durable(patch: pytest.MonkeyPatch) -> None:
     """D6: RETURN is said, the refusal is on no disk. Nonces refuse the same again, and are ignored beside it."""
 
-    def give_back(self: Executor, guest: Guest, reason: str, to: str = "") -> None:
+    def give_back(self: ExecutorHandoff, guest: RemoteTask, reason: str, to: str = "") -> None:
         self._queue.remove(guest)
         self._remove(guest)
         self._state.send(guest.home, messages.Return(guest.task, guest.uid, guest.attempt, to, reason))
 
-    patch.setattr(Executor, "give_back", give_back)
+    patch.setattr(ExecutorHandoff, "give_back", give_back)
 
 
 def return_queued(patch: pytest.MonkeyPatch) -> None:
     """D6: RETURN is said while the task may still leave the queue."""
 
-    def give_back(self: Executor, guest: Guest, reason: str, to: str = "") -> None:
+    def give_back(self: ExecutorHandoff, guest: RemoteTask, reason: str, to: str = "") -> None:
         self._state.send(guest.home, messages.Return(guest.task, guest.uid, guest.attempt, to, reason))
 
-    patch.setattr(Executor, "give_back", give_back)
+    patch.setattr(ExecutorHandoff, "give_back", give_back)
 
 
 def same_n_two_commits(patch: pytest.MonkeyPatch) -> None:
     """Home commits one attempt to two nodes that both accepted it."""
-    accept_received = Handoff.accept_received
+    accept_received = HomeHandoff.accept_received
 
-    def commits_to_both(self: Handoff, src: str, message: messages.Accept) -> None:
+    def commits_to_both(self: HomeHandoff, src: str, message: messages.Accept) -> None:
         task = self._home.tasks.get(message.uid)
         if task is not None and task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
             lease_s = self.leases.first_s(task.spec)
@@ -250,7 +262,7 @@ def same_n_two_commits(patch: pytest.MonkeyPatch) -> None:
         else:
             accept_received(self, src, message)
 
-    patch.setattr(Handoff, "accept_received", commits_to_both)
+    patch.setattr(HomeHandoff, "accept_received", commits_to_both)
 
 
 def n_not_burnt(patch: pytest.MonkeyPatch) -> None:
@@ -270,13 +282,13 @@ def n_not_burnt(patch: pytest.MonkeyPatch) -> None:
 def any_result(patch: pytest.MonkeyPatch) -> None:
     """R9: a late result overwrites the recorded one."""
     finished: dict[tuple[str, bytes], TaskRecord] = {}
-    finish, result_received = Home.finish, Handoff.result_received
+    finish, result_received = Home.finish, HomeHandoff.result_received
 
     def finish_and_keep(self: Home, task: HomeTask, exit_: Any, **given: Any) -> None:
         finish(self, task, exit_, **given)
         finished[self._state.node, task.uid] = task.record
 
-    def overwrite(self: Handoff, src: str, message: messages.Result) -> None:
+    def overwrite(self: HomeHandoff, src: str, message: messages.Result) -> None:
         record = finished.get((self._state.node, message.uid))
         if record is not None and not message.exit.signal:
             record = msgspec.structs.replace(record, exit=message.exit)
@@ -284,23 +296,23 @@ def any_result(patch: pytest.MonkeyPatch) -> None:
         result_received(self, src, message)
 
     patch.setattr(Home, "finish", finish_and_keep)
-    patch.setattr(Handoff, "result_received", overwrite)
+    patch.setattr(HomeHandoff, "result_received", overwrite)
 
 
 def amo_requeue(patch: pytest.MonkeyPatch) -> None:
     """At most once: a task whose attempt was lost is queued again."""
 
-    def unknown(self: Losses, task: HomeTask, reason: str, *, is_gone: bool) -> None:
+    def unknown(self: LostAttempts, task: HomeTask, reason: str, *, is_gone: bool) -> None:
         del is_gone
         self._lose(task, reason, took_down="")
 
-    patch.setattr(Losses, "_unknown", unknown)
+    patch.setattr(LostAttempts, "_unknown", unknown)
 
 
 def launcher_lost_says_not_started(patch: pytest.MonkeyPatch) -> None:
     """After its launcher died an executor says that the attempt was never started."""
 
-    def died(self: GuestResults, guest: Guest, reason: str) -> None:
+    def died(self: ExecutorResults, guest: RemoteTask, reason: str) -> None:
         self.never_started(guest, reason)
 
-    patch.setattr(GuestResults, "died", died)
+    patch.setattr(ExecutorResults, "died", died)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peerload.core.handoff import leases
-from peerload.core.tasks.runs import Runs
+from peerload.core.tasks.runs import RunningTasks
 from peerload.model import actions, events, messages
 from peerload.model.task import ExecutionState, Exit
 from tests.chaos.cluster import Cluster
@@ -43,12 +43,12 @@ def commit_early(patch: pytest.MonkeyPatch) -> None:
 def exec_before_start(patch: pytest.MonkeyPatch) -> None:
     """D3: the process is forked before START is on disk; and nobody looks for processes without one."""
     goes_out_early(patch, actions.SpawnTask)
-    reconcile = Runs.reconcile
+    reconcile = RunningTasks.reconcile
 
-    def looks_at_known(self: Runs, listed: events.Running, ended: dict[str, Exit], frozen: Any = ()) -> None:
+    def looks_at_known(self: RunningTasks, listed: events.Running, ended: dict[str, Exit], frozen: Any = ()) -> None:
         reconcile(self, tuple(row for row in listed if self.holds(row[0])), ended, frozen)
 
-    patch.setattr(Runs, "reconcile", looks_at_known)
+    patch.setattr(RunningTasks, "reconcile", looks_at_known)
 
 
 def ack_result_early(patch: pytest.MonkeyPatch) -> None:

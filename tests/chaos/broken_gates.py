@@ -7,57 +7,57 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from peerload.core.handoff.home import Handoff
+from peerload.core.handoff.home import HomeHandoff
 from peerload.core.membership.membership import PeerState
 from peerload.core.tasks.dependencies import Dependencies
-from peerload.core.tasks.groups import Group, Groups
+from peerload.core.tasks.groups import TaskGroup, TaskGroups
 from peerload.core.tasks.retries import Retries
 from peerload.core.tasks.work import HomeTask
 from peerload.model.messages import Result
-from peerload.model.submit_options import Fate
+from peerload.model.submit_options import TaskOutcome
 from peerload.model.task import Exit
 
 
 def slots_not_restored(patch: pytest.MonkeyPatch) -> None:
     """A home that was restarted does not know that the tasks which others have take slots."""
-    adopt = Groups.adopt
+    adopt = TaskGroups.adopt
 
-    def forgotten(self: Groups, task: HomeTask) -> None:
+    def forgotten(self: TaskGroups, task: HomeTask) -> None:
         adopt(self, task)
         group = self._of(task)
         if group is not None:
             group.taken.pop(task.uid, None)
 
-    patch.setattr(Groups, "adopt", forgotten)
+    patch.setattr(TaskGroups, "adopt", forgotten)
 
 
 def pause_lets_go(patch: pytest.MonkeyPatch) -> None:
     """What was let through before its group was paused is started."""
 
-    def nothing(self: Groups, group: Group) -> Iterator[None]:
+    def nothing(self: TaskGroups, group: TaskGroup) -> Iterator[None]:
         del self, group
         return iter(())
 
-    patch.setattr(Groups, "_take_back", nothing)
+    patch.setattr(TaskGroups, "_take_back", nothing)
 
 
 def slot_not_passed_on(patch: pytest.MonkeyPatch) -> None:
     """Nobody looks who is next when a slot is free again."""
 
-    def released(self: Groups, task: HomeTask) -> None:
+    def released(self: TaskGroups, task: HomeTask) -> None:
         group = self._of(task)
         if group is not None:
             group.waiting.pop(task.uid, None)
             group.taken.pop(task.uid, None)
 
-    patch.setattr(Groups, "release", released)
-    home_gates = Groups.left
+    patch.setattr(TaskGroups, "release", released)
+    home_gates = TaskGroups.left
 
-    def left(self: Groups, task: HomeTask) -> None:
+    def left(self: TaskGroups, task: HomeTask) -> None:
         home_gates(self, task)
         self._changed.clear()
 
-    patch.setattr(Groups, "left", left)
+    patch.setattr(TaskGroups, "left", left)
 
 
 def dead_home_is_over(patch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def dead_home_is_over(patch: pytest.MonkeyPatch) -> None:
         peer = self._membership.get(home)
         if peer is not None and peer.state is PeerState.DEAD:
             for name in list(self._elsewhere.get(home, ())):
-                self._heard(self._awaited[name], Fate(name, is_over=True))
+                self._heard(self._awaited[name], TaskOutcome(name, is_over=True))
         ask(self, home)
 
     patch.setattr(Dependencies, "ask", ask_or_assume)
@@ -78,7 +78,7 @@ def end_is_success(patch: pytest.MonkeyPatch) -> None:
     """That a task has ended is taken for success."""
     told = Dependencies._fate
 
-    def fine(self: Dependencies, name: str) -> Fate:
+    def fine(self: Dependencies, name: str) -> TaskOutcome:
         return msgspec.structs.replace(told(self, name), failed="")
 
     patch.setattr(Dependencies, "_fate", fine)
@@ -102,9 +102,9 @@ def retry_not_durable(patch: pytest.MonkeyPatch) -> None:
 
 def retry_first_result(patch: pytest.MonkeyPatch) -> None:
     """That an attempt which was given up, or done with, has failed is taken for the task's result."""
-    tried = Handoff._is_tried_again
+    tried = HomeHandoff._is_tried_again
 
-    def of_current(self: Handoff, task: HomeTask, message: Result) -> bool:
+    def of_current(self: HomeHandoff, task: HomeTask, message: Result) -> bool:
         return message.attempt == task.record.attempt and tried(self, task, message)
 
-    patch.setattr(Handoff, "_is_tried_again", of_current)
+    patch.setattr(HomeHandoff, "_is_tried_again", of_current)

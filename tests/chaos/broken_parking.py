@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.handoff.executor import Executor
-from peerload.core.handoff.guest_leases import GuestLeases
-from peerload.core.handoff.parking import Parking
-from peerload.core.tasks.work import GuestPhase, HomeTask
+from peerload.core.handoff.executor import ExecutorHandoff
+from peerload.core.handoff.guest_leases import ExecutorLeases
+from peerload.core.handoff.parking import TaskParking
+from peerload.core.tasks.work import HomeTask, RemotePhase
 from peerload.model import actions, messages
 from tests.chaos.broken_drivers import goes_out_early
 from tests.chaos.launcher import Launcher
@@ -24,18 +24,18 @@ def park_not_durable(patch: pytest.MonkeyPatch) -> None:
 def park_no_confirm(patch: pytest.MonkeyPatch) -> None:
     """Home takes itself for back as soon as it answers a RENEW."""
 
-    def is_answered(self: Parking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
+    def is_answered(self: TaskParking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
         if task.record.parked_ts and renewal.ts > task.record.parked_ts:
             self._home.become(task, f"{src} was answered", parked_ts=0.0)
         return not task.record.parked_ts
 
-    patch.setattr(Parking, "is_answered", is_answered)
+    patch.setattr(TaskParking, "is_answered", is_answered)
 
 
 def park_flag(patch: pytest.MonkeyPatch) -> None:
     """Any deadline that is stated confirms, for whichever ts it was given."""
 
-    def is_answered(self: Parking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
+    def is_answered(self: TaskParking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
         parked_ts = task.record.parked_ts
         if parked_ts and renewal.ts <= parked_ts:
             return False
@@ -43,23 +43,23 @@ def park_flag(patch: pytest.MonkeyPatch) -> None:
             self._home.become(task, f"{src} has a deadline", parked_ts=0.0)
         return True
 
-    patch.setattr(Parking, "is_answered", is_answered)
+    patch.setattr(TaskParking, "is_answered", is_answered)
 
 
 def _parks(patch: pytest.MonkeyPatch, *, late: bool = False, strict: bool = False) -> None:
-    def park_received(self: GuestLeases, src: str, message: messages.Park) -> None:
+    def park_received(self: ExecutorLeases, src: str, message: messages.Park) -> None:
         for parking in message.parkings:
             guest = self._guest_of(src, parking.uid)
             if guest is None or guest.attempt != parking.attempt:
                 continue
             if (parking.ts < guest.ts and not late) or (strict and parking.ts == guest.ts):
                 continue
-            if guest.phase in (GuestPhase.WAITING, GuestPhase.HERE):
+            if guest.phase in (RemotePhase.WAITING, RemotePhase.HERE):
                 guest.ts, guest.deadline_s, guest.is_parked = max(guest.ts, parking.ts), float("inf"), True
-                if guest.phase is GuestPhase.HERE:
+                if guest.phase is RemotePhase.HERE:
                     self._state.actions.append(actions.SetLease(guest.key, 0.0, guest.ts))
 
-    patch.setattr(GuestLeases, "park_received", park_received)
+    patch.setattr(ExecutorLeases, "park_received", park_received)
 
 
 def park_late(patch: pytest.MonkeyPatch) -> None:
@@ -86,17 +86,17 @@ def park_ts_volatile(patch: pytest.MonkeyPatch) -> None:
 
 def revoke_forgets(patch: pytest.MonkeyPatch) -> None:
     """R9: REVOKE removes the START record, and a QUERY about it has no answer."""
-    revoke_received, refuse = Executor.revoke_received, Executor._refuse
+    revoke_received, refuse = ExecutorHandoff.revoke_received, ExecutorHandoff._refuse
 
-    def forget(self: Executor, src: str, revoke: messages.Revoke) -> None:
+    def forget(self: ExecutorHandoff, src: str, revoke: messages.Revoke) -> None:
         guest = self.by_uid.get(revoke.uid)
         revoke_received(self, src, revoke)
-        if guest is not None and guest.phase is GuestPhase.HERE and guest.attempt == revoke.attempt:
+        if guest is not None and guest.phase is RemotePhase.HERE and guest.attempt == revoke.attempt:
             self._state.persist(actions.DropExecution(guest.uid, guest.attempt))
 
-    def says_nothing(self: Executor, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
+    def says_nothing(self: ExecutorHandoff, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
         if self.floors.attempt(uid) < attempt or self.floors.was_refused(uid, attempt):
             refuse(self, src, task, uid, attempt, reason)
 
-    patch.setattr(Executor, "revoke_received", forget)
-    patch.setattr(Executor, "_refuse", says_nothing)
+    patch.setattr(ExecutorHandoff, "revoke_received", forget)
+    patch.setattr(ExecutorHandoff, "_refuse", says_nothing)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from peerload.model import events
 from peerload.model.errors import NoSuchTask
 from peerload.model.resources import Placement, ResourceRequest
-from peerload.model.submit_options import Terms
+from peerload.model.submit_options import SubmitOptions
 from peerload.model.task import SCRATCH, Guarantee, TaskSpec
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Clients:
         self._forgetting: dict[int, tuple[str, str]] = {}
         self._forgotten: set[tuple[str, str]] = set()
         self._ids: dict[int, str] = {}
-        self._terms: dict[int, Terms] = {}
+        self._terms: dict[int, SubmitOptions] = {}
         self.answered_jobs: set[int] = set()
         self.names: dict[str, list[str]] = {}
         """The ids that clients were told, by home."""
@@ -103,13 +103,13 @@ class Clients:
         )
         machine.later(CLIENT_S, machine.handle, event)
 
-    def _terms_of(self, number: int) -> Terms:
+    def _terms_of(self, number: int) -> SubmitOptions:
         """Its terms, with the ids of the jobs that it waits for as far as they are known by now."""
         job = self._jobs[number]
         after, after_ok = (
             tuple(self._ids[other] for other in others if other in self._ids) for others in (job.after, job.after_ok)
         )
-        return Terms(group=job.group, after=after, after_ok=after_ok, retries=job.retries)
+        return SubmitOptions(group=job.group, after=after, after_ok=after_ok, retries=job.retries)
 
     def verb(self, verb: str, nth: int) -> bool:
         """A user wants something of a task that is not over; False if there is none."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
-from peerload.model.task import ExecutionState, FloorKind, TaskState
-from tests.chaos.engine.store import Store
+from peerload.model.task import ExecutionState, FenceKind, TaskState
+from tests.chaos.engine.store import SimStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ POINTS = ("D1", "D2", "D2+D3", "D3", "D4", "D5", "D6", "D7", "PARKED")
 away."""
 
 
-class Disk(Store):
+class Disk(SimStore):
     """The rows of one database file. number: which file (a lost disk is followed by the next)."""
 
     def __init__(self, number: int) -> None:
@@ -27,7 +27,7 @@ class Disk(Store):
         self.number = number
 
 
-def points(rows: Iterable[Row], node: str, disk: Store) -> list[str]:
+def points(rows: Iterable[Row], node: str, disk: SimStore) -> list[str]:
     """The durability points that these rows of one turn are, given what is on this disk."""
     found: list[str] = []
     for row in rows:
@@ -39,7 +39,7 @@ def points(rows: Iterable[Row], node: str, disk: Store) -> list[str]:
             case PutExecution():
                 found.append("D3" if row.record.state is ExecutionState.START else "D4")
             case PutFloor():
-                found += ["D6"] if row.kind is FloorKind.REFUSED else []
+                found += ["D6"] if row.kind is FenceKind.REFUSED else []
             case _:
                 pass
     return found

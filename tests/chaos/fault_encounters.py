@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import HomePhase, RemotePhase
 
 if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
@@ -17,8 +17,8 @@ HOME_PHASES = {
     HomePhase.HERE: "home, its task runs there",
 }
 GUEST_PHASES = {
-    GuestPhase.RESERVED: "after ACCEPT",
-    GuestPhase.ENDED: "its RESULT is not acknowledged",
+    RemotePhase.RESERVED: "after ACCEPT",
+    RemotePhase.ENDED: "its RESULT is not acknowledged",
 }
 
 
@@ -48,6 +48,6 @@ def met_by_cut(cluster: Cluster, pairs: Pairs) -> None:
     for machine in cluster.machines.values():
         for guest in machine.node.executor.guests.values() if machine.node is not None else ():
             between = ((machine.name, guest.home), (guest.home, machine.name))
-            if guest.phase is GuestPhase.HERE and any(pair in cut for pair in between):
+            if guest.phase is RemotePhase.HERE and any(pair in cut for pair in between):
                 cluster.gauges.count("row partition during a run")
                 return

@@ -13,7 +13,7 @@ from peerload.model.task import TaskState
 from tests.chaos.plan import GroupSet, Verb
 
 if TYPE_CHECKING:
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord
     from tests.chaos.machine import Machine
     from tests.chaos.plan import Job, Plan
@@ -62,7 +62,7 @@ def _job(rng: random.Random, number: int, job: Job) -> Job:
     return msgspec.structs.replace(job, **changes)
 
 
-def terms_of(machine: Machine, task: str) -> Terms:
+def terms_of(machine: Machine, task: str) -> SubmitOptions:
     """On what terms a task of this home was submitted, as its disk has it."""
     kept = machine.disk.submissions.get(int(task.partition("/")[2].partition(".")[0]))
     return kept.terms if kept is not None else NO_TERMS

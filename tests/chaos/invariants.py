@@ -14,7 +14,7 @@ from tests.chaos.plan import MEMORY_TRIES
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row, TaskChanged
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
     from tests.chaos.cluster import Cluster
     from tests.chaos.launcher import Process
@@ -174,7 +174,7 @@ class Invariants:
 
     # -- gates (I14, I15, I16) -----------------------------------------------------------------------------------------
 
-    def _terms(self, task: str) -> Terms:
+    def _terms(self, task: str) -> SubmitOptions:
         return terms_of(self._cluster.machines[task.partition("/")[0]], task)
 
     def _may_start(self, machine: Machine, record: TaskRecord) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutTask, Row
-from peerload.model.task import SCRATCH, ExecutionRecord, ExecutionState, FloorKind, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import SCRATCH, ExecutionRecord, ExecutionState, FenceKind, TaskRecord, TaskSpec, TaskState
 from tests.chaos.disk import Disk, points
 
 UID = bytes(16)
@@ -20,7 +20,7 @@ def put(**changes: Any) -> PutTask:
     return PutTask(msgspec.structs.replace(GRANTED, **changes), 1.0, "")
 
 
-def floor(kind: FloorKind) -> PutFloor:
+def floor(kind: FenceKind) -> PutFloor:
     return PutFloor(UID, 2, 1.0, kind, "h")
 
 
@@ -33,10 +33,10 @@ def floor(kind: FloorKind) -> PutFloor:
         ([put(attempt=1, parked_ts=9.0)], ["PARKED"]),
         ([put(state=TaskState.QUEUED)], []),
         ([put(state=TaskState.CANCELLED)], ["D7"]),
-        ([PutExecution(START), floor(FloorKind.STARTED)], ["D3"]),
-        ([PutExecution(START), floor(FloorKind.STARTED_ONCE)], ["D3"]),
-        ([floor(FloorKind.STARTED)], []),
-        ([DropExecution(UID, 2), floor(FloorKind.REFUSED)], ["D6"]),
+        ([PutExecution(START), floor(FenceKind.STARTED)], ["D3"]),
+        ([PutExecution(START), floor(FenceKind.STARTED_ONCE)], ["D3"]),
+        ([floor(FenceKind.STARTED)], []),
+        ([DropExecution(UID, 2), floor(FenceKind.REFUSED)], ["D6"]),
     ],
 )
 def test_a_point_is_what_is_written_for_the_first_time(rows: list[Row], found: list[str]) -> None:

@@ -10,7 +10,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.core.tasks.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import HomePhase, RemotePhase
 from peerload.model.messages import Offer, Park, Renew, RenewOk
 from peerload.model.task import Guarantee
 from tests.chaos import fault_encounters, plan
@@ -102,7 +102,7 @@ class Provoked:
     def _waits(self, task: HomeTask) -> bool:
         node = self._cluster.machines[task.record.node].node
         guest = node.executor.by_uid.get(task.uid) if node is not None else None
-        return guest is not None and guest.phase is GuestPhase.WAITING and guest.attempt == task.record.attempt
+        return guest is not None and guest.phase is RemotePhase.WAITING and guest.attempt == task.record.attempt
 
     def outlives(self, home: Machine, uid: bytes, more_s: float) -> bool:
         """Whether this task may run twice but not at once, and for a lease and ``more_s`` yet, at least."""

@@ -12,14 +12,14 @@ import msgspec
 from peerload.agent.launcher import process as launcher_process
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.store.store import Store
-from peerload.agent.store.write_ahead import Release
+from peerload.agent.store.write_ahead import Outbox
 from peerload.cli import main as cli
 from tests.integration.cluster import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.store.pruning import Upkeep
+    from peerload.agent.store.pruning import MaintenanceRow
     from peerload.model.actions import Row
 
 SLOW_COMMIT_S = 0.03
@@ -29,8 +29,8 @@ def no_self_fence() -> None:
     """R5: the launcher lets tasks run on when their lease is over."""
     start = subprocess.Popen
     leave_out = (
-        "import peerload.launcher.leases as one; method = one.Leases.enforce; assert callable(method);"
-        " one.Leases.enforce = lambda *_: None; "
+        "import peerload.launcher.leases as one; method = one.LeaseTimers.enforce; assert callable(method);"
+        " one.LeaseTimers.enforce = lambda *_: None; "
     )
 
     def patched(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
@@ -46,7 +46,7 @@ def slow_disk() -> None:
     network shows on such a disk, and hardly ever on one that is done before a client has read its answer."""
     commit = Store._commit
 
-    def slowly(self: Store, rows: list[Row | Upkeep]) -> None:
+    def slowly(self: Store, rows: list[Row | MaintenanceRow]) -> None:
         time.sleep(SLOW_COMMIT_S)
         commit(self, rows)
 
@@ -56,7 +56,7 @@ def slow_disk() -> None:
 def ack_submit_early() -> None:
     """D1: what goes out does not wait for the disk, a slow one."""
     slow_disk()
-    Release.outward = lambda self, act: act()  # type: ignore[method-assign]
+    Outbox.outward = lambda self, act: act()  # type: ignore[method-assign]
 
 
 def no_adopt() -> None:

@@ -11,7 +11,7 @@ from peerload.core.node import Node
 from peerload.core.tasks.work import HomeTask
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
-from peerload.model.gossip import GossipMessage, Rumour, Standing
+from peerload.model.gossip import GossipMessage, MembershipUpdate, MemberStatus
 from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
@@ -87,10 +87,12 @@ class Given:
         met = events.PeerMet(identity(peer, start, machine), Profile(peer, **facts), LoadReport(), retained=retained)
         return self.when(met)
 
-    def rumour(self, peer: str, standing: Standing, refutation: int = 0, start: int = 1) -> list[str]:
+    def rumour(self, peer: str, standing: MemberStatus, refutation: int = 0, start: int = 1) -> list[str]:
         """Somebody far away says this of a peer."""
         who = identity(peer, start)
-        said = Rumour(who.node, who.boot, who.machine_boot, who.store, start, refutation, standing, who.address)
+        said = MembershipUpdate(
+            who.node, who.boot, who.machine_boot, who.store, start, refutation, standing, who.address
+        )
         return self.when(events.GossipReceived("far", "far-boot-1", (said,)))
 
     def submit(self, task: TaskSpec | None = None, token: str = "", **event: Any) -> list[str]:
@@ -152,7 +154,7 @@ def _name(timer: tuple[str, ...]) -> str:
 
 
 def _said(message: GossipMessage) -> str:
-    if isinstance(message, Rumour):
+    if isinstance(message, MembershipUpdate):
         return f"{message.node}={message.standing.name.lower()}"
     return str(type(message).__struct_config__.tag)
 

@@ -21,7 +21,7 @@ from peerload.model.events import (
     TimerExpired,
 )
 from peerload.model.messages import AwaitedTask, TasksTold
-from peerload.model.submit_options import Terms
+from peerload.model.submit_options import SubmitOptions
 from peerload.model.task import TaskRecord, TaskSpec, TaskState
 from tests.core.given import Given
 
@@ -220,7 +220,7 @@ def test_whoever_submits_an_array_again_while_it_is_made_attends_it() -> None:
 
 def test_a_submission_that_asks_after_other_tasks_is_dropped_with_its_client() -> None:
     given = Given()
-    does(given, again(1, CLIENT, terms=Terms(after=("y/7",))))
+    does(given, again(1, CLIENT, terms=SubmitOptions(after=("y/7",))))
     assert "refuse BadRequest" in given.when(ClientGone(CLIENT))
     assert not given.node.gates.inquiries._inquiries
     given.hear("y", TasksTold((AwaitedTask("y/7", says="running"),)))

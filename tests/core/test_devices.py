@@ -10,7 +10,7 @@ import pytest
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.backfill import Backfill
 from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import Ask
+from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.gpu_terms import has_room
 from peerload.core.resources.placement import place
 from peerload.model import actions, events, messages
@@ -48,13 +48,13 @@ class Cards:
         self.now_s = 100.0
 
     def place(self, request: ResourceRequest, *, run_s: float = float("inf"), waited_s: float = 0.0) -> Any:
-        ask = Ask(request, self.devices.config, run_s=run_s)
+        ask = DeviceRequest(request, self.devices.config, run_s=run_s)
         return place(self.devices, request, ask, self.now_s, waited_s)
 
     def start(self, key: str, request: ResourceRequest, *, run_s: float = float("inf")) -> tuple[str, ...]:
         names: tuple[str, ...] | None = self.place(request, run_s=run_s)
         assert names is not None, "no room"
-        self.devices.grant(key, names, Ask(request, self.devices.config, run_s=run_s), self.now_s)
+        self.devices.grant(key, names, DeviceRequest(request, self.devices.config, run_s=run_s), self.now_s)
         return names
 
     def read(self, number: int, **fields: Any) -> None:
@@ -63,7 +63,7 @@ class Cards:
 
     def why_not(self, number: int, request: ResourceRequest) -> str:
         state = self.devices.states[f"nvidia:GPU-{number}"]
-        return state.why_not(Ask(request, self.devices.config), self.now_s)
+        return state.why_not(DeviceRequest(request, self.devices.config), self.now_s)
 
 
 def names(*numbers: int) -> tuple[str, ...]:
@@ -266,7 +266,7 @@ def test_other_kinds_are_counted() -> None:
     cards = Cards(gpu(0), Device("fpga:a", "fpga"), Device("fpga:b", "fpga", 1))
     both = ResourceRequest(gpus=1, devices=(("fpga", 2),))
     assert cards.place(both) == (*names(0), "fpga:a", "fpga:b")
-    cards.devices.grant("a", ("fpga:a",), Ask(both, CONFIG), 0.0)
+    cards.devices.grant("a", ("fpga:a",), DeviceRequest(both, CONFIG), 0.0)
     assert cards.place(both) is None
     cards.devices.end("a", 1.0)
     assert cards.place(both) is not None
@@ -277,12 +277,12 @@ def test_other_kinds_are_counted() -> None:
 
 def backfilled(cards: Cards, first: ResourceRequest, waited_s: float = 0.0) -> Backfill:
     found = Backfill(cards.devices, cards.now_s)
-    assert found.reserve(first, Ask(first, CONFIG), waited_s) is not None
+    assert found.reserve(first, DeviceRequest(first, CONFIG), waited_s) is not None
     return found
 
 
 def may_start(cards: Cards, kept: Backfill, number: int, request: ResourceRequest, run_s: float = float("inf")) -> bool:
-    return kept.allows(cards.devices.states[f"nvidia:GPU-{number}"], Ask(request, CONFIG, run_s=run_s))
+    return kept.allows(cards.devices.states[f"nvidia:GPU-{number}"], DeviceRequest(request, CONFIG, run_s=run_s))
 
 
 def test_a_later_task_may_start_if_it_does_no_harm() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership.directory import Directory, Names
+from peerload.core.membership.directory import Directory, NamesWithout
 from peerload.core.membership.membership import Membership, PeerState
 from peerload.core.state import CoreState
 from peerload.model.config import CoreConfig
@@ -23,7 +23,7 @@ ALL = ("a", "b", "c", "d")
 
 @pytest.mark.parametrize("without", ["", "a", "b", "d", "bb", "z"])
 def test_names_without_one_are_like_a_tuple_without_it(without: str) -> None:
-    names, plain = Names(ALL, without), tuple(name for name in ALL if name != without)
+    names, plain = NamesWithout(ALL, without), tuple(name for name in ALL if name != without)
     assert tuple(names) == plain
     assert len(names) == len(plain)
     assert [names[place] for place in range(len(plain))] == list(plain)

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from peerload.core.handoff.executor import OFFERS_MAX
-from peerload.core.tasks.work import GuestPhase
+from peerload.core.tasks.work import RemotePhase
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, execution_key
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind, execution_key
 from tests.core.given import RECEIVER, UID, Given, ResourceRequest, offer, spec
 
 KEY = f"{UID.hex()}-1"
@@ -213,9 +213,9 @@ def test_what_was_given_back_is_said_not_to_have_started() -> None:
     assert "Return to h" in x.hear("h", messages.Revoke("h/1", UID, 1, 9, "cancelled"))
     query = messages.Query("h/1", UID, 1)
     assert x.hear("h", query) == ["NotStarted to h"]
-    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FloorKind.STARTED, "h"),)))
+    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FenceKind.STARTED, "h"),)))
     assert x.hear("h", query) == ["Died to h"]
-    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FloorKind.REFUSED, "h"),)))
+    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FenceKind.REFUSED, "h"),)))
     assert x.hear("h", query) == ["NotStarted to h"]  # durable: an agent's restart does not forget which it was
 
 
@@ -254,7 +254,7 @@ def test_a_restart_adopts_what_is_there(found: str) -> None:
         peers=(),
         started=events.AgentStarted(
             executions=(record,),
-            floors=((UID, 1, FloorKind.STARTED, "h"),),
+            floors=((UID, 1, FenceKind.STARTED, "h"),),
             running=((KEY, 5.0, 50.0),) if found == "running" else (),
             ended=((KEY, exit_),) if found == "ended" else (),
         ),
@@ -345,9 +345,9 @@ def test_floor_rows_hold_the_highest_attempt() -> None:
 
 def test_a_guests_phase_follows_its_durable_state() -> None:
     x = guest()
-    assert x.node.executor.guests[KEY].phase is GuestPhase.HERE
+    assert x.node.executor.guests[KEY].phase is RemotePhase.HERE
     x.end(KEY)
-    assert x.node.executor.guests[KEY].phase is GuestPhase.ENDED
+    assert x.node.executor.guests[KEY].phase is RemotePhase.ENDED
 
 
 @pytest.mark.rule("P2")
@@ -376,7 +376,7 @@ def waiting(x: Given, number: int) -> bytes:
     x.hear("h", messages.Offer(f"h/{number}", uid, 1, spec(), 60.0, only=True))
     accept = x.sent(messages.Accept)
     x.hear("h", messages.Commit(f"h/{number}", uid, 1, accept.nonce, accept.ts, 60.0))
-    assert x.node.executor.by_uid[uid].phase is GuestPhase.WAITING
+    assert x.node.executor.by_uid[uid].phase is RemotePhase.WAITING
     return uid
 
 
@@ -393,7 +393,7 @@ def test_what_waits_here_goes_by_the_priority_that_its_user_wants_by_now() -> No
     x.hear("z", wants(second, 99))  # not from its home
     assert x.node.executor.by_uid[third].deadline_s == deadline_s  # nothing was renewed
     x.end(KEY)
-    assert x.node.executor.by_uid[third].phase is GuestPhase.HERE
-    assert x.node.executor.by_uid[second].phase is GuestPhase.WAITING
+    assert x.node.executor.by_uid[third].phase is RemotePhase.HERE
+    assert x.node.executor.by_uid[second].phase is RemotePhase.WAITING
     x.hear("h", wants(third, 3))
     assert x.node.executor.by_uid[third].spec.priority == 9  # it has started

@@ -12,7 +12,7 @@ from peerload.model.actions import Answer, ForgetTask, Persist, PutFate, PutTask
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
 from peerload.model.messages import AwaitedTask, AwaitTasks, TasksTold
-from peerload.model.submit_options import Fate, GroupSettings, Terms
+from peerload.model.submit_options import GroupSettings, SubmitOptions, TaskOutcome
 from peerload.model.task import Exit, TaskState
 from tests.core.given import ACCEPTS, SENDER, Given, spec
 
@@ -52,9 +52,9 @@ def test_a_group_lets_no_more_through_than_it_has_slots() -> None:
     x = alone()
     assert group(x, slots=2) == ["persist group g", "answer"]
     for _ in range(2):
-        assert x.submit(terms=Terms(group="g"))[2:] == RUNS
+        assert x.submit(terms=SubmitOptions(group="g"))[2:] == RUNS
     for number in (3, 4):
-        assert x.submit(terms=Terms(group="g")) == ["persist submission queued", "answer"]
+        assert x.submit(terms=SubmitOptions(group="g")) == ["persist submission queued", "answer"]
         assert words(x, number) == "group g: 2 of 2 slots taken"
         assert x.task(number).uid not in x.node.queue
     assert x.submit()[2:] == RUNS  # others go past them
@@ -66,9 +66,9 @@ def test_a_group_lets_no_more_through_than_it_has_slots() -> None:
 def test_the_higher_priority_passes_first_then_who_came_first() -> None:
     x = alone(slots=1)
     group(x, slots=1)
-    x.submit(terms=Terms(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))
     for priority in (0, 5, 5, 0):
-        x.submit(spec(priority=priority), terms=Terms(group="g"))
+        x.submit(spec(priority=priority), terms=SubmitOptions(group="g"))
     x.when(events.PriorityRequested(90, ("x/5",), 9))
     assert reply(x) == {"changed": ["x/5"], "passed_on": [], "elsewhere": [], "ended": [], "priority": 9}
     order = []
@@ -82,7 +82,7 @@ def test_the_higher_priority_passes_first_then_who_came_first() -> None:
 def test_a_paused_group_starts_nothing_until_it_goes_on() -> None:
     x = alone(slots=1)
     x.submit()
-    x.submit(terms=Terms(group="g"))  # it waits for room, not at the gate
+    x.submit(terms=SubmitOptions(group="g"))  # it waits for room, not at the gate
     assert x.task(2).uid in x.node.queue
     assert group(x, paused=True) == ["persist group g", "answer"]
     assert reply(x)["group"] == {
@@ -97,7 +97,7 @@ def test_a_paused_group_starts_nothing_until_it_goes_on() -> None:
 def test_an_offer_of_a_group_that_is_paused_counts_for_nothing() -> None:
     x = Given(policies=SENDER)
     x.submit()
-    x.submit(terms=Terms(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))
     x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
     task = x.task(2)
     assert phase_of(task) is HomePhase.OFFERED
@@ -109,8 +109,8 @@ def test_an_offer_of_a_group_that_is_paused_counts_for_nothing() -> None:
 def test_fewer_slots_end_nothing_and_let_nobody_through_before_there_are_few_enough() -> None:
     x = alone()
     for _ in range(4):
-        x.submit(terms=Terms(group="g"))
-    x.submit(terms=Terms(group="g"))  # waits for room
+        x.submit(terms=SubmitOptions(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))  # waits for room
     group(x, slots=2)
     assert (reply(x)["group"]["taken"], x.task(5).phase) == (4, HomePhase.GATED)
     for number in (1, 2):
@@ -122,8 +122,8 @@ def test_what_is_lost_sight_of_keeps_its_slot() -> None:
     x = Given(policies=SENDER)
     group(x, slots=1)
     x.submit()
-    x.submit(terms=Terms(group="g"))
-    x.submit(terms=Terms(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))
     x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
     task = x.task(2)
     x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0))
@@ -139,9 +139,9 @@ def test_what_is_lost_sight_of_keeps_its_slot() -> None:
 def test_a_group_after_a_restart() -> None:
     x = alone(slots=2)
     group(x, slots=1)
-    x.submit(terms=Terms(group="g"))
-    x.submit(terms=Terms(group="g"))
-    terms = Terms(group="g")
+    x.submit(terms=SubmitOptions(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))
+    terms = SubmitOptions(group="g")
     rows = tuple(events.TaskRow(x.task(number).record, spec(), terms=terms) for number in (1, 2))
     key = x.task(1).key
     started = events.AgentStarted(
@@ -158,7 +158,7 @@ def test_a_group_is_removed_only_when_it_is_empty() -> None:
     assert group(x, removed=True) == ["refuse BadRequest"]
     assert group(x, paused=True) == ["refuse BadRequest"]  # nobody has made it
     group(x, slots=3)
-    x.submit(terms=Terms(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))
     assert group(x, removed=True) == ["refuse BadRequest"]
     x.end(x.task().key)
     assert group(x, removed=True) == ["persist no group g", "answer"]
@@ -171,14 +171,14 @@ def test_so_many_groups_may_be_set() -> None:
     assert group(x, "b", slots=1) == ["refuse SlowDown"]
     assert isinstance(x.done(Answer).error, SlowDown)
     assert group(x, "a", slots=2) == ["persist group a", "answer"]
-    x.submit(terms=Terms(group="c"))
+    x.submit(terms=SubmitOptions(group="c"))
     assert group(x, "c", paused=False) == ["persist no group c", "answer"]  # nothing is set by that
     assert group(x, "c", paused=True) == ["refuse SlowDown"]
 
 
 def test_many_of_a_group_are_taken_back_some_at_a_time_before_it_is_answered() -> None:
     x = alone(slots=1)
-    x.submit(indices=tuple(range(1, 1001)), terms=Terms(group="g"))
+    x.submit(indices=tuple(range(1, 1001)), terms=SubmitOptions(group="g"))
     x.finish(x.requests)
     x.timer("gates")
     assert "answer" not in group(x, paused=True)
@@ -195,7 +195,7 @@ def test_many_of_a_group_are_taken_back_some_at_a_time_before_it_is_answered() -
 
 def test_a_group_that_goes_on_while_it_is_being_paused() -> None:
     x = alone(slots=1)
-    x.submit(indices=tuple(range(1, 1001)), terms=Terms(group="g"))
+    x.submit(indices=tuple(range(1, 1001)), terms=SubmitOptions(group="g"))
     x.finish(x.requests)
     group(x, paused=True)
     paused = x.requests
@@ -210,8 +210,8 @@ def test_holding_a_task_frees_its_slot() -> None:
     x = Given(slots=1, peers=())
     group(x, slots=1)
     x.submit()
-    x.submit(terms=Terms(group="g"))
-    x.submit(terms=Terms(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))
+    x.submit(terms=SubmitOptions(group="g"))
     x.when(events.HoldRequested(9, ("x/2",)))
     assert (x.task(2).phase, x.task(3).phase) == (HomePhase.HELD, HomePhase.WAITING)
     x.when(events.ReleaseRequested(10, ("x/2",)))
@@ -224,7 +224,7 @@ def test_holding_a_task_frees_its_slot() -> None:
 def test_a_task_waits_until_the_other_has_ended() -> None:
     x = alone()
     x.submit()
-    assert x.submit(terms=Terms(after=("x/1",))) == ["persist submission queued", "answer"]
+    assert x.submit(terms=SubmitOptions(after=("x/1",))) == ["persist submission queued", "answer"]
     assert words(x, 2) == "waits for x/1 (waits on x)"
     x.when(events.TaskStarted(x.task(1).key, 5.0))
     assert words(x, 2) == "waits for x/1 (running on x)"
@@ -235,8 +235,8 @@ def test_one_that_needs_a_success_is_cancelled_and_so_is_the_chain() -> None:
     x = alone()
     x.submit()
     for number in range(1, 50):
-        x.submit(terms=Terms(after_ok=(f"x/{number}",)))
-    x.submit(terms=Terms(after=("x/50",)))
+        x.submit(terms=SubmitOptions(after_ok=(f"x/{number}",)))
+    x.submit(terms=SubmitOptions(after=("x/50",)))
     x.end(x.task(1).key, 3)
     assert list(x.node.home.by_id) == ["x/51"]
     ends = [row.record for act in x.last if isinstance(act, Persist) for row in act.rows if isinstance(row, PutTask)]
@@ -249,7 +249,7 @@ def test_one_that_needs_a_success_is_cancelled_and_so_is_the_chain() -> None:
 def test_an_array_counts_when_all_of_it_has_ended_and_fails_at_once() -> None:
     x = alone()
     x.submit(indices=(1, 2))
-    for terms in (Terms(after=("x/1",)), Terms(after_ok=("x/1",))):
+    for terms in (SubmitOptions(after=("x/1",)), SubmitOptions(after_ok=("x/1",))):
         assert x.submit(terms=terms) == ["FindTasks", "timer inquiry 5"]  # some of it may have ended and failed before
         x.when(events.TasksFound((events.TaskFound("x/1", is_known=True),)))
     key = {name: x.node.home.by_id[name].key for name in ("x/1.1", "x/1.2")}
@@ -263,11 +263,11 @@ def test_what_ended_before_is_found_on_disk() -> None:
     x = alone()
     x.submit()
     x.end(x.task().key)
-    assert x.submit(terms=Terms(after_ok=("x/1",))) == ["FindTasks", "timer inquiry 5"]
+    assert x.submit(terms=SubmitOptions(after_ok=("x/1",))) == ["FindTasks", "timer inquiry 5"]
     x.when(events.TasksFound((events.TaskFound("x/1", is_known=True),)))
     assert x.task(2).phase is HomePhase.HERE
     rows = [row for action in x.last if isinstance(action, Persist) for row in action.rows]
-    assert PutFate(Fate("x/1", is_over=True)) in rows
+    assert PutFate(TaskOutcome("x/1", is_over=True)) in rows
     x.end(x.task(2).key)
     assert not x.node.gates.dependencies._awaited  # nobody waits for it any more
 
@@ -276,7 +276,7 @@ def test_an_array_may_end_while_it_is_looked_up_on_disk() -> None:
     x = alone()
     x.submit(indices=(1, 2))
     x.end(by_name(x, "x/1.1").key)
-    assert x.submit(terms=Terms(after_ok=("x/1",))) == ["FindTasks", "timer inquiry 5"]
+    assert x.submit(terms=SubmitOptions(after_ok=("x/1",))) == ["FindTasks", "timer inquiry 5"]
     x.end(by_name(x, "x/1.2").key)
     x.when(events.TasksFound((events.TaskFound("x/1", is_known=True),)))
     assert x.task(2).phase is HomePhase.HERE
@@ -288,12 +288,12 @@ def test_what_failed_before_counts_when_the_array_ends_while_it_is_looked_up() -
     x = alone()
     x.submit(indices=(1, 2))
     x.end(by_name(x, "x/1.1").key, 3)
-    x.submit(terms=Terms(after_ok=("x/1",)))
+    x.submit(terms=SubmitOptions(after_ok=("x/1",)))
     x.end(by_name(x, "x/1.2").key)
     failed = "x/1.1 failed (exit code 3)"
     x.when(events.TasksFound((events.TaskFound("x/1", is_known=True, failed=failed),)))
     rows = [row for action in x.last if isinstance(action, Persist) for row in action.rows]
-    assert PutFate(Fate("x/1", is_over=True, failed=failed)) in rows
+    assert PutFate(TaskOutcome("x/1", is_over=True, failed=failed)) in rows
     (end,) = [row.record for row in rows if isinstance(row, PutTask) and row.record.task == "x/2"][-1:]
     assert (end.state, end.reason) == (TaskState.CANCELLED, failed)
 
@@ -302,7 +302,9 @@ def test_what_failed_before_counts_when_the_array_ends_while_it_is_looked_up() -
 def test_nobody_waits_in_a_circle(name: str, says: str) -> None:
     x = alone()
     x.submit()
-    assert x.submit(terms=Terms(after=(name,))) == ["refuse NoSuchTask" if name == "x/3" else "refuse BadRequest"]
+    assert x.submit(terms=SubmitOptions(after=(name,))) == [
+        "refuse NoSuchTask" if name == "x/3" else "refuse BadRequest"
+    ]
     error = x.done(Answer).error
     assert says in error.why
     assert error.hint
@@ -311,7 +313,7 @@ def test_nobody_waits_in_a_circle(name: str, says: str) -> None:
 def test_a_task_of_nobody_is_refused_and_leaves_nothing() -> None:
     x = alone()
     x.submit()
-    x.submit(terms=Terms(after=("x/1.7",)))
+    x.submit(terms=SubmitOptions(after=("x/1.7",)))
     x.when(events.TasksFound((events.TaskFound("x/1.7", is_known=False),)))
     assert isinstance(x.done(Answer).error, NoSuchTask)
     assert not x.node.gates.dependencies._awaited
@@ -323,7 +325,7 @@ def test_a_task_of_nobody_is_refused_and_leaves_nothing() -> None:
 def waits_for_y(**told: Any) -> Given:
     """x/1 waits for y/7."""
     x = Given(slots=4)
-    x.submit(terms=Terms(after_ok=("y/7",)))
+    x.submit(terms=SubmitOptions(after_ok=("y/7",)))
     assert x.sent(AwaitTasks) == AwaitTasks(("y/7",))
     x.hear("y", TasksTold((AwaitedTask("y/7", **({"says": "running on z"} | told)),)))
     return x
@@ -355,7 +357,7 @@ def test_nobody_but_its_home_may_tell() -> None:
 @pytest.mark.parametrize("says", ["nothing", "no such task"])
 def test_it_is_refused_if_its_home_does_not_know_it(says: str) -> None:
     x = Given(slots=4)
-    x.submit(terms=Terms(after=("y/7",)))
+    x.submit(terms=SubmitOptions(after=("y/7",)))
     number = str(next(iter(x.node.gates.inquiries._inquiries)))
     if says == "nothing":
         assert x.after(5.0).timer("inquiry", number) == ["refuse BadRequest"]
@@ -369,7 +371,7 @@ def test_it_is_refused_if_its_home_does_not_know_it(says: str) -> None:
 
 def test_a_home_that_nobody_knows() -> None:
     x = Given()
-    assert x.submit(terms=Terms(after=("z/7",))) == ["refuse NoSuchTask"]
+    assert x.submit(terms=SubmitOptions(after=("z/7",))) == ["refuse NoSuchTask"]
 
 
 def test_a_home_that_forgot_holds_what_waits_for_it_until_a_user_lets_it_go() -> None:
@@ -384,8 +386,8 @@ def test_a_home_that_forgot_holds_what_waits_for_it_until_a_user_lets_it_go() ->
 
 def test_a_restart_keeps_what_was_told_and_asks_again_for_what_was_not() -> None:
     x = waits_for_y()
-    row = events.TaskRow(x.task().record, spec(), terms=Terms(after_ok=("y/7",)))
-    told = Given(slots=4, started=events.AgentStarted((row,), counter=1, fates=(Fate("y/7", is_over=True),)))
+    row = events.TaskRow(x.task().record, spec(), terms=SubmitOptions(after_ok=("y/7",)))
+    told = Given(slots=4, started=events.AgentStarted((row,), counter=1, fates=(TaskOutcome("y/7", is_over=True),)))
     assert told.task().phase is HomePhase.HERE
     untold = Given(slots=4, peers=(), started=events.AgentStarted((row,), counter=1))
     assert untold.task().phase is HomePhase.GATED
@@ -446,17 +448,17 @@ def test_nobody_waits_for_an_array_that_is_being_made() -> None:
     request = x.requests
     making = list(x.last)
     for name in ("x/1", "x/1.3"):
-        assert x.submit(terms=Terms(after=(name,))) == ["refuse NoSuchTask"]
+        assert x.submit(terms=SubmitOptions(after=(name,))) == ["refuse NoSuchTask"]
         assert "only just being submitted" in x.done(Answer).error.why
     assert x.hear("y", AwaitTasks(("x/1.3",))) == ["FindTasks"]
     x.last = making
     assert "answer" in x.finish(request)
-    assert x.submit(terms=Terms(after=("x/1.3",))) == ["persist submission queued", "answer"]
+    assert x.submit(terms=SubmitOptions(after=("x/1.3",))) == ["persist submission queued", "answer"]
 
 
 def test_a_repeated_submission_asks_nobody() -> None:
     x = waits_for_y()
-    assert x.submit(token="token 1", terms=Terms(after_ok=("y/7",))) == ["answer"]
+    assert x.submit(token="token 1", terms=SubmitOptions(after_ok=("y/7",))) == ["answer"]
     assert reply(x)["repeated"]
 
 
@@ -465,7 +467,7 @@ def test_a_repeated_submission_asks_nobody() -> None:
 
 def test_a_failure_is_tried_again_after_a_growing_pause() -> None:
     x = alone()
-    x.submit(terms=Terms(retries=2))
+    x.submit(terms=SubmitOptions(retries=2))
     for failures, pause_s in ((1, 1), (2, 2)):
         did = x.end(x.task().key, 3)
         assert did == ["persist queued", "changed queued", f"timer rest {pause_s}", "ForgetTask"]
@@ -480,14 +482,14 @@ def test_a_failure_is_tried_again_after_a_growing_pause() -> None:
 
 def test_a_success_ends_it() -> None:
     x = alone()
-    x.submit(terms=Terms(retries=2))
+    x.submit(terms=SubmitOptions(retries=2))
     assert x.end(x.task().key) == ["persist done", *ENDS]
 
 
 @pytest.mark.parametrize("exit_", [Exit(130, signal=2), Exit(130)])
 def test_one_that_its_user_ended_by_a_signal_is_not_tried_again(exit_: Exit) -> None:
     x = alone()
-    x.submit(terms=Terms(retries=2))
+    x.submit(terms=SubmitOptions(retries=2))
     assert "persist queued" in x.when(events.TaskEnded(x.task().key, exit_))  # nobody has sent it one
     x.timer("rest", x.task().uid.hex())
     task = x.task()
@@ -498,7 +500,7 @@ def test_one_that_its_user_ended_by_a_signal_is_not_tried_again(exit_: Exit) -> 
 
 def test_a_signal_of_a_user_that_it_survives_changes_nothing() -> None:
     x = alone()
-    x.submit(terms=Terms(retries=2))
+    x.submit(terms=SubmitOptions(retries=2))
     x.when(events.SignalRequested(9, "x/1", 10))
     assert "persist queued" in x.end(x.task().key, 3)
     x.timer("rest", x.task().uid.hex())
@@ -507,7 +509,7 @@ def test_a_signal_of_a_user_that_it_survives_changes_nothing() -> None:
 
 def test_one_of_which_the_input_is_not_kept_has_its_failure_as_its_result() -> None:
     x = alone()
-    x.submit(terms=Terms(retries=2), input="name")
+    x.submit(terms=SubmitOptions(retries=2), input="name")
     task = x.task()
     x.when(events.InputCut(task.uid))
     assert x.end(task.key, 3) == ["persist failed", "changed failed", "ForgetTask"]
@@ -531,7 +533,7 @@ def test_one_that_a_node_gives_back_and_that_cannot_run_again_has_failed() -> No
 
 def test_one_that_is_cancelled_is_not_tried_again() -> None:
     x = alone()
-    x.submit(terms=Terms(retries=2))
+    x.submit(terms=SubmitOptions(retries=2))
     x.when(events.CancelRequested(9, ("x/1",)))
     x.end(x.task().key, 143)
     assert not x.node.home.tasks
@@ -540,7 +542,7 @@ def test_one_that_is_cancelled_is_not_tried_again() -> None:
 def test_a_failure_elsewhere_is_noted_before_it_is_acknowledged_and_counts_once() -> None:
     x = Given(policies=SENDER)
     x.submit()
-    x.submit(terms=Terms(retries=1))
+    x.submit(terms=SubmitOptions(retries=1))
     x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
     task = x.task(2)
     x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0))
@@ -554,8 +556,8 @@ def test_a_failure_elsewhere_is_noted_before_it_is_acknowledged_and_counts_once(
 def test_a_task_that_rests_has_no_slot() -> None:
     x = alone(slots=1)
     group(x, slots=1)
-    x.submit(terms=Terms(group="g", retries=1))
-    x.submit(terms=Terms(group="g"))
+    x.submit(terms=SubmitOptions(group="g", retries=1))
+    x.submit(terms=SubmitOptions(group="g"))
     x.end(x.task(1).key, 3)
     assert (x.task(1).phase, x.task(2).phase) == (HomePhase.RESTING, HomePhase.HERE)
     x.timer("rest", x.task(1).uid.hex())
@@ -564,8 +566,8 @@ def test_a_task_that_rests_has_no_slot() -> None:
 
 def test_dependents_wait_for_the_last_attempt() -> None:
     x = alone()
-    x.submit(terms=Terms(retries=1))
-    x.submit(terms=Terms(after_ok=("x/1",)))
+    x.submit(terms=SubmitOptions(retries=1))
+    x.submit(terms=SubmitOptions(after_ok=("x/1",)))
     x.end(x.task(1).key, 3)
     assert x.task(2).phase is HomePhase.GATED
     x.timer("rest", x.task(1).uid.hex())

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.estimates.duration_estimate import PastRuns
+from peerload.core.estimates.duration_estimate import PastDurations
 from peerload.core.estimates.gpu_history import GpuHistory, GpuRuns
 from peerload.model import actions, events, messages
 from peerload.model.devices import MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare
@@ -294,7 +294,7 @@ def judged(histories: Sequence[list[float]], share: float = 0.9) -> tuple[float,
     saying what the last run took."""
     covered = loss = last_loss = count = 0.0
     for series in histories:
-        known = PastRuns(50)
+        known = PastDurations(50)
         for number, came_s in enumerate(series):
             if number >= 3:
                 said_s = known.nearly_all_s(1.0)

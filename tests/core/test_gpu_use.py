@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import Ask
+from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.gpu_use import with_gpu_use
 from peerload.model.config import GpuConfig
 from peerload.model.devices import Device, DeviceReading, Health
@@ -32,7 +32,7 @@ class Cards:
             for number, name in enumerate(names(0, 1, 2))
         )
         self.devices = DeviceLedger(Profile("x", 8, 8.0, gpus=3, devices=devices), GpuConfig())
-        self.devices.grant("a", self.on, Ask(request, GpuConfig()), 0.0)
+        self.devices.grant("a", self.on, DeviceRequest(request, GpuConfig()), 0.0)
 
     def read(self, number: int, gib: float, others: float = 0.0, **more: Any) -> None:
         used = int(gib * GIB)

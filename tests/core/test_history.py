@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.estimates.history import DURATION_S_AT_FIRST, Backlog, History, command_keys
+from peerload.core.estimates.history import DURATION_S_AT_FIRST, BacklogEstimate, DurationEstimates, command_keys
 from peerload.core.sharing.view import task_view
 from peerload.core.tasks.work import Work
 from peerload.model import actions, events, messages
@@ -34,18 +34,18 @@ def exit_of(duration_s: float, speed: float = 1.0) -> Exit:
     return Exit(0, started_at=WALL_S, ended_at=WALL_S + duration_s, speed=speed)
 
 
-def history(commands_kept_max: int = 100, durations_kept_max: int = 50) -> History:
-    return History(commands_kept_max, durations_kept_max)
+def history(commands_kept_max: int = 100, durations_kept_max: int = 50) -> DurationEstimates:
+    return DurationEstimates(commands_kept_max, durations_kept_max)
 
 
-def taught(runs: list[tuple[TaskSpec, float]]) -> History:
+def taught(runs: list[tuple[TaskSpec, float]]) -> DurationEstimates:
     made = history()
     for task, duration_s in runs:
         made.learn(task, exit_of(duration_s))
     return made
 
 
-def expected_s(known: History, task: TaskSpec) -> float:
+def expected_s(known: DurationEstimates, task: TaskSpec) -> float:
     return known.expected_s(known.keys(task))
 
 
@@ -154,7 +154,7 @@ def test_durations_are_those_of_the_reference_machine() -> None:
 
 def test_the_backlog_is_the_sum_of_what_is_expected() -> None:
     known = taught([(spec("a"), 4.0), (spec("b"), 2.0)])
-    waiting = Backlog(known)
+    waiting = BacklogEstimate(known)
     for name in "aab":
         waiting.add(work(name))
     assert waiting.expected_s == 10.0

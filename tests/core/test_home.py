@@ -10,7 +10,7 @@ from peerload.model import events, messages
 from peerload.model.actions import Answer, Persist, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NoSuchTask
-from peerload.model.gossip import Standing
+from peerload.model.gossip import MemberStatus
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, Guarantee, TaskRecord, TaskState, execution_key
@@ -265,7 +265,7 @@ def test_one_that_may_run_once_is_taken_back_from_a_node_that_was_forgotten() ->
     x = away(guarantee=Guarantee.ONCE)
     task = x.task(2)
     x.after(120).timer("lease", task.uid.hex())
-    x.rumour("y", Standing.DEAD)
+    x.rumour("y", MemberStatus.DEAD)
     x.when(events.ForgetRequested(9, "y"))
     assert (task.record.state, task.record.node) == (TaskState.UNKNOWN, "")
     x.meet("y", start=1)

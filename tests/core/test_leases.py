@@ -9,7 +9,7 @@ from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
-from peerload.model.task import FloorKind, Guarantee, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import FenceKind, Guarantee, TaskRecord, TaskSpec, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
 from tests.core.test_losses import accepted, away
@@ -228,4 +228,4 @@ def test_a_floor_tells_why_it_is_there() -> None:
     x = Given(peers=("h",))
     queried(x, 1)
     rows = [row for act in x.last if hasattr(act, "rows") for row in act.rows if isinstance(row, PutFloor)]
-    assert [row.kind for row in rows] == [FloorKind.REFUSED]
+    assert [row.kind for row in rows] == [FenceKind.REFUSED]

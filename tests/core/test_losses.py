@@ -17,7 +17,7 @@ from peerload.model.task import (
     ExecutionRecord,
     ExecutionState,
     Exit,
-    FloorKind,
+    FenceKind,
     Guarantee,
     TaskRecord,
     TaskSpec,
@@ -268,7 +268,7 @@ def test_a_process_that_never_was_is_not_started_durably() -> None:
     lost = events.TaskLost(KEY, "its lease ran out before it could be started", never_started=True)
     assert x.when(lost) == ["persist drop floor=1", "NotStarted to h", "ForgetTask"]
     rows = [row for act in x.last if hasattr(act, "rows") for row in act.rows if isinstance(row, PutFloor)]
-    assert [row.kind for row in rows] == [FloorKind.REFUSED]
+    assert [row.kind for row in rows] == [FenceKind.REFUSED]
     assert x.hear("h", messages.Query("h/1", UID, 1)) == ["NotStarted to h"]
 
 
@@ -316,7 +316,7 @@ def test_nothing_is_said_of_an_attempt_that_the_launcher_still_has() -> None:
 
 def test_a_start_without_its_process_is_said_to_have_died_after_a_restart() -> None:
     record = ExecutionRecord("h/1", UID, 1, "h", ExecutionState.START, spec(**ONCE), 50.0, 60.0)
-    floors = ((UID, 1, FloorKind.STARTED_ONCE, "h"),)
+    floors = ((UID, 1, FenceKind.STARTED_ONCE, "h"),)
     x = Given(peers=("h",), started=events.AgentStarted(executions=(record,), floors=floors))
     assert x.started[:2] == ["persist drop", "Died to h"]
     assert x.hear("h", messages.Query("h/1", UID, 1)) == ["Died to h"]

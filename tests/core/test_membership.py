@@ -19,8 +19,8 @@ from peerload.model.gossip import (
     GossipPing,
     GossipPingRequest,
     Load,
-    Rumour,
-    Standing,
+    MembershipUpdate,
+    MemberStatus,
 )
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
@@ -41,9 +41,11 @@ def given(*peers: str, **preset: Any) -> Given:
     return x
 
 
-def rumour(node: str, standing: Standing = Standing.ALIVE, refutation: int = 0, start: int = 1, **more: Any) -> Rumour:
+def rumour(
+    node: str, standing: MemberStatus = MemberStatus.ALIVE, refutation: int = 0, start: int = 1, **more: Any
+) -> MembershipUpdate:
     who = identity(node, start)
-    said = Rumour(node, who.boot, who.machine_boot, who.store, start, refutation, standing, who.address)
+    said = MembershipUpdate(node, who.boot, who.machine_boot, who.store, start, refutation, standing, who.address)
     return msgspec.structs.replace(said, **more)
 
 
@@ -170,7 +172,7 @@ def test_a_suspect_that_does_not_refute_it_is_called_dead() -> None:
     x = given("y")
     died: list[str] = []
     x.node.handoff.leases.peer_died = died.append  # type: ignore[assignment,method-assign]
-    assert says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))[0] == "timer suspect 1.8"
+    assert says(x, "z", rumour("y", MemberStatus.SUSPECT, by=("z",)))[0] == "timer suspect 1.8"
     x.after(1.8)
     done = x.timer("gossip", "suspect", "y")
     assert state(x, "y") is PeerState.DEAD
@@ -181,25 +183,25 @@ def test_a_suspect_that_does_not_refute_it_is_called_dead() -> None:
 
 def test_a_later_word_of_its_own_clears_it() -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))
-    assert says(x, "z", rumour("y", Standing.ALIVE, refutation=0)) == []  # that is what was suspected
-    assert "clear suspect" in says(x, "z", rumour("y", Standing.ALIVE, refutation=1))
+    says(x, "z", rumour("y", MemberStatus.SUSPECT, by=("z",)))
+    assert says(x, "z", rumour("y", MemberStatus.ALIVE, refutation=0)) == []  # that is what was suspected
+    assert "clear suspect" in says(x, "z", rumour("y", MemberStatus.ALIVE, refutation=1))
     assert state(x, "y") is PeerState.ALIVE
-    assert says(x, "z", rumour("y", Standing.DEAD, refutation=0)) == []  # late
+    assert says(x, "z", rumour("y", MemberStatus.DEAD, refutation=0)) == []  # late
 
 
 def test_confirmations_shorten_the_time() -> None:
     x = given("y", "a", "b", "c", "d")
-    assert says(x, "a", rumour("y", Standing.SUSPECT, by=("a",)))[0] == "timer suspect 7.2"
-    assert says(x, "a", rumour("y", Standing.SUSPECT, by=("a",))) == []  # the same again
-    assert says(x, "b", rumour("y", Standing.SUSPECT, by=("b",)))[0] == "timer suspect 4.5"
-    says(x, "c", rumour("y", Standing.SUSPECT, by=("a", "c")))
-    assert says(x, "d", rumour("y", Standing.SUSPECT, by=("d",)))[0] == "timer suspect 1.8"
+    assert says(x, "a", rumour("y", MemberStatus.SUSPECT, by=("a",)))[0] == "timer suspect 7.2"
+    assert says(x, "a", rumour("y", MemberStatus.SUSPECT, by=("a",))) == []  # the same again
+    assert says(x, "b", rumour("y", MemberStatus.SUSPECT, by=("b",)))[0] == "timer suspect 4.5"
+    says(x, "c", rumour("y", MemberStatus.SUSPECT, by=("a", "c")))
+    assert says(x, "d", rumour("y", MemberStatus.SUSPECT, by=("d",)))[0] == "timer suspect 1.8"
 
 
 def test_a_node_in_doubt_about_itself_waits_longer() -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))
+    says(x, "z", rumour("y", MemberStatus.SUSPECT, by=("z",)))
     x.node.membership.gossip.shared.health.worse()
     assert x.after(1.8).timer("gossip", "suspect", "y") == ["timer suspect 1.8"]
     assert state(x, "y") is PeerState.SUSPECT
@@ -207,7 +209,7 @@ def test_a_node_in_doubt_about_itself_waits_longer() -> None:
 
 def test_a_suspect_hears_of_it_with_the_next_ping() -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))
+    says(x, "z", rumour("y", MemberStatus.SUSPECT, by=("z",)))
     for _ in range(9):
         x.timer("gossip", "spread")
     assert x.timer("gossip", "turn")[1] == "ping+y=suspect+load to y"
@@ -215,17 +217,17 @@ def test_a_suspect_hears_of_it_with_the_next_ping() -> None:
 
 def test_who_hears_of_a_suspicion_follows_it_up() -> None:
     x = given("y", "a", "b", corroborators=6)
-    done = says(x, "a", rumour("y", Standing.SUSPECT, by=("a",)))
+    done = says(x, "a", rumour("y", MemberStatus.SUSPECT, by=("a",)))
     assert "ping+y=suspect+load to y" in done
 
 
 def test_this_node_refutes_what_is_said_of_it() -> None:
     x = given("y", "z")
-    done = says(x, "y", rumour("x", Standing.SUSPECT, by=("z",)))
+    done = says(x, "y", rumour("x", MemberStatus.SUSPECT, by=("z",)))
     assert done[-2:] == ["x=alive to y", "x=alive to z"]
     (said,) = x.done(actions.SendGossip).messages
     assert said.refutation == 1
-    says(x, "z", rumour("x", Standing.SUSPECT, by=("z",)))  # it has not heard the answer
+    says(x, "z", rumour("x", MemberStatus.SUSPECT, by=("z",)))  # it has not heard the answer
     assert x.done(actions.SendGossip).messages[0] == said
     assert x.done(actions.SendGossip).node == "z"
     assert x.node.membership.gossip.shared.health.score == 1
@@ -233,9 +235,9 @@ def test_this_node_refutes_what_is_said_of_it() -> None:
 
 def test_after_its_database_was_lost_a_node_counts_on_from_where_it_was() -> None:
     x = given("y")
-    says(x, "y", rumour("x", Standing.DEAD, start=57))
+    says(x, "y", rumour("x", MemberStatus.DEAD, start=57))
     assert x.node.state.identity.incarnation == 58
-    says(x, "y", rumour("x", Standing.ALIVE, start=60))  # two agents of one name do not chase each other
+    says(x, "y", rumour("x", MemberStatus.ALIVE, start=60))  # two agents of one name do not chase each other
     assert x.node.state.identity.incarnation == 58
 
 
@@ -245,7 +247,7 @@ def test_after_its_database_was_lost_a_node_counts_on_from_where_it_was() -> Non
 @pytest.mark.parametrize("told", [True, False])
 def test_a_node_that_did_not_run_calls_nobody_dead_before_a_fresh_probe(told: bool) -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))
+    says(x, "z", rumour("y", MemberStatus.SUSPECT, by=("z",)))
     if told:
         x.after(2.0).when(events.LoopLagged(2.0))
     else:
@@ -272,12 +274,12 @@ def test_a_node_that_did_not_run_gives_up_its_probes() -> None:
 
 def test_another_start_takes_the_place_of_the_dead_one() -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.DEAD))
+    says(x, "z", rumour("y", MemberStatus.DEAD))
     says(x, "z", rumour("y", start=2))
     y = x.node.membership.get("y")
     assert y is not None
     assert (y.state, y.identity.boot, y.knows_profile) == (PeerState.ALIVE, "y-boot-2", False)
-    says(x, "z", rumour("y", Standing.DEAD, refutation=9))  # of the start before
+    says(x, "z", rumour("y", MemberStatus.DEAD, refutation=9))  # of the start before
     assert state(x, "y") is PeerState.ALIVE
 
 
@@ -374,7 +376,7 @@ def test_this_nodes_load_goes_to_all_unless_there_is_a_broker() -> None:
 
 def test_a_retained_state_does_not_bring_back_the_dead() -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.DEAD))
+    says(x, "z", rumour("y", MemberStatus.DEAD))
     x.meet("y", retained=True)
     assert state(x, "y") is PeerState.DEAD
     x.meet("y", start=2, retained=True)
@@ -383,7 +385,7 @@ def test_a_retained_state_does_not_bring_back_the_dead() -> None:
 
 def test_who_speaks_although_it_is_called_dead_is_told_so() -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.DEAD))
+    says(x, "z", rumour("y", MemberStatus.DEAD))
     assert x.hear("y", messages.Probe(1, messages.Need(), ACCEPTS))[0] == "Sync to y"
     assert says(x, "y", GossipPing(1, "x")) == ["ack+load+y=dead to y"]
     assert says(x.after(1.0), "y", GossipPing(1, "x"))[0] == "y=dead to y"
@@ -428,7 +430,7 @@ def test_everything_is_exchanged_now_and_then() -> None:
 
 def test_the_dead_are_looked_for_for_ever() -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.DEAD))
+    says(x, "z", rumour("y", MemberStatus.DEAD))
     for _ in range(50):
         done = x.after(60.0).timer("gossip", "again")
         assert done[:3] == ["Dial", "y=dead to y", "Sync to y"]
@@ -442,7 +444,7 @@ def test_a_node_that_has_lost_all_others_looks_for_them_soon() -> None:
     due_s = [
         float(shape.removeprefix("timer again "))
         for name in (*names, "y")
-        for shape in says(x, "y", rumour(name, Standing.DEAD))
+        for shape in says(x, "y", rumour(name, MemberStatus.DEAD))
         if shape.startswith("timer again ")
     ]
     assert due_s == sorted(due_s, reverse=True)
@@ -464,7 +466,7 @@ def test_stopping_says_good_bye() -> None:
     done = x.when(events.AgentStopping())
     assert done[:2] == ["Leaving to y", "Leaving to z"]
     assert sorted(done[2:]) == ["x=left to y", "x=left to z"]
-    assert says(x, "y", rumour("x", Standing.SUSPECT)) == []  # it does not matter any more
+    assert says(x, "y", rumour("x", MemberStatus.SUSPECT)) == []  # it does not matter any more
 
 
 def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() -> None:
@@ -475,7 +477,7 @@ def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() ->
     assert x.timer("gossip", "again") == []
     x.after(86_401.0).timer("gossip", "sync")
     assert x.node.membership.get("y") is None
-    assert says(x, "z", rumour("y", Standing.LEFT, age_s=90_000.0)) == []
+    assert says(x, "z", rumour("y", MemberStatus.LEFT, age_s=90_000.0)) == []
     assert x.node.membership.get("y") is None
 
 
@@ -483,7 +485,7 @@ def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() ->
 @pytest.mark.parametrize("what", ["incarnation", "refutation"])
 def test_whatever_is_claimed_of_a_node_it_can_be_heard_again(what: str, claim: int) -> None:
     """z lies to both x and y about x; x hears what is believed of it, and its answer is believed at y."""
-    lie = msgspec.structs.replace(rumour("x", Standing.DEAD), **{what: claim})
+    lie = msgspec.structs.replace(rumour("x", MemberStatus.DEAD), **{what: claim})
     x = given("y", "z")
     y = Given(node="y", peers=("x", "z"), config=CoreConfig(gossip=CALM))
     says(x, "z", lie)
@@ -504,7 +506,7 @@ def test_a_number_that_a_node_has_said_itself_is_believed_of_others_too() -> Non
     says(x, "z", beyond)
     assert x.node.membership.gossip.shared.members["y"].rumour.refutation == 0
     says(x, "y", beyond)
-    says(x, "z", msgspec.structs.replace(beyond, standing=Standing.SUSPECT, by=("z",)))
+    says(x, "z", msgspec.structs.replace(beyond, standing=MemberStatus.SUSPECT, by=("z",)))
     assert state(x, "y") is PeerState.SUSPECT
 
 
@@ -512,13 +514,13 @@ def test_forgetting_is_for_the_gone_and_for_all() -> None:
     x = given("y", "z")
     assert not x.node.membership.forget("nobody")
     assert not x.node.membership.forget("y")
-    says(x, "z", rumour("y", Standing.DEAD))
+    says(x, "z", rumour("y", MemberStatus.DEAD))
     x.node.state.actions = []
     assert x.node.membership.forget("y")
     assert actions.ForgetPeer("y") in x.node.state.actions
     assert x.node.membership.get("y") is None
     assert x.timer("gossip", "spread")[0] == "y=forgotten to z"
-    says(x, "z", rumour("y", Standing.DEAD))  # a late word
+    says(x, "z", rumour("y", MemberStatus.DEAD))  # a late word
     assert x.node.membership.get("y") is None
     x.meet("y", start=2)  # it was not gone after all
     assert state(x, "y") is PeerState.ALIVE
@@ -526,10 +528,10 @@ def test_forgetting_is_for_the_gone_and_for_all() -> None:
 
 def test_a_full_table_drops_whoever_was_lost_longest() -> None:
     x = Given(peers=("a", "b"), config=CoreConfig(peers_max=2))
-    assert x.rumour("c", Standing.ALIVE) == []
+    assert x.rumour("c", MemberStatus.ALIVE) == []
     assert x.node.membership.get("c") is None
-    x.rumour("b", Standing.DEAD)
-    x.rumour("c", Standing.ALIVE)
+    x.rumour("b", MemberStatus.DEAD)
+    x.rumour("c", MemberStatus.ALIVE)
     assert x.node.membership.get("c") is not None
     assert x.node.membership.get("b") is None
 
@@ -537,7 +539,7 @@ def test_a_full_table_drops_whoever_was_lost_longest() -> None:
 def test_names_of_the_forgotten_keep_nobody_out() -> None:
     x = Given(peers=("y",), config=CoreConfig(peers_max=10))
     for number in range(40):
-        x.rumour(f"old{number:02}", Standing.FORGOTTEN)
+        x.rumour(f"old{number:02}", MemberStatus.FORGOTTEN)
     members = x.node.membership.gossip.shared.members
     assert len(members) == 20
     assert "old18" in members  # the first that came: further ones are not kept
@@ -555,12 +557,12 @@ def test_whoever_comes_and_goes_has_one_turn_a_round() -> None:
     x = given("y", "z")
     order = x.node.membership.gossip.detector._order
     for number in range(1, 101):
-        says(x, "z", rumour("q", Standing.ALIVE, number))
-        says(x, "z", rumour("q", Standing.DEAD, number))
+        says(x, "z", rumour("q", MemberStatus.ALIVE, number))
+        says(x, "z", rumour("q", MemberStatus.DEAD, number))
         says(x, "z", rumour(f"q{number}"))
-        says(x, "z", rumour(f"q{number}", Standing.LEFT))
+        says(x, "z", rumour(f"q{number}", MemberStatus.LEFT))
     assert set(order) <= {"y", "z"}
-    says(x, "z", rumour("q", Standing.ALIVE, 101))
+    says(x, "z", rumour("q", MemberStatus.ALIVE, 101))
     assert order.count("q") == 1
 
 
@@ -584,7 +586,7 @@ def test_a_peer_with_another_database_is_met_although_it_counts_from_one_again()
 
 def test_a_submission_and_gossip_do_not_meet() -> None:
     x = given("y")
-    says(x, "z", rumour("y", Standing.DEAD))
+    says(x, "z", rumour("y", MemberStatus.DEAD))
     assert "Probe to y" not in [*x.submit(spec()), *x.submit(spec())]
 
 
@@ -594,14 +596,14 @@ def rows(x: Given) -> list[actions.Row]:
 
 def test_a_run_that_outdoes_a_later_one_comes_back_as_a_still_later_one() -> None:
     x = given("y")
-    says(x, "y", rumour("x", Standing.ALIVE, 0, 5))  # y was told by a run whose database was put back since
+    says(x, "y", rumour("x", MemberStatus.ALIVE, 0, 5))  # y was told by a run whose database was put back since
     (kept,) = rows(x)
     assert isinstance(kept, actions.PutRun)
     assert kept.incarnation == x.node.state.identity.incarnation == 6
-    says(x, "y", rumour("x", Standing.ALIVE, 0, 5))
+    says(x, "y", rumour("x", MemberStatus.ALIVE, 0, 5))
     assert rows(x) == []
     x.after(11)
-    says(x, "y", rumour("x", Standing.ALIVE, 0, 8))
+    says(x, "y", rumour("x", MemberStatus.ALIVE, 0, 8))
     (again,) = rows(x)
     assert isinstance(again, actions.PutRun)
     assert (again.incarnation, again.store) == (9, kept.store)
@@ -612,7 +614,7 @@ def test_who_has_an_older_copy_of_its_database_promises_nothing_in_the_name_of_t
     is_same: bool,
 ) -> None:
     x = given("y")
-    earlier = rumour("x", Standing.ALIVE, 0, 5)
+    earlier = rumour("x", MemberStatus.ALIVE, 0, 5)
     says(x, "y", earlier if is_same else msgspec.structs.replace(earlier, store="one that was lost"))
     x.hear("y", messages.Query("y/1", bytes(16), 1))
     said = x.sent(messages.NotStarted)

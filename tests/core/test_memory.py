@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from peerload.core.sharing.peer_hints import NAMES_MAX, Memory
+from peerload.core.sharing.peer_hints import NAMES_MAX, PeerHints
 from peerload.model import messages
 from peerload.model.load import LoadReport, Region
 from peerload.model.resources import Profile
@@ -29,7 +29,7 @@ WORK = messages.Footprint(has_room=False)
 
 
 def test_names_are_unique_bounded_and_the_newest_last() -> None:
-    memory = Memory(is_on=True)
+    memory = PeerHints(is_on=True)
     for number in range(NAMES_MAX + 2):
         memory.is_idle(f"n{number}")
     assert list(memory.idle) == [f"n{number}" for number in range(2, NAMES_MAX + 2)]

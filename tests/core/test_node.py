@@ -13,7 +13,7 @@ from peerload.core.state import FOREVER_S
 from peerload.model import events, messages
 from peerload.model.actions import Announce, TaskChanged
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport, Marks, Region
+from peerload.model.load import LoadReport, Region, Thresholds
 from peerload.model.task import Exit, TaskRecord, TaskState
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, WALL_S, Given, identity, spec
 
@@ -177,10 +177,10 @@ class Marking:
         self.steady = steady
         self.asked = 0
 
-    def marks(self, view: object) -> Marks:
+    def marks(self, view: object) -> Thresholds:
         del view
         self.asked += 1
-        return Marks(2.0, 2.0, 2.0, 2.0)
+        return Thresholds(2.0, 2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize("steady", [True, False])

@@ -8,7 +8,7 @@ import pytest
 from peerload.core.tasks.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, SetLease, SpawnTask
-from peerload.model.gossip import Standing
+from peerload.model.gossip import MemberStatus
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
@@ -46,7 +46,7 @@ def test_what_is_at_a_node_that_was_forgotten_is_not_parked() -> None:
     x = away()
     task = x.task(2)
     x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 9.0, 8.0, 5.0),)))
-    x.rumour("y", Standing.DEAD)
+    x.rumour("y", MemberStatus.DEAD)
     x.when(events.ForgetRequested(9, "y"))
     assert "Park to y" not in x.when(events.AgentStopping())
     assert not task.record.parked_ts  # its lease will run out, also after the next start

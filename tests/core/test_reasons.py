@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peerload.core.explain.reasons import Reasons, Verdict
+from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons
 from peerload.core.explain.suggestion import smallest_change
 from peerload.core.tasks.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.devices import Device, DeviceReading, GpuShare, GpuWait, Health
-from peerload.model.gossip import Standing
+from peerload.model.gossip import MemberStatus
 from peerload.model.load import LoadReport, Region
 from peerload.model.messages import Need
 from peerload.model.resources import Placement, Profile, ResourceRequest
@@ -46,8 +46,8 @@ def asks(gpus: int = 0, gib: float = 0.0, **more: Any) -> TaskSpec:
     return spec(request=request, placement=placement, priority=priority)
 
 
-def verdicts(x: Given, number: int = 1) -> dict[str, Verdict]:
-    reasons = Reasons(x.node, x.task(number), x.at_s)
+def verdicts(x: Given, number: int = 1) -> dict[str, EligibilityVerdict]:
+    reasons = WaitReasons(x.node, x.task(number), x.at_s)
     return {verdict.node: verdict for verdict in reasons.verdicts()}
 
 
@@ -58,7 +58,7 @@ def here(x: Given, number: int = 1) -> str:
 
 
 def change(x: Given, number: int = 1) -> str:
-    found = smallest_change(x.node, Reasons(x.node, x.task(number), x.at_s), x.task(number).spec)
+    found = smallest_change(x.node, WaitReasons(x.node, x.task(number), x.at_s), x.task(number).spec)
     return f"{found.words} on {found.node}" if found else ""
 
 
@@ -235,12 +235,12 @@ def test_a_peer_that_is_full_or_not() -> None:
 def test_a_peer_that_is_not_there() -> None:
     x = waiting()
     says(x)
-    x.rumour("y", Standing.SUSPECT)
+    x.rumour("y", MemberStatus.SUSPECT)
     assert told(x, 2) == (True, False, "suspect: it has not answered for 0.0 s")
-    x.after(30).rumour("y", Standing.DEAD)
+    x.after(30).rumour("y", MemberStatus.DEAD)
     x.after(240)
     assert told(x, 2) == (True, False, "dead for 4 min")
-    x.rumour("y", Standing.LEFT)
+    x.rumour("y", MemberStatus.LEFT)
     assert "y" not in verdicts(x, 2), "who has left is no node any more"
 
 
@@ -271,7 +271,7 @@ def test_what_a_peer_does_not_tell_is_not_guessed() -> None:
     x = waiting()
     report = msgspec.structs.replace(y.node.sharing.shown(), incarnation=1, sequence=9)
     x.when(events.PeerMet(identity("y"), y.node.state.profile, report))
-    verdict = list(Reasons(x.node, x.task(2), x.at_s).verdicts(asks(mem_bytes=GIB)))[1]
+    verdict = list(WaitReasons(x.node, x.task(2), x.at_s).verdicts(asks(mem_bytes=GIB)))[1]
     assert (verdict.can_ever, verdict.now) == (True, None)
     assert verdict.reason == "1 of 16 slots taken; how much memory is promised there is not told"
 
@@ -331,7 +331,7 @@ def test_no_task_waits_where_it_is_said_to_have_room(seed: int) -> None:
         happens(x, rng, 0.75)
     for task in x.node.home.tasks.values():
         if task.phase in WAITS and not task.withheld:
-            (verdict,) = Reasons(x.node, task, x.at_s).verdicts()
+            (verdict,) = WaitReasons(x.node, task, x.at_s).verdicts()
             assert not verdict.now, verdict
             assert verdict.reason
 
@@ -348,7 +348,7 @@ def test_what_is_said_to_help_does(seed: int) -> None:
     task = list(x.node.home.tasks.values())[-1]
     if task.phase not in WAITS:
         return
-    found = smallest_change(x.node, Reasons(x.node, task, x.at_s), last)
+    found = smallest_change(x.node, WaitReasons(x.node, task, x.at_s), last)
     if found is None:
         return
     assert found.node == "x"
@@ -388,7 +388,7 @@ def test_a_peer_said_to_have_room_admits_it_and_one_said_to_have_none_does_not(s
         happens(y, rng, 0.6)
         report = msgspec.structs.replace(y.node.sharing.shown(), incarnation=1, sequence=step + 1)
         x.when(events.PeerMet(identity("y"), y.node.state.profile, report))
-        reasons = Reasons(x.node, x.task(2), x.at_s)
+        reasons = WaitReasons(x.node, x.task(2), x.at_s)
         for request in [drawn(rng) for _ in range(12)]:
             verdict = list(reasons.verdicts(spec(request=request)))[1]
             admits = y.node.sharing.sender.would_accept("x", Need(request))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.tasks.work import GuestPhase
+from peerload.core.tasks.work import RemotePhase
 from peerload.model import events, messages
 from peerload.model.actions import Answer, SendResult, SignalTask
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind
 from tests.core.given import UID, WALL_S, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
 
@@ -27,7 +27,7 @@ def waiting() -> Given:
 def restarted(revoked_at: float, **more: object) -> Given:
     started = events.AgentStarted(
         executions=(STARTED,),
-        floors=((UID, 1, FloorKind.STARTED, "h"),),
+        floors=((UID, 1, FenceKind.STARTED, "h"),),
         running=((KEY, WALL_S, 90.0),),
         revoked=(("h", revoked_at),),
         **more,  # type: ignore[arg-type]
@@ -75,14 +75,14 @@ def test_room_that_was_kept_for_it_is_free_again() -> None:
 def test_tasks_of_other_homes_go_on() -> None:
     x = guest()
     assert x.when(events.NodeRevoked("g")) == []
-    assert x.node.executor.guests[KEY].phase is GuestPhase.HERE
+    assert x.node.executor.guests[KEY].phase is RemotePhase.HERE
 
 
 def test_a_result_that_its_home_has_not_taken_yet_is_kept() -> None:
     x = guest()
     x.end(KEY)
     assert x.when(REVOKED) == []
-    assert x.node.executor.guests[KEY].phase is GuestPhase.ENDED
+    assert x.node.executor.guests[KEY].phase is RemotePhase.ENDED
 
 
 @pytest.mark.rule("J4")
@@ -107,7 +107,7 @@ def test_an_agent_that_starts_ends_what_was_started_before_the_revocation() -> N
 def test_tasks_of_who_was_let_in_anew_go_on_over_a_restart() -> None:
     x = restarted(WALL_S - 1.0)
     assert "signal 9" not in x.started
-    assert x.node.executor.guests[KEY].phase is GuestPhase.HERE
+    assert x.node.executor.guests[KEY].phase is RemotePhase.HERE
 
 
 def cancel(*tasks: str, force: bool = False) -> events.RemoteCancelRequested:

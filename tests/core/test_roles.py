@@ -19,7 +19,7 @@ from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
-from peerload.model.task import Exit, FloorKind, Guarantee, TaskState
+from peerload.model.task import Exit, FenceKind, Guarantee, TaskState
 from tests.core.given import ACCEPTS, UID, Given, offer, spec
 
 EXIT = Exit(0, started_at=5.0, ended_at=6.0)
@@ -67,7 +67,7 @@ TO_EXECUTOR: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def executor(phase: str) -> tuple[Given, messages.Accept | None]:
-    kinds = {"ended once": FloorKind.STARTED_ONCE, "refused": FloorKind.REFUSED}
+    kinds = {"ended once": FenceKind.STARTED_ONCE, "refused": FenceKind.REFUSED}
     floors = ((UID, 1, kinds[phase], "h"),) if phase in kinds else ()
     x = Given(slots=4, peers=("h", "z"), started=events.AgentStarted(floors=floors))
     if phase == "nothing" or phase in kinds:
@@ -327,7 +327,7 @@ def test_the_uid_of_an_own_task_is_nobody_elses(state: str) -> None:
 
 
 def test_a_floor_is_its_homes_after_a_restart_too() -> None:
-    floors = ((UID, 1, FloorKind.STARTED_ONCE, "h"),)
+    floors = ((UID, 1, FenceKind.STARTED_ONCE, "h"),)
     x = Given(slots=2, peers=("h", "z"), started=events.AgentStarted(floors=floors))
     assert x.hear("z", messages.Query("z/1", UID, 1 << 31)) == []
     assert x.hear("z", messages.ResultAck("z/1", UID, 1)) == []

@@ -9,7 +9,7 @@ from peerload.core.tasks.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Announce, PutFloor, SpawnTask
 from peerload.model.load import LoadReport
-from peerload.model.task import FloorKind, Guarantee, TaskState
+from peerload.model.task import FenceKind, Guarantee, TaskState
 from tests.core.given import UID, Given, Placement, offer, spec
 from tests.core.test_executor import KEY, commit
 
@@ -156,7 +156,7 @@ def test_a_guest_that_could_not_be_started_is_refused_for_good_before_its_home_h
     x = committed()
     short(x, KEY)
     (floor,) = (row for row in _rows(x) if isinstance(row, PutFloor))
-    assert (floor.uid, floor.floor, floor.kind) == (UID, 1, FloorKind.REFUSED)
+    assert (floor.uid, floor.floor, floor.kind) == (UID, 1, FenceKind.REFUSED)
     said = x.sent(messages.NotStarted)
     assert (said.uid, said.attempt, said.reason) == (UID, 1, WORDS)
     assert x.hear("h", offer()) == ["Decline to h"]

@@ -8,7 +8,7 @@ from peerload.model import events, messages
 from peerload.model.actions import Answer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NeverRunnable, SlowDown
-from peerload.model.gossip import Standing
+from peerload.model.gossip import MemberStatus
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.model.task import TaskSpec
 from tests.core.given import ACCEPTS, Given, spec
@@ -82,9 +82,9 @@ def test_the_answer_says_why_nobody_can_run_it_now() -> None:
     )
     x.hear("y", messages.Pong(1, ACCEPTS))
     assert told(x, pinned) is None
-    x.rumour("y", Standing.SUSPECT)
+    x.rumour("y", MemberStatus.SUSPECT)
     assert told(x, pinned) == "the task is for y; y: suspect"
-    x.rumour("y", Standing.ALIVE, refutation=1)
+    x.rumour("y", MemberStatus.ALIVE, refutation=1)
     x.meet("y", drained=True)
     assert told(x, pinned) == "the task is for y; y: drained"
     for peer in ("a", "b"):

@@ -19,15 +19,15 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerload.agent.control.connection import Connection, LocalConnection
-from peerload.agent.forwarding.response_validation import Listing, merged
+from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, read_frame
 from peerload.agent.launcher.protocol import exit_of
-from peerload.agent.mqtt.revocation_topic import WordsOnBus
+from peerload.agent.mqtt.revocation_topic import RevocationTopic
 from peerload.agent.peers.address_file import Addresses
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import kept_speed
-from peerload.agent.sensors.gpu_health import Illnesses
+from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check
 from peerload.launcher.control_socket import AgentSocket, _asks_for_the_list
 from peerload.launcher.system.accounts import policy_of
@@ -36,7 +36,7 @@ from peerload.model.errors import BadRequest, PeerloadError, ProtocolError
 from peerload.model.resources import Profile
 from peerload.policy import registry
 from peerload.security import certificates, revocation
-from peerload.security.invitations import Invites, Refused
+from peerload.security.invitations import InvitationRefused, Invitations
 from peerload.security.revocation import Trust
 from peerload.wire import control, join, peer
 from tests.core import given
@@ -246,7 +246,7 @@ def listing(raw: bytes) -> object:
     if kind == "error":
         return None
     together = merged(body, merged(body, {}))
-    return Listing("n2", 5).read(together)
+    return MergedListing("n2", 5).read(together)
 
 
 @functools.cache
@@ -292,20 +292,20 @@ def state_file(raw: bytes) -> object:
         case 1:
             return Trust(_ca()[0], file).signed
         case 2:
-            ill = Illnesses("boot", file)
+            ill = GpuFaults("boot", file)
             ill.begin("driver")
             return ill.of("card")
         case 3:
             return kept_speed(file)
         case _:
-            return _redeemed(Invites(file))
+            return _redeemed(Invitations(file))
 
 
-def _redeemed(invites: Invites) -> object:
+def _redeemed(invites: Invitations) -> object:
     request = join.JoinRequest(_TOKEN, "n3", b"csr", b"p" * 64)
     try:
         return invites.redeem(request, b"c", b"n" * 32, 1.5, lambda *_, **__: "")
-    except Refused:
+    except InvitationRefused:
         return invites.open(1.5)
 
 
@@ -329,7 +329,7 @@ def settings_text(raw: bytes) -> object:
 def mqtt_words(raw: bytes) -> object:
     """What is said to be words of the CA, over MQTT."""
     heard: list[object] = []
-    bus = WordsOnBus(lambda: (), lambda _src, words: heard.append(words), Counter())
+    bus = RevocationTopic(lambda: (), lambda _src, words: heard.append(words), Counter())
     bus.take("n2", raw)
     return heard
 

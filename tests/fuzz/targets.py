@@ -21,7 +21,7 @@ import msgpack
 import msgspec
 
 from peerload.agent.accounts.environment import variables_of
-from peerload.agent.joining.join_server import Door, Newcomer
+from peerload.agent.joining.join_server import JoiningNode, JoinServer
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader
@@ -32,7 +32,15 @@ from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTas
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StoreError
 from peerload.model.events import Submission
-from peerload.model.gossip import GossipAck, GossipNack, GossipPing, GossipPingRequest, Load, Rumour, Standing
+from peerload.model.gossip import (
+    GossipAck,
+    GossipNack,
+    GossipPing,
+    GossipPingRequest,
+    Load,
+    MembershipUpdate,
+    MemberStatus,
+)
 from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity
@@ -42,7 +50,7 @@ from peerload.policy import registry
 from peerload.policy.preset_loader import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
-from peerload.security.invitations import Invites
+from peerload.security.invitations import Invitations
 from peerload.text.format import printable
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
@@ -60,8 +68,8 @@ IDENTITY = Identity("n2", "boot-2", "machine-2", "store-2", 2, "127.0.0.1:2")
 
 
 RUMOURS = tuple(
-    Rumour(node, "boot-2", "machine-2", "store-2", 2, 1, standing, "127.0.0.1:2", by=("n3",))
-    for node, standing in (("n1", Standing.SUSPECT), ("n2", Standing.ALIVE), ("n3", Standing.DEAD))
+    MembershipUpdate(node, "boot-2", "machine-2", "store-2", 2, 1, standing, "127.0.0.1:2", by=("n3",))
+    for node, standing in (("n1", MemberStatus.SUSPECT), ("n2", MemberStatus.ALIVE), ("n3", MemberStatus.DEAD))
 )
 SAID = (
     GossipPing(1, "n1"),
@@ -247,11 +255,11 @@ def _door(raw: bytes) -> object:
 
 
 def _at_the_door(raw: bytes) -> object:
-    door = Door(
-            Invites(more_targets.scratch() / "invites"), b"ca", lambda: b"certificate", lambda *_, **__: "",
+    door = JoinServer(
+            Invitations(more_targets.scratch() / "invites"), b"ca", lambda: b"certificate", lambda *_, **__: "",
             lambda *_: join.JoinWelcome(b"-----BEGIN", "n3", "main", KEY), lambda _state, _why: None, Counter(),
         )  # fmt: skip
-    newcomer = Newcomer(door, lambda: None)
+    newcomer = JoiningNode(door, lambda: None)
     newcomer.connection_made(more_targets.Deaf())
     for first in range(0, len(raw), 7):
         newcomer.data_received(raw[first : first + 7])

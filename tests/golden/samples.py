@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.mqtt.message_filter import Topics
-from peerload.agent.mqtt.revocation_topic import WordsOnBus
+from peerload.agent.mqtt.revocation_topic import RevocationTopic
 from peerload.model import gossip as gossip_model
 from peerload.model import messages
 from peerload.wire import control, gossip, join, peer, recording
@@ -184,7 +184,7 @@ def launcher() -> dict[str, list[str]]:
 def mqtt() -> dict[str, list[str]]:
     """Topics, and what is published on them."""
     topics = Topics("default", "main", "n1")
-    words = WordsOnBus(lambda: (b"signed-1", b"signed-2"), lambda _src, _words: None, Counter())
+    words = RevocationTopic(lambda: (b"signed-1", b"signed-2"), lambda _src, _words: None, Counter())
     sealer = Sealer(bytes(KEY_BYTES), "cluster-id", "n1", "boot-1", purpose="mqtt")
     state = value_of(inspect.type_info(messages.State), 0, full=True)
     return {

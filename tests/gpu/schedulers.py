@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from peerload.core.resources.admission import Ledger
-from peerload.core.resources.devices import Ask
+from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.placement import place
 from peerload.model.resources import ResourceRequest
 from peerload.policy.registry import load_preset
@@ -96,7 +96,7 @@ class _Reference:
             if line not in ("", node) or not ledger.has_cores(request):
                 continue
             ledger.now_s = now_s
-            names = place(ledger.devices, request, Ask(request, ledger.devices.config), now_s)
+            names = place(ledger.devices, request, DeviceRequest(request, ledger.devices.config), now_s)
             if names is not None:
                 ledger.start(str(number), request, is_local=True, devices=names)
                 self._rack.begins(now_s, number, arrival, node, names)

@@ -250,11 +250,11 @@ class Walk:
 
 
 def _ask(node: Node, work: HomeTask) -> Any:
-    from peerload.core.resources.devices import Ask
+    from peerload.core.resources.devices import DeviceRequest
 
     devices = node.ledger.devices
     learned = node.state.learned_gpu_bytes(work, devices.models)
-    return Ask(work.spec.request, devices.config, learned, node.state.run_s_max(work, devices.models))
+    return DeviceRequest(work.spec.request, devices.config, learned, node.state.run_s_max(work, devices.models))
 
 
 def _lacks_cores(walk: Walk, work: HomeTask) -> bool:

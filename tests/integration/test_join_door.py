@@ -65,7 +65,7 @@ def invited(agent: Agent, **terms: object) -> Token:
     return parse(agent.call("invite", **terms)["token"])
 
 
-def ask(token: Token, state: Path) -> join_client.Admitted:
+def ask(token: Token, state: Path) -> join_client.Admission:
     """Ask to be let in, as the machine with this state directory, which has a name of its own."""
     state.mkdir(exist_ok=True)
     return join_client.ask(token, f"ws{crc32(os.fsencode(state)):x}", state)
@@ -201,7 +201,7 @@ def test_after_a_kill_the_answer_that_was_lost_is_given_again_and_invitations_ar
 class Between:
     """A TLS server with a certificate of its own choice; ``handle`` is given each connection."""
 
-    def __init__(self, pair: certificates.Pair, tmp_path: Path, handle: Callable[[ssl.SSLSocket], None]) -> None:
+    def __init__(self, pair: certificates.KeyPair, tmp_path: Path, handle: Callable[[ssl.SSLSocket], None]) -> None:
         path = tmp_path / "between.pem"
         path.write_bytes(pair.key + pair.certificate)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from peerload.agent.mqtt import client as mqtt
-from peerload.agent.mqtt.loop_detector import Repeats
+from peerload.agent.mqtt.loop_detector import LoopDetector
 from peerload.agent.mqtt.message_filter import AdviceFilter, Received, Topics
 from peerload.model.errors import ConfigError, ProtocolError
 from peerload.model.load import LoadReport
@@ -407,7 +407,7 @@ class Sample(msgspec.Struct):
 
 def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
     counters: Counter[str] = Counter()
-    queue: Received[Sample] = Received(counters, Repeats(), 3)
+    queue: Received[Sample] = Received(counters, LoopDetector(), 3)
     for number in range(100):
         queue.put_nowait(Sample("peerload/c/s/a/state", str(number).encode()))
     queue.put_nowait(Sample("peerload/c/s/a/to/me", b"1"))

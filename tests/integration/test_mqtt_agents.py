@@ -13,7 +13,7 @@ import pytest
 from peerload.cli.doctor import security_messages
 from peerload.cli.doctor.broker import Probed, Way, anybody_may_publish, probed
 from peerload.cli.doctor.cluster import _of_tls
-from peerload.cli.doctor.facts import Facts
+from peerload.cli.doctor.facts import DoctorInput
 from peerload.security.revocation import Revoked, Trust, _signed, _words
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster
@@ -170,7 +170,7 @@ def test_who_floods_the_broker_is_muted_and_the_broker_is_kept(broker: TlsBroker
 @pytest.mark.rule("M1")
 def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "PEERLOAD_CLUSTER": str(cluster_of().directory)}
-    facts = Facts(str(tmp_path / "no-agent"), environment=environment)
+    facts = DoctorInput(str(tmp_path / "no-agent"), environment=environment)
     assert facts.cluster is not None
     way = Way(cluster_ca=cluster_of().authority.certificate, certificate=broker.pem_of("n1"))
     assert not anybody_may_publish(broker.url, way, facts)

@@ -42,7 +42,7 @@ def answer(sock: socket.socket) -> bytes:
     return said
 
 
-def context_of(pair: certificates.Pair | None, tmp_path: Path, protocol: str = PROTOCOL) -> ssl.SSLContext:
+def context_of(pair: certificates.KeyPair | None, tmp_path: Path, protocol: str = PROTOCOL) -> ssl.SSLContext:
     """A client that trusts anybody and shows this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

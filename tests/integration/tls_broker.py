@@ -21,7 +21,7 @@ from tests.support import free_port, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.cluster_dir import ClusterDirectory
 
 ANSWER_S = 60.0
 STARTS_MAX = 5
@@ -33,7 +33,7 @@ class TlsBroker:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterDirectory,
         directory: Path,
         hosts: tuple[str, ...] = ("localhost", "127.0.0.1"),
         made_at: datetime | None = None,

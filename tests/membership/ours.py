@@ -14,7 +14,7 @@ import msgspec
 from peerload.core.node import Node
 from peerload.model import actions, events
 from peerload.model.config import CoreConfig
-from peerload.model.gossip import LAN, GossipMessage, GossipPreset, Rumour
+from peerload.model.gossip import LAN, GossipMessage, GossipPreset, MembershipUpdate
 from peerload.model.instant import Instant
 from peerload.model.messages import Hello, Identity
 from peerload.model.resources import Profile
@@ -73,7 +73,7 @@ class Peerload:
         membership = self.node.membership
         inner = membership.member_changed
 
-        def changed(was: Rumour | None, now: Rumour, src: str) -> None:
+        def changed(was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
             inner(was, now, src)
             if was is None or was.standing is not now.standing:
                 self._out.append(Believe(now.node, now.standing.name.lower()))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from peerload.model.load import Marks
+from peerload.model.load import Thresholds
 from peerload.policy.api import Keep, Probe, Transfer
 
 COUNTER = itertools.count()
@@ -63,7 +63,7 @@ class NeverGivesUp(Struct, frozen=True):
 
 class ChangesTheMarks(Struct, frozen=True):
     def locate(self, view: Any, task: Any, replies: Any, rng: Any) -> Any:
-        view.marks = Marks(9.0, 9.0, 9.0, 9.0)
+        view.marks = Thresholds(9.0, 9.0, 9.0, 9.0)
         return Keep("changed")
 
 
@@ -140,7 +140,7 @@ class NoNumber(Struct, frozen=True):
 
 class NoMarks(Struct, frozen=True):
     def marks(self, view: Any) -> Any:
-        return Marks(1.0, 1.0, float("nan"), 1.0)
+        return Thresholds(1.0, 1.0, float("nan"), 1.0)
 
 
 class SelectsWhatIsNotThere(Struct, frozen=True):

@@ -31,7 +31,7 @@ from peerload.core.resources.admission import why_never
 from peerload.core.sharing.search import STEPS_MAX
 from peerload.model import actions, messages
 from peerload.model.errors import ConfigError
-from peerload.model.load import Marks
+from peerload.model.load import Thresholds
 from peerload.model.task import task_home
 from peerload.policy import api
 from peerload.policy.parameters import parameters, why_not
@@ -180,7 +180,7 @@ def is_in_range(method: str, arguments: Sequence[Any], answer: Any) -> bool:
         case "load":
             return isinstance(answer, float | int) and math.isfinite(answer) and answer >= 0
         case "marks":
-            values = msgspec.structs.astuple(answer) if isinstance(answer, Marks) else (math.nan,)
+            values = msgspec.structs.astuple(answer) if isinstance(answer, Thresholds) else (math.nan,)
             return all(math.isfinite(value) and value >= 0 for value in values)
         case "select":
             return answer is None or answer in list(arguments[0].oldest_first())

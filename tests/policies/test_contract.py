@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerload.model.errors import ConfigError
-from peerload.model.load import LoadReport, Marks, Region
+from peerload.model.load import LoadReport, Region, Thresholds
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.policy import api
 from peerload.policy.describe import member
@@ -308,7 +308,7 @@ VIEWS = st.builds(
     running=st.lists(st.builds(Running, st.floats(0.0, 1e6), ASCENDING), max_size=3).map(tuple),
     load=st.floats(0.0, 1e12),
     load_unit=POSITIVE,
-    marks=st.builds(Marks, *[st.floats(0.0, 1e6)] * 4),
+    marks=st.builds(Thresholds, *[st.floats(0.0, 1e6)] * 4),
     reports_guide_probing=st.booleans(),
     idle_list=LISTS,
     busy_list=LISTS,

@@ -18,7 +18,7 @@ from peerload.core.membership.gossip import rumour_of
 from peerload.core.node import Node
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
-from peerload.model.gossip import LAN, Standing
+from peerload.model.gossip import LAN, MemberStatus
 from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
@@ -99,7 +99,7 @@ class Town:
                 if other != name:
                     self._put(0.0, name, events.PeerMet(identity(other), profile, LoadReport()))
             suspected = msgspec.structs.replace(
-                rumour_of(identity(SILENT), PROFILES[SILENT], 0), standing=Standing.SUSPECT, by=("far",)
+                rumour_of(identity(SILENT), PROFILES[SILENT], 0), standing=MemberStatus.SUSPECT, by=("far",)
             )
             self._put(0.001, name, events.GossipReceived("far", "far-boot-1", (suspected,)))
         self._workload()

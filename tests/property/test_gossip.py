@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerload.core.membership.broadcast_queue import Rumours, transmissions
+from peerload.core.membership.broadcast_queue import BroadcastQueue, transmissions
 from peerload.core.membership.suspicion import Suspicion, suspicion_s
 from peerload.model.errors import ProtocolError
 from peerload.model.gossip import (
@@ -19,8 +19,8 @@ from peerload.model.gossip import (
     MESSAGES_MAX,
     GossipPing,
     Load,
-    Rumour,
-    Standing,
+    MembershipUpdate,
+    MemberStatus,
     merged,
     size_bytes,
 )
@@ -29,14 +29,14 @@ from peerload.wire import gossip as wire
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"])
 RUMOURS = st.builds(
-    Rumour,
+    MembershipUpdate,
     node=st.just("n"),
     boot=st.sampled_from(["boot-1", "boot-2"]),
     machine_boot=st.sampled_from(["m", "n"]),
     store=st.just("s"),
     incarnation=st.integers(0, 2),
     refutation=st.integers(0, 2),
-    standing=st.sampled_from(Standing),
+    standing=st.sampled_from(MemberStatus),
     address=st.sampled_from(["", "n:1", "n:2"]),
     profile_version=st.integers(0, 1),
     by=st.lists(NAMES, max_size=ACCUSERS_MAX, unique=True).map(lambda names: tuple(sorted(names))),
@@ -46,7 +46,7 @@ RUMOURS = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(RUMOURS, RUMOURS, RUMOURS)
 def test_rumours_merge_in_any_order_and_any_number_of_times_and_the_weightiest_wins(
-    one: Rumour, two: Rumour, three: Rumour
+    one: MembershipUpdate, two: MembershipUpdate, three: MembershipUpdate
 ) -> None:
     both = merged(one, two)
     assert both == merged(two, one)
@@ -58,14 +58,14 @@ def test_rumours_merge_in_any_order_and_any_number_of_times_and_the_weightiest_w
 
 LONG = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=40)
 NEWS = st.builds(
-    Rumour,
+    MembershipUpdate,
     node=LONG,
     boot=st.text("0123456789abcdef", min_size=1, max_size=64),
     machine_boot=st.text("0123456789abcdef", min_size=1, max_size=64),
     store=st.text("0123456789abcdef", min_size=1, max_size=64),
     incarnation=st.integers(0, 1 << 62),
     refutation=st.integers(0, 1 << 62),
-    standing=st.sampled_from(Standing),
+    standing=st.sampled_from(MemberStatus),
     address=st.text(max_size=300).filter(lambda text: len(text.encode()) <= 300),
     by=st.lists(LONG, max_size=ACCUSERS_MAX, unique=True).map(tuple),
 )
@@ -74,14 +74,14 @@ LOADS = st.builds(lambda node, n: Load.of(node, LoadReport(load_tasks=n, load=n 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(NEWS | LOADS, max_size=40))
-def test_what_is_sent_fits_is_read_again_and_is_sent_often_enough(news: list[Rumour | Load]) -> None:
-    queue = Rumours(LAN.retransmit_mult, LAN.loads_max)
+def test_what_is_sent_fits_is_read_again_and_is_sent_often_enough(news: list[MembershipUpdate | Load]) -> None:
+    queue = BroadcastQueue(LAN.retransmit_mult, LAN.loads_max)
     for one in news:
-        if isinstance(one, Rumour):
+        if isinstance(one, MembershipUpdate):
             queue.put(one)
         else:
             queue.put_load(one)
-    kept = {(isinstance(one, Rumour), one.node): one for one in news}
+    kept = {(isinstance(one, MembershipUpdate), one.node): one for one in news}
     often = transmissions(LAN.retransmit_mult, 10)
     sent: dict[tuple[bool, str], int] = {}
     for _ in range(often * (len(kept) + 1)):
@@ -90,8 +90,8 @@ def test_what_is_sent_fits_is_read_again_and_is_sent_often_enough(news: list[Rum
         assert len(told) <= MESSAGES_MAX
         assert wire.decode(wire.encode(told)).messages == tuple(told)
         for message in told[1:]:
-            assert isinstance(message, Rumour | Load)
-            key = isinstance(message, Rumour), message.node
+            assert isinstance(message, MembershipUpdate | Load)
+            key = isinstance(message, MembershipUpdate), message.node
             assert message == kept[key]
             sent[key] = sent.get(key, 0) + 1
     assert (queue.rumours, queue.loads) == (0, 0)

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from peerload.core.handoff.guest_leases import RENEWALS_PER_LEASE, GuestLeases
-from peerload.core.handoff.parking import Parking
+from peerload.core.handoff.guest_leases import RENEWALS_PER_LEASE, ExecutorLeases
+from peerload.core.handoff.parking import TaskParking
 from peerload.core.node import Node
 from peerload.core.tasks.work import HomeTask
 from peerload.model import actions, events, messages
@@ -29,7 +29,7 @@ from peerload.model.resources import Placement, Profile
 from peerload.model.task import SCRATCH, Exit, Guarantee, TaskSpec
 from peerload.policy.registry import build_preset
 from tests.chaos import broken_core
-from tests.chaos.engine.store import Store
+from tests.chaos.engine.store import SimStore
 from tests.core.given import assert_durable_first, identity
 from tests.sim import broken_variants
 
@@ -63,7 +63,7 @@ class Handoff(RuleBasedStateMachine):
         super().__init__()
         self.at_s = 100.0
         self.starts = dict.fromkeys(NAMES, 0)
-        self.stores = {name: Store() for name in NAMES}
+        self.stores = {name: SimStore() for name in NAMES}
         self.profiles = {name: Profile(name, 1, 1.0, slots_fixed=True) for name in NAMES}
         self.nodes: dict[str, Node] = {}
         self.flying: list[tuple[str, str, Any]] = []
@@ -300,18 +300,18 @@ def test_many_handoffs(machine: type[Handoff]) -> None:
 def park_no_confirm(patch: pytest.MonkeyPatch) -> None:
     """R12: any RENEW since the home is back ends PARKED."""
 
-    def confirm(self: Parking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
+    def confirm(self: TaskParking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
         renewal = msgspec.structs.replace(renewal, deadline_ts=max(renewal.ts, renewal.deadline_ts))
         return is_answered(self, task, src, renewal)
 
-    is_answered = Parking.is_answered
-    patch.setattr(Parking, "is_answered", confirm)
+    is_answered = TaskParking.is_answered
+    patch.setattr(TaskParking, "is_answered", confirm)
 
 
 def park_late(patch: pytest.MonkeyPatch) -> None:
     """R12: x applies a PARK although it has applied a newer answer since."""
 
-    def late(self: GuestLeases, src: str, message: messages.Park) -> None:
+    def late(self: ExecutorLeases, src: str, message: messages.Park) -> None:
         parkings = []
         for parking in message.parkings:
             guest = self._guest_of(src, parking.uid)
@@ -319,8 +319,8 @@ def park_late(patch: pytest.MonkeyPatch) -> None:
             parkings.append(msgspec.structs.replace(parking, ts=ts))
         park_received(self, src, messages.Park(tuple(parkings)))
 
-    park_received = GuestLeases.park_received
-    patch.setattr(GuestLeases, "park_received", late)
+    park_received = ExecutorLeases.park_received
+    patch.setattr(ExecutorLeases, "park_received", late)
 
 
 @pytest.mark.long

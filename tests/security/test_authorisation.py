@@ -20,8 +20,8 @@ from peerload.core.handoff.authorisation import (
     TABLE,
     TAKEN,
     WHO_WAS_ASKED,
+    AuthorisationVerdict,
     Role,
-    Verdict,
 )
 from peerload.model import gossip, messages
 from tests.core.given import Given
@@ -79,7 +79,7 @@ def told_p3(x: Given, src: str) -> bool:
     return any(note.what == "security" and note.state == "P3" and note.node == src for note in x.notes)
 
 
-def judged(x: Given, src: str, message: Any, verdict: Verdict, before: Any) -> None:
+def judged(x: Given, src: str, message: Any, verdict: AuthorisationVerdict, before: Any) -> None:
     """Really send it, and see that this is what becomes of it."""
     assert x.node.authorisation.verdict(src, message) is verdict
     counted = dict(x.node.state.counts)

@@ -30,7 +30,7 @@ from peerload.cli.doctor import (
     security_processes,
 )
 from peerload.cli.doctor import facts as doctor_facts
-from peerload.cli.doctor.facts import Facts
+from peerload.cli.doctor.facts import DoctorInput
 from peerload.cli.doctor.security import LOOKS, examine, permitted
 from peerload.cli.doctor.security_rules import RULES
 from peerload.model.errors import ConfigError
@@ -91,22 +91,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def issuer(members: list[Machine]) -> Facts:
+def issuer(members: list[Machine]) -> DoctorInput:
     """What doctor gathers on the machine that has the CA's key."""
     return facts_of(members[0])
 
 
 @pytest.fixture
-def facts(members: list[Machine]) -> Facts:
+def facts(members: list[Machine]) -> DoctorInput:
     """The same on one that has joined."""
     return facts_of(members[1])
 
 
-def facts_of(machine: Machine) -> Facts:
-    return Facts(machine.socket, environment=machine.environment)
+def facts_of(machine: Machine) -> DoctorInput:
+    return DoctorInput(machine.socket, environment=machine.environment)
 
 
-def result(look: Callable[[Facts], Finding], facts: Facts, says: str = "") -> str:
+def result(look: Callable[[DoctorInput], Finding], facts: DoctorInput, says: str = "") -> str:
     found = look(facts)
     assert says in found.says, found
     assert found.fix or found.result not in ("warn", "fail")
@@ -140,7 +140,7 @@ def process(*words: str, **more: Any) -> Iterator[int]:
         started.stdout.close()
 
 
-def in_system_mode(facts: Facts, **more: Any) -> Facts:
+def in_system_mode(facts: DoctorInput, **more: Any) -> DoctorInput:
     """As if its agent said so."""
     facts.checkup["security"] |= {"mode": "system", **more}
     return facts
@@ -185,7 +185,7 @@ def test_members_that_have_just_joined_fail_nothing(members: list[Machine]) -> N
 @pytest.mark.rule("C2")
 def test_without_an_agent_it_fails(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
-    found = {one.rule: one for one in examine(Facts(str(tmp_path / "none"), environment=environment))}
+    found = {one.rule: one for one in examine(DoctorInput(str(tmp_path / "none"), environment=environment))}
     assert found["C2"].result == "fail"
     assert found["C2"].fix == "peerload up"
     assert {one.rule for one in found.values() if one.result == "fail"} == {"C2"}
@@ -198,7 +198,7 @@ def test_every_look_is_at_a_rule() -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_ca_key_that_others_may_read(issuer: Facts) -> None:
+def test_a_ca_key_that_others_may_read(issuer: DoctorInput) -> None:
     assert result(files.ca_key, issuer, "any member") == "warn"
     place = files.cluster_directory(issuer)
     assert place is not None
@@ -210,7 +210,7 @@ def test_a_ca_key_that_others_may_read(issuer: Facts) -> None:
     ("name", "bits"),
     [("", 0o755), ("", 0o777), ("tls/node.pem", 0o640), ("trust", 0o602), ("launcher/launcher.sock", 0o777)],
 )
-def test_a_state_directory_that_is_open(facts: Facts, name: str, bits: int) -> None:
+def test_a_state_directory_that_is_open(facts: DoctorInput, name: str, bits: int) -> None:
     assert result(files.state, facts) == "ok"
     assert facts.state is not None
     path = facts.state / name
@@ -221,7 +221,7 @@ def test_a_state_directory_that_is_open(facts: Facts, name: str, bits: int) -> N
         assert result(files.state, facts, "others may") == "fail"
 
 
-def test_a_state_directory_that_others_may_replace(facts: Facts) -> None:
+def test_a_state_directory_that_others_may_replace(facts: DoctorInput) -> None:
     assert facts.state is not None
     with mode(facts.state.parent, 0o777):
         assert result(files.state, facts, "put another in its place") == "fail"
@@ -237,7 +237,7 @@ def test_a_link_is_not_mended_by_its_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_what_belongs_to_somebody_else_is_not_mended_by_its_mode(facts: Facts) -> None:
+def test_what_belongs_to_somebody_else_is_not_mended_by_its_mode(facts: DoctorInput) -> None:
     assert facts.state is not None
     trust = facts.state / "trust"
     kept = trust.read_bytes() if trust.exists() else None
@@ -252,7 +252,7 @@ def test_what_belongs_to_somebody_else_is_not_mended_by_its_mode(facts: Facts) -
             trust.unlink()
 
 
-def test_settings_that_others_may_change(facts: Facts, members: list[Machine]) -> None:
+def test_settings_that_others_may_change(facts: DoctorInput, members: list[Machine]) -> None:
     config = members[1].directory / "config" / "peerload" / "config.toml"
     assert result(files.policy, facts) == "ok"
     with mode(config, 0o666):
@@ -261,7 +261,7 @@ def test_settings_that_others_may_change(facts: Facts, members: list[Machine]) -
 
 
 @pytest.mark.parametrize("name", ["", "seal.key", "ca.pem"])
-def test_a_cluster_directory_that_is_open(facts: Facts, name: str) -> None:
+def test_a_cluster_directory_that_is_open(facts: DoctorInput, name: str) -> None:
     assert result(files.cluster, facts) == "ok"
     place = files.cluster_directory(facts)
     assert place is not None
@@ -269,7 +269,7 @@ def test_a_cluster_directory_that_is_open(facts: Facts, name: str) -> None:
         assert result(files.cluster, facts, "others may read it") == "fail"
 
 
-def test_a_cluster_directory_with_a_link_in_it(facts: Facts) -> None:
+def test_a_cluster_directory_with_a_link_in_it(facts: DoctorInput) -> None:
     place = files.cluster_directory(facts)
     assert place is not None
     key = place / "seal.key"
@@ -282,14 +282,14 @@ def test_a_cluster_directory_with_a_link_in_it(facts: Facts) -> None:
         (place / "kept").rename(key)
 
 
-def test_invitations_that_others_may_read(issuer: Facts) -> None:
+def test_invitations_that_others_may_read(issuer: DoctorInput) -> None:
     assert result(files.invitations, issuer) == "ok"
     assert issuer.state is not None
     with mode(issuer.state / "invites", 0o644):
         assert result(files.invitations, issuer, "others may read it") == "fail"
 
 
-def test_a_key_of_gossip_that_is_old_or_made_up(issuer: Facts, tmp_path: Path) -> None:
+def test_a_key_of_gossip_that_is_old_or_made_up(issuer: DoctorInput, tmp_path: Path) -> None:
     assert result(files.seal_key, issuer) == "ok"
     place = files.cluster_directory(issuer)
     assert place is not None
@@ -302,14 +302,14 @@ def test_a_key_of_gossip_that_is_old_or_made_up(issuer: Facts, tmp_path: Path) -
     assert result(files.seal_key, issuer, "made up") == "fail"
 
 
-def test_a_node_without_a_cluster_that_others_reach(facts: Facts) -> None:
+def test_a_node_without_a_cluster_that_others_reach(facts: DoctorInput) -> None:
     assert result(files.alone_stays_alone, facts) == "ok"
     facts.info |= {"cluster_local": True, "listen": "192.0.2.1:7117"}
     assert result(files.alone_stays_alone, facts, "192.0.2.1") == "fail"
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "set-uid"])
-def test_a_spool_with_something_else_in_it(facts: Facts, tmp_path: Path, kind: str) -> None:
+def test_a_spool_with_something_else_in_it(facts: DoctorInput, tmp_path: Path, kind: str) -> None:
     assert result(files.spool, facts) == "ok"
     assert facts.state is not None
     odd = facts.state / "spool" / "odd.out"
@@ -329,7 +329,7 @@ def test_a_spool_with_something_else_in_it(facts: Facts, tmp_path: Path, kind: s
         odd.unlink()
 
 
-def test_a_log_with_controls_or_a_key_in_it(facts: Facts) -> None:
+def test_a_log_with_controls_or_a_key_in_it(facts: DoctorInput) -> None:
     assert result(files.log_is_plain, facts) == "ok"
     assert result(files.secrets_in_logs, facts) == "ok"
     assert facts.state is not None
@@ -347,7 +347,7 @@ def test_a_log_with_controls_or_a_key_in_it(facts: Facts) -> None:
         log.write_bytes(before)
 
 
-def test_code_that_others_may_change(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_others_may_change(facts: DoctorInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result(files.code, facts) == "ok"
     package = tmp_path / "peerload"
     package.mkdir()
@@ -371,7 +371,7 @@ def test_code_that_others_may_change(facts: Facts, tmp_path: Path, monkeypatch: 
 # -- the peer link -----------------------------------------------------------------------------------------------------
 
 
-def shown(members: list[Machine], tmp_path: Path, pair: certificates.Pair | None = None) -> Path:
+def shown(members: list[Machine], tmp_path: Path, pair: certificates.KeyPair | None = None) -> Path:
     """A file with a certificate and its key; without a pair: what ws2 has."""
     path = tmp_path / "pair.pem"
     own = (members[1].state / "tls" / "node.pem").read_bytes()
@@ -379,12 +379,12 @@ def shown(members: list[Machine], tmp_path: Path, pair: certificates.Pair | None
     return path
 
 
-def authority(members: list[Machine]) -> certificates.Pair:
+def authority(members: list[Machine]) -> certificates.KeyPair:
     place = members[0].directory / "config" / "peerload" / "cluster"
-    return certificates.Pair((place / "ca.pem").read_bytes(), (place / "ca.key").read_bytes())
+    return certificates.KeyPair((place / "ca.pem").read_bytes(), (place / "ca.key").read_bytes())
 
 
-def test_a_port_that_answers_without_tls(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_answers_without_tls(facts: DoctorInput, monkeypatch: pytest.MonkeyPatch) -> None:
     with careless.listening(careless.talks) as facts.info["listen"]:
         assert result(link.plain_is_closed, facts, "is answered") == "fail"
     monkeypatch.setattr(link, "CLOSED_WITHIN_S", 0.2)
@@ -394,7 +394,7 @@ def test_a_port_that_answers_without_tls(facts: Facts, monkeypatch: pytest.Monke
         assert result(link.silence_is_closed, facts, "is open") == "fail"
 
 
-def test_a_port_that_lets_anybody_in(facts: Facts, members: list[Machine], tmp_path: Path) -> None:
+def test_a_port_that_lets_anybody_in(facts: DoctorInput, members: list[Machine], tmp_path: Path) -> None:
     context = careless.anybody(shown(members, tmp_path))
     with careless.listening(careless.talks, context) as facts.info["listen"]:
         assert result(link.nobody_is_refused, facts, "is spoken to") == "fail"
@@ -406,9 +406,9 @@ def test_a_port_that_lets_anybody_in(facts: Facts, members: list[Machine], tmp_p
         assert result(link.old_tls_is_refused, facts, "is spoken to") == "fail"
 
 
-def test_a_certificate_that_is_not_as_it_should_be(facts: Facts, members: list[Machine], tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_as_it_should_be(facts: DoctorInput, members: list[Machine], tmp_path: Path) -> None:
     ca = authority(members)
-    looks: dict[str, certificates.Pair] = {
+    looks: dict[str, certificates.KeyPair] = {
         "refused": certificates.issue(certificates.make_ca("x", "00" * 16, NOW), "ws2", NOW),
         "expired": certificates.issue(ca, "ws2", NOW - 100 * DAY),
         "is for ws9": certificates.issue(ca, "ws9", NOW),
@@ -427,13 +427,13 @@ def test_a_certificate_that_is_not_as_it_should_be(facts: Facts, members: list[M
         assert result(link.certificate, facts, "should have been made anew") == "warn"
 
 
-def test_a_certificate_that_has_expired_is_told_where_nothing_can_be_read(facts: Facts) -> None:
+def test_a_certificate_that_has_expired_is_told_where_nothing_can_be_read(facts: DoctorInput) -> None:
     facts.checkup["certificate_until"] = facts.now - 1
     facts.info["cluster_directory"] = "/nonexistent"
     assert result(link.certificate, facts, "expired") == "fail"
 
 
-def of_two_names(ca: certificates.Pair) -> certificates.Pair:
+def of_two_names(ca: certificates.KeyPair) -> certificates.KeyPair:
     """What no CA of ours makes: a certificate that is for two nodes."""
     key = Ed25519PrivateKey.generate()
     issuer = x509.load_pem_x509_certificate(ca.certificate)
@@ -447,10 +447,10 @@ def of_two_names(ca: certificates.Pair) -> certificates.Pair:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, None)
     )
-    return certificates.Pair(made.public_bytes(Encoding.PEM), certificates._key_pem(key))
+    return certificates.KeyPair(made.public_bytes(Encoding.PEM), certificates._key_pem(key))
 
 
-def test_a_certificate_that_says_more_than_one_node(facts: Facts, members: list[Machine], tmp_path: Path) -> None:
+def test_a_certificate_that_says_more_than_one_node(facts: DoctorInput, members: list[Machine], tmp_path: Path) -> None:
     assert result(link.certificate_says_node, facts, "names ws2") == "ok"
     for pair, says in ((of_two_names(authority(members)), "more than which node"), (authority(members), "is refused")):
         context = careless.anybody(shown(members, tmp_path, pair))
@@ -459,7 +459,7 @@ def test_a_certificate_that_says_more_than_one_node(facts: Facts, members: list[
             assert result(link.certificate, facts) == "fail"
 
 
-def test_a_datagram_that_is_answered(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_datagram_that_is_answered(facts: DoctorInput, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result(link.datagrams_unanswered, facts) == "ok"
     monkeypatch.setattr(link, "NO_ANSWER_S", PATIENCE_S)
     with careless.echoing() as facts.info["listen"]:
@@ -470,7 +470,7 @@ def test_a_datagram_that_is_answered(facts: Facts, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.rule("L1")
-def test_a_socket_that_others_may_use(facts: Facts) -> None:
+def test_a_socket_that_others_may_use(facts: DoctorInput) -> None:
     assert result(access.socket, facts) == "ok"
     path = Path(facts.socket)
     if os.getuid() == 0:
@@ -499,7 +499,7 @@ def test_another_user_is_refused_though_the_socket_is_open(members: list[Machine
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as somebody else")
-def test_a_server_that_serves_everybody(facts: Facts) -> None:
+def test_a_server_that_serves_everybody(facts: DoctorInput) -> None:
     def serves(connection: socket.socket) -> None:
         connection.recv(4096)
         connection.sendall(b"\0\0\0\x06\x82\xa2id\x01\xa2ok\x80")
@@ -514,7 +514,7 @@ def test_a_server_that_serves_everybody(facts: Facts) -> None:
         Path(path).unlink()
 
 
-def test_somebody_else_at_the_socket(facts: Facts, tmp_path: Path) -> None:
+def test_somebody_else_at_the_socket(facts: DoctorInput, tmp_path: Path) -> None:
     assert result(access.who_answers, facts) == "ok"
     assert result(access.requests_are_bounded, facts) == "ok"
     with careless.listening(careless.closes, path=str(tmp_path / "sock")) as facts.socket:
@@ -528,7 +528,7 @@ LISTENS = "import socket, sys, time\ns = socket.create_server(('127.0.0.1', int(
 READY = "print('ready', flush=True)\ntime.sleep(60)\n"
 
 
-def test_a_socket_too_many(facts: Facts) -> None:
+def test_a_socket_too_many(facts: DoctorInput) -> None:
     assert result(processes.listening, facts, "and nowhere else") == "ok"
     name = f"pl-test-{os.getpid()}"
     with kept_port() as port:
@@ -542,7 +542,7 @@ def test_a_socket_too_many(facts: Facts) -> None:
                 assert result(processes.listening, facts, says) == "fail"
 
 
-def test_a_socket_at_every_address(facts: Facts) -> None:
+def test_a_socket_at_every_address(facts: DoctorInput) -> None:
     code = LISTENS.replace("127.0.0.1", "") + READY
     with kept_port() as port:
         facts.info["listen"] = f"127.0.0.1:{port}"
@@ -550,7 +550,7 @@ def test_a_socket_at_every_address(facts: Facts) -> None:
             assert result(processes.listening, facts, "0.0.0.0") == "fail"
 
 
-def test_a_descriptor_that_would_be_passed_on(facts: Facts) -> None:
+def test_a_descriptor_that_would_be_passed_on(facts: DoctorInput) -> None:
     assert result(processes.descriptors, facts, "close when a task starts") == "ok"
     reading, writing = os.pipe()
     try:
@@ -562,7 +562,7 @@ def test_a_descriptor_that_would_be_passed_on(facts: Facts) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="this test has to be root to see what root must not be")
-def test_an_agent_with_too_many_rights(facts: Facts) -> None:
+def test_an_agent_with_too_many_rights(facts: DoctorInput) -> None:
     assert result(processes.whose_tasks, facts, "as root") == "warn"
     in_system_mode(facts)
     assert result(processes.whose_tasks, facts, "as root") == "fail"
@@ -584,14 +584,14 @@ def test_an_agent_with_too_many_rights(facts: Facts) -> None:
     ],
 )
 def test_users_of_other_nodes_who_would_be_administrators(
-    facts: Facts, administrators: dict[str, object], says: str, expected: str
+    facts: DoctorInput, administrators: dict[str, object], says: str, expected: str
 ) -> None:
     in_system_mode(facts, user_id=4711, administrators=administrators)
     assert result(processes.whose_tasks, facts, says) == expected
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="what root alone may change is to be root's")
-def test_a_policy_that_others_may_change(facts: Facts, tmp_path: Path) -> None:
+def test_a_policy_that_others_may_change(facts: DoctorInput, tmp_path: Path) -> None:
     in_system_mode(facts)
     config = tmp_path / "peerload.toml"
     config.write_text("", encoding="utf-8")
@@ -611,15 +611,15 @@ def test_a_policy_that_others_may_change(facts: Facts, tmp_path: Path) -> None:
         assert result(files.policy, facts, "somebody else's") == "fail"
 
 
-def test_what_may_not_be_looked_at_is_no_fault(facts: Facts) -> None:
-    def closed(_facts: Facts) -> Finding:
+def test_what_may_not_be_looked_at_is_no_fault(facts: DoctorInput) -> None:
+    def closed(_facts: DoctorInput) -> Finding:
         raise PermissionError(13, "Permission denied", "/there")
 
     found = permitted(closed)(facts)
     assert (found.result, "/there may not be looked at" in found.says) == ("skip", True)
 
 
-def test_no_launcher_or_one_that_heeds_the_environment(facts: Facts) -> None:
+def test_no_launcher_or_one_that_heeds_the_environment(facts: DoctorInput) -> None:
     assert result(processes.isolated, facts) == "ok"
     with process("sleep", "60") as facts.info["launcher_pid"]:
         assert result(processes.isolated, facts, "PYTHONPATH") == "fail"
@@ -627,21 +627,21 @@ def test_no_launcher_or_one_that_heeds_the_environment(facts: Facts) -> None:
     assert result(processes.launcher, facts, "no launcher") == "fail"
 
 
-def test_what_is_not_held_and_not_told(facts: Facts) -> None:
+def test_what_is_not_held_and_not_told(facts: DoctorInput) -> None:
     facts.checkup["launcher"] |= {"units": "bare", "unenforced": []}
     assert result(processes.containment, facts, "not told") == "fail"
     facts.checkup["launcher"] |= {"unenforced": ["a process that leaves"]}
     assert result(processes.containment, facts, "said so") == "warn"
 
 
-def test_a_password_on_the_command_line(facts: Facts) -> None:
+def test_a_password_on_the_command_line(facts: DoctorInput) -> None:
     assert result(processes.command_lines, facts) == "ok"
     for word in ("mqtt://me:secret@127.0.0.1", "plj1-abcdef"):
         with process("sh", "-c", "sleep 60; :", word) as facts.info["pid"]:
             assert result(processes.command_lines, facts, "a secret is on the agent's") == "fail"
 
 
-def test_a_core_file_that_a_service_would_write(facts: Facts) -> None:
+def test_a_core_file_that_a_service_would_write(facts: DoctorInput) -> None:
     assert result(processes.memory_of_keys, facts) in ("ok", "warn")
     in_system_mode(facts)
     with process("sh", "-c", "ulimit -c 0; sleep 60; :") as facts.info["pid"]:
@@ -653,7 +653,7 @@ def test_a_core_file_that_a_service_would_write(facts: Facts) -> None:
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
-def test_a_password_in_an_answer(facts: Facts, members: list[Machine]) -> None:
+def test_a_password_in_an_answer(facts: DoctorInput, members: list[Machine]) -> None:
     assert result(messages.secrets_in_answers, facts) == "ok"
     members[1].configure('mqtt = ["mqtt://me:hunter2@192.0.2.1"]\n')
     try:
@@ -666,14 +666,14 @@ def test_a_password_in_an_answer(facts: Facts, members: list[Machine]) -> None:
 
 
 def test_a_broker_that_takes_from_anybody(
-    facts: Facts, mosquitto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    facts: DoctorInput, mosquitto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert result(messages.broker, facts, "no broker") == "skip"
     with kept_port() as port:
         look_at_a_broker(facts, mosquitto, tmp_path, monkeypatch, port)
 
 
-def test_a_broker_by_tls_where_the_cluster_cannot_be_read(facts: Facts) -> None:
+def test_a_broker_by_tls_where_the_cluster_cannot_be_read(facts: DoctorInput) -> None:
     facts.checkup["broker"] = {"urls": ["mqtts://127.0.0.1:9"], "url": None, "why": ""}
     facts.cluster = None
     assert result(messages.broker, facts, "cannot be read") == "skip"
@@ -681,7 +681,9 @@ def test_a_broker_by_tls_where_the_cluster_cannot_be_read(facts: Facts) -> None:
         broker.Way().tls(shows_us=False).context()
 
 
-def look_at_a_broker(facts: Facts, mosquitto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+def look_at_a_broker(
+    facts: DoctorInput, mosquitto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
     """One at this port, which lets anybody in, and is gone at the end."""
     configuration = tmp_path / "mosquitto.conf"
     configuration.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nuser root\n", encoding="utf-8")

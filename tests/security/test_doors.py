@@ -17,7 +17,7 @@ from tests.wire.test_peer_codec import SAMPLES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from peerload.security.certificates import Facts
+    from peerload.security.certificates import CertificateInfo
 
 pytestmark = pytest.mark.rule("P3", "J3", "J4")
 AT_ONCE, STEP = 8, 4
@@ -54,5 +54,5 @@ def await_dropped(node: LinkNode, connections: int) -> None:
     wait_until(lambda: node.counters["peer dropped"] >= connections, what="it is counted")
 
 
-def _refuses_the_stranger(facts: Facts) -> bool:
+def _refuses_the_stranger(facts: CertificateInfo) -> bool:
     return facts.name == "stranger"

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.agent.completion import output_files
-from peerload.launcher.fs_credentials import AgentAccess
-from peerload.launcher.process import PATH_DEFAULT, NotAllowed
+from peerload.launcher.fs_credentials import AgentCredentials
+from peerload.launcher.process import PATH_DEFAULT, SpawnRefused
 from peerload.launcher.system import write_as_user
-from peerload.launcher.system.accounts import Account, UsersPolicy
-from peerload.launcher.system.fork_server import Forge, Order, Words
+from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
+from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.service import System, _is_foreign, _without_code
-from peerload.launcher.system.syscalls import Kernel
-from peerload.launcher.system.user_helpers import Errands
+from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.user_helpers import UserHelpers
 from peerload.launcher.system.user_policy import PolicyFiles
 from tests.integration.cluster import is_alive
 from tests.security.users import ROOT, needs_root
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UID = 20101
-USER = Account("somebody", UID, UID, (UID,), "/")
+USER = LauncherAccount("somebody", UID, UID, (UID,), "/")
 KEYCTL_GET_ID, SESSION_KEYRING = 0, -3
 LAUNCHER = f"""
 import os, select, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
-from peerload.launcher.fs_credentials import AgentAccess
-from peerload.launcher.system.fork_server import Forge, Order, Words
-from peerload.launcher.system.syscalls import Kernel
-from peerload.launcher.system.accounts import Account
-forge = Forge(Kernel(), AgentAccess(0, 0), Words(select.epoll()))
-account = Account("somebody", {UID}, {UID}, ({UID},), "/")
+from peerload.launcher.fs_credentials import AgentCredentials
+from peerload.launcher.system.fork_server import ForkServer, SpawnOrder, ChildReports
+from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.accounts import LauncherAccount
+forge = ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(select.epoll()))
+account = LauncherAccount("somebody", {UID}, {UID}, ({UID},), "/")
 def work():
     forge.become(account)
     os.write(1, b"%d\\n" % os.getpid())
@@ -78,7 +78,7 @@ def test_no_two_users_have_the_launchers_keys() -> None:
 
     if number is None or keyring() < 0:
         pytest.skip("the kernel has no keys for this process")
-    forge = Forge(Kernel(), AgentAccess(0, 0), Words(select.epoll()))
+    forge = ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(select.epoll()))
     reading, writing = os.pipe()
 
     def work() -> None:
@@ -134,8 +134,8 @@ def test_what_is_foreign_and_what_names_code() -> None:
 @pytest.mark.rule("X2")
 def test_a_program_that_was_not_chosen_is_not_run_by_whatever_name() -> None:
     """What counts is the file that a name leads to, and that very file is executed."""
-    words = Words(select.epoll())
-    forge = Forge(Kernel(), AgentAccess(0, 0), words)
+    words = ChildReports(select.epoll())
+    forge = ForkServer(Syscalls(), AgentCredentials(0, 0), words)
     chosen = os.path.realpath("/bin/true")
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
@@ -144,7 +144,7 @@ def test_a_program_that_was_not_chosen_is_not_run_by_whatever_name() -> None:
         (place / "true").symlink_to("/bin/sh")
         for name in ("/bin/true", "true", "/bin/sh", "sh", f"{place}/good", f"{place}/true"):
             request = {"argv": [name.encode()], "environment": {}, "directory": b"/", "umask": 0o22}
-            order = Order(USER, UsersPolicy(), request, [f"{place}/out", f"{place}/err"])
+            order = SpawnOrder(USER, UsersPolicy(), request, [f"{place}/out", f"{place}/err"])
             order.allowed = (chosen,)
             pid = forge.task(order)
             _, status = os.waitpid(pid, 0)
@@ -157,10 +157,10 @@ def test_a_program_that_was_not_chosen_is_not_run_by_whatever_name() -> None:
 def test_no_task_runs_as_the_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever is the agent's user may order of the launcher what it likes, and reads the keys of the cluster."""
     system = System(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
-    agent = Account("peerload", UID, UID, (UID,), "/")
+    agent = LauncherAccount("peerload", UID, UID, (UID,), "/")
     monkeypatch.setattr("peerload.launcher.system.service.account_named", lambda *_, **__: agent)
     for user, uid in (("peerload", UID), ("peerload", -1)):
-        with pytest.raises(NotAllowed, match="the agent itself"):
+        with pytest.raises(SpawnRefused, match="the agent itself"):
             system.account({"node": "n1", "home": "n1", "user": user, "uid": uid}, "key")
 
 
@@ -174,7 +174,7 @@ def test_the_agent_cannot_make_up_users_that_it_does_not_serve(monkeypatch: pyte
         system, "_lookups", SimpleNamespace(entry=lambda *_: entry, is_nobodys=lambda _uid: True), raising=False
     )
     for uid in (20004, -1):
-        with pytest.raises(NotAllowed, match="not in the group peerload"):
+        with pytest.raises(SpawnRefused, match="not in the group peerload"):
             system.account({"node": "n1", "home": "n1", "user": "victim", "uid": uid}, "key")
     assert system.account({"node": "n1", "home": "n2", "user": "victim", "uid": -1}, "key").is_guest
 
@@ -183,7 +183,7 @@ def test_the_agent_cannot_make_up_users_that_it_does_not_serve(monkeypatch: pyte
 def test_what_a_task_has_shut_itself_out_of_is_removed() -> None:
     """Whatever rights it has left on its directories."""
     epoll = select.epoll()
-    errands = Errands(epoll, [], Forge(Kernel(), AgentAccess(0, 0), Words(epoll)))
+    errands = UserHelpers(epoll, [], ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(epoll)))
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         place.chmod(0o755)

@@ -10,45 +10,45 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.handoff.executor import Executor
-from peerload.core.handoff.home import Handoff
-from peerload.core.handoff.leases import Leases
+from peerload.core.handoff.executor import ExecutorHandoff
+from peerload.core.handoff.home import HomeHandoff
+from peerload.core.handoff.leases import HomeLeases
 from peerload.core.membership.membership import PeerState
 from peerload.core.node import Node
-from peerload.core.tasks.work import GuestPhase, HomePhase, HomeTask
+from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
 from peerload.model import events, messages
-from tests.chaos.engine.launcher import Launcher, Process
-from tests.chaos.engine.store import Store
+from tests.chaos.engine.launcher import SimLauncher, SimProcess
+from tests.chaos.engine.store import SimStore
 
 
 def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
     """R2: home renews leases without moving its own deadline."""
-    extend = Leases.extend
+    extend = HomeLeases.extend
 
-    def extend_once(self: Leases, task: HomeTask, lease_s: float) -> None:
+    def extend_once(self: HomeLeases, task: HomeTask, lease_s: float) -> None:
         if not task.commits or not task.deadline_s:
             extend(self, task, lease_s)
 
-    patch.setattr(Leases, "extend", extend_once)
+    patch.setattr(HomeLeases, "extend", extend_once)
 
 
 def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
     """R4: a restarted home trusts the deadline that it kept with the lease, from before the renewals."""
     kept: dict[str, float] = {}
-    commit, restored = Handoff._commit, Leases.restored
+    commit, restored = HomeHandoff._commit, HomeLeases.restored
 
-    def commit_and_keep(self: Handoff, task: HomeTask, ts: float) -> None:
+    def commit_and_keep(self: HomeHandoff, task: HomeTask, ts: float) -> None:
         commit(self, task, ts)
         kept[task.key] = task.deadline_s
 
-    def restored_as_kept(self: Leases, task: HomeTask) -> None:
+    def restored_as_kept(self: HomeLeases, task: HomeTask) -> None:
         restored(self, task)
         task.deadline_s = kept.get(task.key, task.deadline_s)
         left_s = max(task.deadline_s - self._state.now.boot_s, 0.0)
         self._state.set_timer_in(left_s, "lease", task.uid.hex())
 
-    patch.setattr(Handoff, "_commit", commit_and_keep)
-    patch.setattr(Leases, "restored", restored_as_kept)
+    patch.setattr(HomeHandoff, "_commit", commit_and_keep)
+    patch.setattr(HomeLeases, "restored", restored_as_kept)
 
 
 def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
@@ -67,44 +67,44 @@ def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_freezes(patch: pytest.MonkeyPatch) -> None:
     """R5: the launcher does not stop a task whose lease has run out."""
-    init = Process.__init__
+    init = SimProcess.__init__
 
-    def unbounded(self: Process, *given: Any) -> None:
+    def unbounded(self: SimProcess, *given: Any) -> None:
         init(self, *given)
         self.deadline_s = 0.0
 
-    patch.setattr(Process, "__init__", unbounded)
-    patch.setattr(Launcher, "lease", lambda self, process, deadline_s, at_s: None)
+    patch.setattr(SimProcess, "__init__", unbounded)
+    patch.setattr(SimLauncher, "lease", lambda self, process, deadline_s, at_s: None)
 
 
 def floor_volatile(patch: pytest.MonkeyPatch) -> None:
     """D3, D6: the floors are gone after a restart of the agent."""
-    started = Store.started
+    started = SimStore.started
 
-    def forgetful(self: Store, running: events.Running, ended: dict[str, Any]) -> events.AgentStarted:
+    def forgetful(self: SimStore, running: events.Running, ended: dict[str, Any]) -> events.AgentStarted:
         return msgspec.structs.replace(started(self, running, ended), floors=())
 
-    patch.setattr(Store, "started", forgetful)
+    patch.setattr(SimStore, "started", forgetful)
 
 
 def promise_not_kept(patch: pytest.MonkeyPatch) -> None:
     """D6: a refusal leaves the reservation, so that a late COMMIT still starts the attempt."""
-    query_received = Executor.query_received
+    query_received = ExecutorHandoff.query_received
 
-    def refuse_and_keep(self: Executor, src: str, query: messages.Query) -> None:
+    def refuse_and_keep(self: ExecutorHandoff, src: str, query: messages.Query) -> None:
         guest = self.by_uid.get(query.uid)
-        if guest is not None and guest.phase is GuestPhase.RESERVED and guest.attempt == query.attempt:
+        if guest is not None and guest.phase is RemotePhase.RESERVED and guest.attempt == query.attempt:
             self._refuse(src, query.task, query.uid, query.attempt, "not yet")
         else:
             query_received(self, src, query)
 
-    patch.setattr(Executor, "query_received", refuse_and_keep)
+    patch.setattr(ExecutorHandoff, "query_received", refuse_and_keep)
 
 
 def renewal_of_any_attempt(patch: pytest.MonkeyPatch) -> None:
     """Fencing: home renews whatever attempt is still there, also one that it has replaced."""
 
-    def renew(self: Leases, src: str, message: messages.Renew) -> None:
+    def renew(self: HomeLeases, src: str, message: messages.Renew) -> None:
         extensions = []
         for renewal in message.renewals:
             task = self._home.tasks.get(renewal.uid)
@@ -115,4 +115,4 @@ def renewal_of_any_attempt(patch: pytest.MonkeyPatch) -> None:
                 extensions.append(messages.LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s))
         self._state.send(src, messages.RenewOk(tuple(extensions)))
 
-    patch.setattr(Leases, "renew_received", renew)
+    patch.setattr(HomeLeases, "renew_received", renew)

@@ -23,9 +23,9 @@ from peerload.sim.outcome import Outcome, longer, outcome
 from peerload.sim.queueing_model import IDEAL_CONFIG, MIGRATIONS_MAX, Finished, IdealCluster
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import LIVE, Scenario, play, tasks_for
-from peerload.sim.service import Service, draw_of, read_service
+from peerload.sim.service import ServiceTimes, draw_of, read_service
 from peerload.sim.statistics import Sample, half_width, intervals, student_t
-from peerload.sim.watch import Watch
+from peerload.sim.watch import SimWatch
 from peerload.sim.workload import Arrival, poisson
 from tests.chaos.engine.engine import Simulation
 from tests.chaos.engine.host import Host
@@ -67,8 +67,8 @@ def ended(policy: str, arrivals: list[Arrival], slots: list[int], **more: Any) -
 # -- idle while a task waits -------------------------------------------------------------------------------------------
 
 
-def watched(arrivals: list[Arrival], slots: list[int]) -> Watch:
-    watch = Watch()
+def watched(arrivals: list[Arrival], slots: list[int]) -> SimWatch:
+    watch = SimWatch()
     last = max(task.ended_s for task in ended("none", arrivals, slots, watch=watch))
     watch.count_until(last)
     return watch
@@ -214,7 +214,7 @@ def test_a_load_stretches_a_trace() -> None:
 
 
 def test_recorded_arrivals_with_drawn_durations_and_the_reverse() -> None:
-    drawn = arrivals_of(scenario(trace=trace(), nodes=3, service=Service("det")))
+    drawn = arrivals_of(scenario(trace=trace(), nodes=3, service=ServiceTimes("det")))
     assert {one.service_s for one in drawn} == {2.0}, "the mean of the trace"
     poisson_stream = scenario(nodes=3, durations=(2.0, 4.0), load=0.75)
     found = arrivals_of(poisson_stream)
@@ -241,9 +241,13 @@ def test_what_no_node_could_run_is_refused_before() -> None:
 
 @pytest.mark.parametrize(
     ("text", "service"),
-    [("exp", Service()), ("h2:10", Service("h2", (10.0,))), ("bpareto:1.5,100", Service("bpareto", (1.5, 100.0)))],
+    [
+        ("exp", ServiceTimes()),
+        ("h2:10", ServiceTimes("h2", (10.0,))),
+        ("bpareto:1.5,100", ServiceTimes("bpareto", (1.5, 100.0))),
+    ],
 )
-def test_a_distribution_is_read_as_it_is_written(text: str, service: Service) -> None:
+def test_a_distribution_is_read_as_it_is_written(text: str, service: ServiceTimes) -> None:
     assert read_service(text) == service
     assert str(service) == text
 
@@ -268,20 +272,20 @@ def test_the_largest_bounded_pareto_is_its_ratio_from_the_smallest() -> None:
 
 
 def test_mean_wait_and_response_differ_by_the_service() -> None:
-    found, _ = played(scenario(service=Service("det"), tasks=600))
+    found, _ = played(scenario(service=ServiceTimes("det"), tasks=600))
     assert value(found, "mean_response") == pytest.approx(value(found, "mean_wait") + 1.0)
 
 
 @pytest.mark.long
 def test_tasks_that_run_at_the_end_count_as_they_will_end() -> None:
     """A few take hundreds of times the mean: they are still running when as many more tasks have come."""
-    heavy = Service("h2", (100.0,))
+    heavy = ServiceTimes("h2", (100.0,))
     found, samples = played(scenario(policy="adaptive", nodes=50, load=0.3, service=heavy, tasks=2000, warm_up=500))
     assert value(found, "mean_wait") < 0.05
     assert samples[0].cut_off == 0
     assert found.warnings == []
     lasting, _ = played(
-        scenario(nodes=100, load=0.5, service=Service("det"), tasks=400, policy="random", message_s=0.1)
+        scenario(nodes=100, load=0.5, service=ServiceTimes("det"), tasks=400, policy="random", message_s=0.1)
     )
     assert value(lasting, "mean_response") - value(lasting, "mean_wait") == pytest.approx(
         1.0 + 0.1 * value(lasting, "remote_fraction")
@@ -290,7 +294,7 @@ def test_tasks_that_run_at_the_end_count_as_they_will_end() -> None:
 
 @pytest.mark.long
 def test_tasks_that_wait_at_the_end_are_followed_until_they_begin_unless_it_grows() -> None:
-    settled = scenario(nodes=50, load=0.3, service=Service("h2", (100.0,)), tasks=2000, warm_up=500)
+    settled = scenario(nodes=50, load=0.3, service=ServiceTimes("h2", (100.0,)), tasks=2000, warm_up=500)
     assert [played(settled, seed=seed)[1][0].cut_off for seed in range(1, 5)] == [0] * 4
     growing, (sample,) = played(scenario(nodes=2, load=4.0, tasks=600, warm_up=590))
     assert sample.cut_off == 10, "those of the warm-up are nobody's concern"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.agent.store.rows import Happened
+from peerload.agent.store.rows import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
 from peerload.agent.views.completion import endings_object
 from peerload.cli import main as cli
 from peerload.cli.common.options import Options
 from peerload.cli.verbs import doctor
-from peerload.core.estimates.history import History
+from peerload.core.estimates.history import DurationEstimates
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig
 from peerload.model.devices import Device
@@ -124,7 +124,7 @@ def test_every_check_of_the_doctor_and_every_key_of_top_is_told() -> None:
 def test_every_key_of_json_is_told() -> None:
     spec = TaskSpec((b"true",), b"/", request=ResourceRequest(gpus=1))
     record = TaskRecord("ws1/1", bytes(16), TaskState.DONE, 1.0)
-    event = Happened(1, 1.0, "task", "queued", "ws1/1", 0, "", "submitted")
+    event = RecordedEvent(1, 1.0, "task", "queued", "ws1/1", 0, "", "submitted")
     store: Any = SimpleNamespace(output_gone=lambda _task: None)
     x = Given()
     x.node.ledger.devices.set_devices((Device("nvidia:GPU-1", is_read=True, mem_bytes=1 << 30),))
@@ -134,7 +134,7 @@ def test_every_key_of_json_is_told() -> None:
     for part in (
         answers.task_object(record, spec, "me"), answers.detail(spec, record), answers.agreed(NO_TERMS, record),
         endings_object(store, record, spec, NO_TERMS), answers.output_gone(store, record), answers.used(record),
-        answers.learned(History(8, 8), spec), answers.step(event), answers.event_object(event), own, peer, *own["gpus"],
+        answers.learned(DurationEstimates(8, 8), spec), answers.step(event), answers.event_object(event), own, peer, *own["gpus"],
     ):  # fmt: skip
         keys |= set(part)
     assert keys - set_as_code("cli.md") == set()

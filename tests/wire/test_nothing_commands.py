@@ -12,7 +12,7 @@ import pytest
 
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.model import actions, events, gossip, messages
-from peerload.model.gossip import Load, Rumour, Standing
+from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
 from peerload.model.load import Region
 from peerload.model.messages import Envelope, Identity, Message, State
 from peerload.model.resources import Profile
@@ -34,7 +34,7 @@ BY_DATAGRAM = {
     gossip.GossipAck: "I am",
     gossip.GossipPingRequest: "is somebody there",
     gossip.GossipNack: "it does not answer me",
-    gossip.Rumour: "what is said of a node",
+    gossip.MembershipUpdate: "what is said of a node",
     gossip.Load: "how loaded a node is",
 }
 COMMANDING = (
@@ -108,7 +108,7 @@ def test_a_node_may_be_called_as_a_topic_is(name: str) -> None:
 def heard_by_datagram(about: str) -> list[Any]:
     """One of each kind and shape."""
     who = ("boot-9", "machine-9", "store-9")
-    rumours = [Rumour(about, *who, 9, 3, standing, "127.0.0.1:9") for standing in Standing]
+    rumours = [MembershipUpdate(about, *who, 9, 3, standing, "127.0.0.1:9") for standing in MemberStatus]
     load = Load(
         about, 1, 9, 0, 9, 0, 0, 0, 0.0, Region.UNDERLOADED, accepts=True, gives=True, cpus_busy=0.0, mem_used_bytes=0
     )

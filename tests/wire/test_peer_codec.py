@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.model.errors import BadMessage, FrameTooLarge, ProtocolError
-from peerload.model.gossip import Load, Rumour, Standing
+from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
 from peerload.model.load import LoadReport, Region
 from peerload.model.messages import (
     Accept,
@@ -102,7 +102,9 @@ SPEC = TaskSpec(
 )
 EXIT = Exit(137, 9, "killed", 1.5e9, 1.6e9, Usage(1.0, 2.0, 3), 10, 20)
 
-RUMOUR = Rumour("ws3", "c" * 32, "m3", "s3", 4, 1, Standing.SUSPECT, "10.0.0.3:7117", 2, 1, 1, ("ws4",), 2.5)
+RUMOUR = MembershipUpdate(
+    "ws3", "c" * 32, "m3", "s3", 4, 1, MemberStatus.SUSPECT, "10.0.0.3:7117", 2, 1, 1, ("ws4",), 2.5
+)
 LOAD = Load.of("ws3", REPORT, 1.5)
 SAMPLES: list[Message] = [
     Hello(IDENTITY, PROFILE, REPORT, (IDENTITY, IDENTITY), True, forwards=True),

@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.agent.accounts.directory_cache import Stalled, stalled
+from peerload.agent.accounts.directory_cache import FileSystemStalled, stalled
 from peerload.agent.completion import output_files
-from peerload.launcher.system.write_as_user import GONE, Changed
+from peerload.launcher.system.write_as_user import GONE, FileChanged
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.task import SCRATCH
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.completion.output_files import Segment
     from peerload.agent.parts import Parts
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
 
 POLICY = "policy: "
@@ -30,7 +30,7 @@ KEPT_S = 2.0
 KEPT_MAX = 4096
 
 
-class Whose(NamedTuple):
+class TaskUser(NamedTuple):
     """A task's user: the home, what that calls its submitter, and the uid of that there; -1 where it is not known."""
 
     home: str
@@ -42,27 +42,27 @@ class Whose(NamedTuple):
         return {"home": self.home, "user": self.user, "uid": self.uid}
 
 
-class Users:
+class UserServices:
     """One per agent."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.is_system = parts.config.mode == "system"
-        self._checks = output_files.Checks()
-        self._told: dict[tuple[Whose, bytes], tuple[float, str]] = {}
+        self._checks = output_files.WritableChecks()
+        self._told: dict[tuple[TaskUser, bytes], tuple[float, str]] = {}
 
-    def submitter(self, spec: TaskSpec, terms: Terms) -> Whose:
+    def submitter(self, spec: TaskSpec, terms: SubmitOptions) -> TaskUser:
         """Whose a task of this home is."""
-        return Whose(self._parts.config.node, spec.user, terms.owner)
+        return TaskUser(self._parts.config.node, spec.user, terms.owner)
 
-    def seen_lately(self, whose: Whose, directory: bytes) -> bool:
+    def seen_lately(self, whose: TaskUser, directory: bytes) -> bool:
         """Whether `objection` had none a moment ago."""
         if not self.is_system:
             return self._parts.directories.seen_lately(directory)
         found = self._told.get((whose, directory))
         return found is not None and not found[1] and time.monotonic() - found[0] < KEPT_S
 
-    async def objection(self, whose: Whose, directory: bytes) -> tuple[str, bool]:
+    async def objection(self, whose: TaskUser, directory: bytes) -> tuple[str, bool]:
         """Why this node runs no tasks of that user ("" = it does), and whether the directory is there for it. Raises SlowDown, which
         says nothing about either; Stalled, if the file system of the directory does not answer."""
         if not self.is_system:
@@ -84,15 +84,15 @@ class Users:
             return why.removeprefix(POLICY), directory == SCRATCH
         return "", not why
 
-    async def admitted(self, spec: TaskSpec, terms: Terms) -> bool:
+    async def admitted(self, spec: TaskSpec, terms: SubmitOptions) -> bool:
         """Whether the directory of a task that is submitted here is there for who submits it. Where that user's tasks may not
         run on this very node, or its file system does not answer, they may elsewhere."""
         try:
             return (await self.objection(self.submitter(spec, terms), spec.directory))[1]
-        except Stalled:
+        except FileSystemStalled:
             return False
 
-    async def check_files(self, spec: TaskSpec, terms: Terms) -> None:
+    async def check_files(self, spec: TaskSpec, terms: SubmitOptions) -> None:
         """Raises BadRequest if the files that the output is wanted in cannot be written by who submits the task."""
         wanted = output_files.patterns(terms)
         if not wanted:
@@ -113,7 +113,7 @@ class Users:
         return not self.is_system or self._parts.launcher.appends
 
     async def append(
-        self, spec: TaskSpec, terms: Terms, path: bytes, segments: Sequence[Segment], at: int, *, ends: bool
+        self, spec: TaskSpec, terms: SubmitOptions, path: bytes, segments: Sequence[Segment], at: int, *, ends: bool
     ) -> None:
         """Put parts of captured files into a file of the submitter's, from the place ``at`` on (launcher_results.append). Raises
         Changed, OSError, PeerloadError."""
@@ -124,11 +124,13 @@ class Users:
         request = {"do": "append", "path": path, "parts": parts, "umask": spec.umask, "at": at, "ends": ends}
         why = await self._parts.launcher.ask({**request, **self.submitter(spec, terms).words()})
         if why == GONE:
-            raise Changed(why)
+            raise FileChanged(why)
         if why:
             raise PeerloadError(why.removeprefix(POLICY).removeprefix(BUSY))
 
-    async def write(self, spec: TaskSpec, terms: Terms, path: bytes, captured: Sequence[Path], tag: str) -> None:
+    async def write(
+        self, spec: TaskSpec, terms: SubmitOptions, path: bytes, captured: Sequence[Path], tag: str
+    ) -> None:
         """Put captured files into a file of the submitter's, in system mode. Raises PeerloadError."""
         request = {"do": "write", "path": path, "captured": [str(one) for one in captured], "umask": spec.umask}
         why = await self._parts.launcher.ask({**request, "tag": tag, **self.submitter(spec, terms).words()})

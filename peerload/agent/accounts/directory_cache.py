@@ -46,11 +46,11 @@ MISSING_S = 2.0
 ANSWERS_KEPT_MAX = 4096
 
 
-class Stalled(SlowDown):
+class FileSystemStalled(SlowDown):
     """A file system did not answer whether a directory is there."""
 
 
-class SeenDirectories:
+class DirectoryCache:
     """Looks at directories, each once at a time for all who ask, and remembers for a moment those that were there."""
 
     def __init__(self, found_late: Callable[[bytes], None] = lambda _directory: None) -> None:
@@ -111,15 +111,15 @@ class SeenDirectories:
         return found
 
 
-def stalled(directory: bytes) -> Stalled:
+def stalled(directory: bytes) -> FileSystemStalled:
     """That the file system of this directory does not answer."""
-    return Stalled(
+    return FileSystemStalled(
         "the working directory cannot be looked at now",
         why=f"the file system of {directory.decode(errors='replace')} does not answer",
     )
 
 
-class AskedNodes:
+class DirectoryQueries:
     """Asks other nodes whether they would run tasks in a directory, and remembers for a moment which were asked.
 
     ``send(node, request)`` sends the question. What a node answers is for the core to remember (`Membership`).

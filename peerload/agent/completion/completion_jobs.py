@@ -14,13 +14,13 @@ import time
 from typing import TYPE_CHECKING
 
 from peerload.agent.completion import output_files
-from peerload.agent.completion.notify_hook import Notices
+from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.store import jobs
 from peerload.agent.store.pruning import ChoreDone, ChorePostponed
 from peerload.agent.store.rows import SINGLE, order_of
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
-from peerload.model.submit_options import Chore
+from peerload.model.submit_options import CompletionJob
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.agent.parts import Parts
-    from peerload.agent.store.jobs import Owed
-    from peerload.agent.store.pruning import Upkeep
+    from peerload.agent.store.jobs import DueJob
+    from peerload.agent.store.pruning import MaintenanceRow
     from peerload.model.task import TaskRecord
 
 log = logging.getLogger("peerload.agent")
 
-AT_A_TIME = {Chore.FILES: 4, Chore.NOTIFY: 4}
+AT_A_TIME = {CompletionJob.FILES: 4, CompletionJob.NOTIFY: 4}
 TRIES_MAX = 8
 """What cannot be done is given up after so many tries: some minutes."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
@@ -48,25 +48,25 @@ EVENTS_LOOKED_AT_MAX = 16
 """… at most this many of a task, from the last on."""
 
 
-class Failed(Exception):
+class JobFailed(Exception):
     """A chore could not be done, for this reason."""
 
 
-class Postponed(Exception):
+class JobPostponed(Exception):
     """It is not time yet."""
 
 
-class Chores:
+class CompletionJobs:
     """One per agent; from the loop's thread only."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._news = asyncio.Event()
         self._under_way: dict[int, asyncio.Task[None]] = {}
-        self._kinds: dict[int, Chore] = {}
+        self._kinds: dict[int, CompletionJob] = {}
         self._tried = asyncio.Event()
         self._outcomes: dict[tuple[int, int], tuple[str, str]] = {}
-        self.notices = Notices(parts)
+        self.notices = NotifyHooks(parts)
 
     def wake(self) -> None:
         """Something is owed."""
@@ -105,8 +105,8 @@ class Chores:
         # One that is due and waits for room is begun when another is done, which wakes us.
         return min(next_at - now, IDLE_S_MAX) if next_at > now else PAUSE_S
 
-    def _begin(self, owed: Owed) -> None:
-        work = self._files(owed) if owed.kind is Chore.FILES else self._notify(owed)
+    def _begin(self, owed: DueJob) -> None:
+        work = self._files(owed) if owed.kind is CompletionJob.FILES else self._notify(owed)
         self._kinds[owed.number] = owed.kind
         task = asyncio.get_running_loop().create_task(self._carry_out(owed, work))
         self._under_way[owed.number] = task
@@ -128,7 +128,7 @@ class Chores:
         while True:
             self._tried.clear()
             owed = jobs.owed_for(self._parts.store, counter, member)
-            ours = [one for one in owed if one.kind is Chore.FILES and one.member == member]
+            ours = [one for one in owed if one.kind is CompletionJob.FILES and one.member == member]
             if not ours:
                 return self._outcome(record.task, (counter, member))
             if ours[0].tries:
@@ -145,12 +145,12 @@ class Chores:
             ((one.state, one.reason) for one in reversed(found) if _is_of_files(one.state, one.reason)), ("", "")
         )
 
-    async def _carry_out(self, owed: Owed, work: Coroutine[Any, Any, tuple[str, str]]) -> None:
+    async def _carry_out(self, owed: DueJob, work: Coroutine[Any, Any, tuple[str, str]]) -> None:
         try:
             state, reason = await work
-        except Postponed:
+        except JobPostponed:
             await self._keep(ChorePostponed(owed.number, owed.tries, time.time() + ENDS_SOON_S, owed.why))
-        except (Failed, OSError, PeerloadError) as error:
+        except (JobFailed, OSError, PeerloadError) as error:
             why = str(error) or type(error).__name__
             await self._failed(owed, (error.strerror or why) if isinstance(error, OSError) else why)
         else:
@@ -158,7 +158,7 @@ class Chores:
                 self._tell(owed, state, reason)
             await self._keep(ChoreDone(owed.number))
 
-    async def _failed(self, owed: Owed, why: str) -> None:
+    async def _failed(self, owed: DueJob, why: str) -> None:
         tries = owed.tries + 1
         if tries >= TRIES_MAX:
             self._tell(owed, "abandoned", f"{_WHAT[owed.kind]}: {why} ({tries} tries)")
@@ -169,7 +169,7 @@ class Chores:
             self._tell(owed, "postponed", f"{_WHAT[owed.kind]}: {why}; it is tried again")
         await self._keep(ChorePostponed(owed.number, tries, time.time() + pause_s, why[:500]))
 
-    def _tell(self, owed: Owed, state: str, reason: str) -> None:
+    def _tell(self, owed: DueJob, state: str, reason: str) -> None:
         if _is_of_files(state, reason):
             self._outcomes[owed.counter, owed.member] = state, reason
             if len(self._outcomes) > OUTCOMES_MAX:
@@ -183,10 +183,10 @@ class Chores:
         )
         self._parts.journal.note(PutEvent(time.time(), "chore", state, task=self._name(owed), reason=reason))
 
-    def _name(self, owed: Owed) -> str:
+    def _name(self, owed: DueJob) -> str:
         return f"{self._parts.config.node}/{owed.counter}" + (f".{owed.member}" if owed.member != SINGLE else "")
 
-    async def _keep(self, row: Upkeep) -> None:
+    async def _keep(self, row: MaintenanceRow) -> None:
         """Durable when it returns."""
         kept = asyncio.Event()
         self._parts.store.persist((row,), kept.set)
@@ -194,7 +194,7 @@ class Chores:
 
     # -- what is owed --------------------------------------------------------------------------------------------------
 
-    async def _files(self, owed: Owed) -> tuple[str, str]:
+    async def _files(self, owed: DueJob) -> tuple[str, str]:
         """Write the files of one task → what is to be told of it."""
         parts, place = self._parts, (owed.counter, owed.member)
         records = parts.store.page(owed.counter, owed.member - 1, owed.member, 1)
@@ -202,7 +202,7 @@ class Chores:
             return "abandoned", f"{_WHAT[owed.kind]}: its row is gone"
         (record,) = records
         if record.uid in parts.node.home.tasks:
-            raise Postponed
+            raise JobPostponed
         if not record.attempt:  # it never ran: nothing was written, and nothing of what is there is lost
             return "", ""
         key = execution_key(record.uid, record.attempt)
@@ -218,21 +218,21 @@ class Chores:
         try:
             missing_bytes = await parts.saving.finish(record, spec, terms)
         except OSError as error:
-            raise Failed(f"{names}: {error.strerror or error}") from None
+            raise JobFailed(f"{names}: {error.strerror or error}") from None
         except PeerloadError as error:
-            raise Failed(f"{names}: {error}") from None
+            raise JobFailed(f"{names}: {error}") from None
         parts.saving.forget(key)
         await parts.output.cut(key)
         if missing_bytes:
             return "incomplete", f"{missing_bytes} bytes of its output are missing in {names}"
         return "saved", f"its output is in {names}"
 
-    async def _notify(self, owed: Owed) -> tuple[str, str]:
+    async def _notify(self, owed: DueJob) -> tuple[str, str]:
         return await self.notices.give(owed)
 
 
 def _is_of_files(state: str, reason: str) -> bool:
-    return state in ("saved", "incomplete") or reason.startswith(_WHAT[Chore.FILES])
+    return state in ("saved", "incomplete") or reason.startswith(_WHAT[CompletionJob.FILES])
 
 
-_WHAT = {Chore.FILES: "its output could not be saved", Chore.NOTIFY: "its user could not be notified"}
+_WHAT = {CompletionJob.FILES: "its output could not be saved", CompletionJob.NOTIFY: "its user could not be notified"}

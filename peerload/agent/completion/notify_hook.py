@@ -22,7 +22,7 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
-    from peerload.agent.store.jobs import Owed
+    from peerload.agent.store.jobs import DueJob
     from peerload.model.events import Event
 
 log = logging.getLogger("peerload.agent")
@@ -36,13 +36,13 @@ TAIL_BYTES = 400
 SIGKILL = 9
 
 
-class NoticeLost(PeerloadError):
+class NotificationLost(PeerloadError):
     """The command was to be started, or was running, and its launcher went away, or it could not be started at all."""
 
     code = "notice-lost"
 
 
-class Notices:
+class NotifyHooks:
     """The commands that run, by the names that the launcher knows them by."""
 
     def __init__(self, parts: Parts) -> None:
@@ -100,7 +100,7 @@ class Notices:
     def _lose(self, key: str, reason: str) -> None:
         waiting = self._waiting.get(key)
         if waiting is not None and not waiting.done():
-            waiting.set_exception(NoticeLost(reason))
+            waiting.set_exception(NotificationLost(reason))
 
     def _let_go(self, key: str) -> None:
         self._running.discard(key)
@@ -110,7 +110,7 @@ class Notices:
 
     # -- one notice ----------------------------------------------------------------------------------------------------
 
-    async def give(self, owed: Owed) -> tuple[str, str]:
+    async def give(self, owed: DueJob) -> tuple[str, str]:
         """Run the command, or wait for the one that runs already → what is to be told of it. Raises NoticeLost, StoreError."""
         key = _key(owed.number, owed.tries)
         exit_ = self._ended.get(key)
@@ -139,7 +139,7 @@ class Notices:
         async with asyncio.timeout(KILLED_WITHIN_S):
             return await ended, f"killed after {TIME_S_MAX:g} s"
 
-    async def _start(self, key: str, owed: Owed) -> None:
+    async def _start(self, key: str, owed: DueJob) -> None:
         parts = self._parts
         spec = parts.store.spec(owed.counter)
         terms = parts.store.terms(owed.counter)
@@ -151,7 +151,7 @@ class Notices:
         try:
             variables_of(spec.environment)
         except BadRequest as error:
-            raise NoticeLost(str(error)) from None
+            raise NotificationLost(str(error)) from None
         name = f"{parts.config.node}/{owed.counter}" + (f".{owed.member}" if owed.member != SINGLE else "")
         action = SpawnTask(key, name, 1, parts.config.node, notice)
         extra = {
@@ -165,7 +165,7 @@ class Notices:
         self._running.add(key)
         parts.launcher.spawn(action, stdout, stderr, extra, owner=terms.owner)
 
-    def _of_all(self, owed: Owed) -> dict[str, str]:
+    def _of_all(self, owed: DueJob) -> dict[str, str]:
         """How it ended, as variables; of an array that all members are done, or how the first ended that is not."""
         store = self._parts.store
         counts = {

@@ -20,14 +20,14 @@ from peerload.agent.loop_timeout import comes_within
 from peerload.agent.output.spool import open_output
 from peerload.agent.store.rows import SINGLE
 from peerload.launcher.system import write_as_user
-from peerload.launcher.system.write_as_user import Changed, Unwritable
+from peerload.launcher.system.write_as_user import FileChanged, Unwritable
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
 
 CHECK_S_MAX = 2.0
@@ -61,12 +61,12 @@ def named(pattern: bytes, counter: int, member: int, name: str, node: str) -> by
     return _LETTERS.sub(lambda found: os.fsencode(values.get(found[1], "")), pattern)
 
 
-def patterns(terms: Terms) -> list[bytes]:
+def patterns(terms: SubmitOptions) -> list[bytes]:
     """Those that are given, each once."""
     return list(dict.fromkeys(filter(None, (terms.output_file, terms.error_file))))
 
 
-def check_patterns(terms: Terms, members: int) -> None:
+def check_patterns(terms: SubmitOptions, members: int) -> None:
     """Raises BadRequest for what no file can be called. members: how many tasks there are, 0 = one that is in no array."""
     for pattern in patterns(terms):
         shown = pattern.decode("utf-8", "backslashreplace")
@@ -127,13 +127,13 @@ async def in_own_thread(work: Callable[[], None]) -> None:
     await done
 
 
-class Checks:
+class WritableChecks:
     """Looks whether files can be written, a bounded number at a time."""
 
     def __init__(self) -> None:
         self._under_way = 0
 
-    async def look(self, terms: Terms) -> None:
+    async def look(self, terms: SubmitOptions) -> None:
         """Raises BadRequest, if the directory of a file is not there or may not be written to, or a file that has no
         placeholder in its name is none; SlowDown if too many are being looked at."""
         wanted = patterns(terms)
@@ -188,7 +188,7 @@ def append(path: bytes, segments: Sequence[Segment], umask: int, at: int, *, end
             parts.append((captured, first, end))
         try:
             write_as_user.append(target, parts, umask, at, ends=ends)
-        except Changed:
+        except FileChanged:
             raise
         except Unwritable as error:
             raise PeerloadError(str(error)) from None
@@ -212,7 +212,7 @@ def _target(path: bytes) -> bytes | None:
     return target
 
 
-def targets(terms: Terms, record: TaskRecord, spec: TaskSpec, place: tuple[int, int]) -> dict[bytes, list[int]]:
+def targets(terms: SubmitOptions, record: TaskRecord, spec: TaskSpec, place: tuple[int, int]) -> dict[bytes, list[int]]:
     """Each file of a task and the streams that go there, stdout first."""
     found: dict[bytes, list[int]] = {}
     for stream, pattern in ((1, terms.output_file), (2, terms.error_file)):

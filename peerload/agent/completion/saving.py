@@ -21,7 +21,7 @@ import msgspec
 from peerload.agent.completion import output_files
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.store.rows import order_of
-from peerload.launcher.system.write_as_user import Changed
+from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.core.tasks.work import HomeTask
     from peerload.model.actions import TaskChanged
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
 
 log = logging.getLogger("peerload.agent")
@@ -55,7 +55,7 @@ RETRY_S, RETRY_S_MAX = 1.0, 60.0
 """The pause after a failure while the task runs; it doubles, up to the other."""
 
 
-class Progress(msgspec.Struct):
+class SaveProgress(msgspec.Struct):
     """Progress of the files of one attempt. boot: the machine's; what another boot has written may not be on the disk.
     read: so much of each stream was copied or found missing; at: the size of each file; missing: so many bytes were cut out."""
 
@@ -65,12 +65,12 @@ class Progress(msgspec.Struct):
     missing: int = 0
 
 
-class Saved:
+class SavedOutput:
     """The files of one attempt. ``work``: the copying that is under way or was last, which goes on if nobody waits for it any
     more: two at a time would disturb one another."""
 
     def __init__(
-        self, key: str, spec: TaskSpec, terms: Terms, files: dict[bytes, list[int]], progress: Progress
+        self, key: str, spec: TaskSpec, terms: SubmitOptions, files: dict[bytes, list[int]], progress: SaveProgress
     ) -> None:
         self.key = key
         self.spec = spec
@@ -93,13 +93,13 @@ class _Live:
         self.work: asyncio.Task[None] | None = None
 
 
-class Saving:
+class OutputSaver:
     """One per agent; from the loop's thread only."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._boot = parts.identity.machine_boot
-        self._saved: dict[str, Saved] = {}
+        self._saved: dict[str, SavedOutput] = {}
         self._live: dict[str, _Live] = {}
         self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)
 
@@ -178,7 +178,7 @@ class Saving:
 
     # -- when it has ended ---------------------------------------------------------------------------------------------
 
-    async def finish(self, record: TaskRecord, spec: TaskSpec, terms: Terms) -> int:
+    async def finish(self, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> int:
         """Copy the rest of the output of an ended task, as far as it is here; its files are on disk then. → how many bytes of the
         output are missing there. Raises OSError, PeerloadError."""
         key, exit_ = execution_key(record.uid, record.attempt), record.exit
@@ -210,26 +210,28 @@ class Saving:
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
-    async def _of(self, key: str, record: TaskRecord, spec: TaskSpec, terms: Terms) -> Saved:
+    async def _of(self, key: str, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> SavedOutput:
         if key not in self._saved:
             files = output_files.targets(terms, record, spec, order_of(record.task))
             noted = await asyncio.to_thread(self._noted, key)
             if noted is None or noted.at.keys() != files.keys():
-                noted = Progress(self._boot, [0, 0], dict.fromkeys(files, 0))
-            self._saved.setdefault(key, Saved(key, spec, terms, files, noted))
+                noted = SaveProgress(self._boot, [0, 0], dict.fromkeys(files, 0))
+            self._saved.setdefault(key, SavedOutput(key, spec, terms, files, noted))
             while len(self._saved) > SAVED_MAX:  # of the others, what is noted tells
                 self._saved.pop(next(iter(self._saved)))
         return self._saved[key]
 
-    def _noted(self, key: str) -> Progress | None:
+    def _noted(self, key: str) -> SaveProgress | None:
         """Progress noted by an earlier agent; None if there is none, or it is of another boot of the machine."""
         try:
-            noted = msgspec.msgpack.decode(self._parts.spool.saved_path(key).read_bytes(), type=Progress)
+            noted = msgspec.msgpack.decode(self._parts.spool.saved_path(key).read_bytes(), type=SaveProgress)
         except (OSError, msgspec.MsgspecError):
             return None
         return noted if noted.boot == self._boot and len(noted.read) == len(STREAMS) else None
 
-    async def _step(self, saved: Saved, sizes: tuple[int, int] | None = None, *, within_s: float | None = None) -> bool:
+    async def _step(
+        self, saved: SavedOutput, sizes: tuple[int, int] | None = None, *, within_s: float | None = None
+    ) -> bool:
         """Copy one part, no further than ``sizes``; with these, the files are on disk when nothing is left. → whether there may
         be more. Raises TimeoutError if it takes longer than that; then it goes on."""
         while saved.work is not None and not saved.work.done():
@@ -240,13 +242,13 @@ class Saving:
             raise TimeoutError(f"nothing was written within {within_s:g} s")
         return saved.work.result()
 
-    async def _copy(self, saved: Saved, sizes: tuple[int, int] | None) -> bool:
+    async def _copy(self, saved: SavedOutput, sizes: tuple[int, int] | None) -> bool:
         async with self._writes:
             before = list(saved.progress.read)
             for path, streams in saved.files.items():
                 try:
                     await self._append(saved, path, streams, sizes)
-                except Changed:  # somebody has emptied or removed it: it begins anew, with what is kept
+                except FileChanged:  # somebody has emptied or removed it: it begins anew, with what is kept
                     saved.progress.at[path] = saved.progress.missing = 0
                     for stream in streams:
                         saved.progress.read[stream - 1] = 0
@@ -257,7 +259,7 @@ class Saving:
                 await asyncio.to_thread(self._parts.spool.saved_path(saved.key).write_bytes, raw)
             return has_more
 
-    async def _append(self, saved: Saved, path: bytes, streams: list[int], sizes: tuple[int, int] | None) -> None:
+    async def _append(self, saved: SavedOutput, path: bytes, streams: list[int], sizes: tuple[int, int] | None) -> None:
         progress, spool = saved.progress, self._parts.spool
         segments: list[Segment] = []
         read, missing = list(progress.read), 0

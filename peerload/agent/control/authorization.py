@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
-from peerload.agent.control.principal import Caller
+from peerload.agent.control.principal import Principal
 from peerload.agent.control.quotas import Quotas
-from peerload.agent.control.task_ids import REF, Names, own_last, refs_of
+from peerload.agent.control.task_ids import REF, TaskIds, own_last, refs_of
 from peerload.model.errors import BadRequest, DiskFull, NotAllowed, SlowDown
 from peerload.model.submit_options import owner_key
 from peerload.wire import control
@@ -26,9 +26,9 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.store.reader import StoreReader
-    from peerload.core.tasks.work import Guest, HomeTask
+    from peerload.core.tasks.work import HomeTask, RemoteTask
     from peerload.model.messages import Forward
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
 
 HOPS_MAX = 1
@@ -94,13 +94,13 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
 """Every verb. In user mode only HERE refuses anybody, those whose request another node has sent on."""
 
 
-class Access:
+class Authorization:
     """One per agent."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._config = parts.config
-        self._names = Names(parts)
+        self._names = TaskIds(parts)
         self._own_uid = os.getuid()
         self.is_system = parts.config.mode == "system"
         self.accounts = Accounts()
@@ -108,13 +108,13 @@ class Access:
 
     # -- who -----------------------------------------------------------------------------------------------------------
 
-    def local(self, uid: int) -> Caller:
+    def local(self, uid: int) -> Principal:
         """The client at the socket whom the operating system calls so. Raises NotAllowed if it is not served."""
         if not self.is_system:
             if uid not in (self._own_uid, 0):
                 self._told("L1", f"uid {uid}", "is another user's client")
                 raise NotAllowed("this agent serves its own user only", hint="start your own:  peerload up")
-            return Caller("", uid=uid, is_admin=True)
+            return Principal("", uid=uid, is_admin=True)
         account = self.accounts.of(uid)
         is_admin = uid in (0, self._own_uid) or self._is_in(account, self._config.admin_group)
         if not is_admin and not self._is_in(account, self._config.group):
@@ -122,9 +122,9 @@ class Access:
             who = account.name or f"uid {uid}"
             why = f"{who} is not in the group {self._config.group}"
             raise NotAllowed("this agent does not serve you", why=why, hint="ask an administrator of this machine")
-        return Caller(str(uid), account.name, uid, is_admin)
+        return Principal(str(uid), account.name, uid, is_admin)
 
-    def forwarded(self, node: str, message: Forward) -> Caller:
+    def forwarded(self, node: str, message: Forward) -> Principal:
         """The client of another node whose request that node has sent on. Raises PeerloadError if it is not carried out.
 
         In user mode all members are one person's: whoever may speak for a member may ask anything here, as that person
@@ -135,13 +135,13 @@ class Access:
             why = f"it has come through {message.hops} nodes; at most {HOPS_MAX} is allowed, the last was {node}"
             raise BadRequest("a request that was sent on is not sent on again", why=why)
         if not self.is_system:
-            return Caller("", uid=self._own_uid, is_admin=True, node=node)
+            return Principal("", uid=self._own_uid, is_admin=True, node=node)
         account = self.mapped(node, message.user)
         if account is not None:
-            return Caller(str(account.uid), account.name, account.uid, node=node)
+            return Principal(str(account.uid), account.name, account.uid, node=node)
         if not message.user or ":" in message.user:
             raise NotAllowed("the request of a user without a name", why=f"{node} does not say whose it is")
-        return Caller(f"{node}:{message.user}", f"{message.user}@{node}", node=node)
+        return Principal(f"{node}:{message.user}", f"{message.user}@{node}", node=node)
 
     def mapped(self, node: str, user: str) -> Account | None:
         """The account of this machine that a user of another node is here, by `users`; None: none."""
@@ -160,7 +160,7 @@ class Access:
 
     # -- what ----------------------------------------------------------------------------------------------------------
 
-    def checked(self, caller: Caller, request: control.Request) -> control.Request:
+    def checked(self, caller: Principal, request: control.Request) -> control.Request:
         """The request as it is to be carried out. Raises PeerloadError for what this caller may not, NoSuchTask for tasks
         that are not there for it."""
         right = RIGHTS[type(request)]
@@ -185,7 +185,7 @@ class Access:
             self._must_own(caller, request)
         return request
 
-    def _may_submit(self, caller: Caller) -> None:
+    def _may_submit(self, caller: Principal) -> None:
         """Raises NotAllowed for users whose tasks no node may run."""
         if caller.node and caller.uid < 0:
             return
@@ -208,7 +208,7 @@ class Access:
                 f"{self._config.node} is no home for users of other nodes", why=why, hint="submit it there"
             )
 
-    def _in_its_own_words(self, caller: Caller, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
+    def _in_its_own_words(self, caller: Principal, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
         """`@` is the last task of who asks, `@~1` the one before it."""
         if not any(ref.startswith("@") for ref in _named(request)):
             return request
@@ -228,7 +228,7 @@ class Access:
             )
         return msgspec.structs.replace(request, tasks=tuple(map(meant, request.tasks)))
 
-    def _must_own(self, caller: Caller, request: control.Request) -> None:
+    def _must_own(self, caller: Principal, request: control.Request) -> None:
         """Raises NoSuchTask for the first task of this home that it names, and that is another's, or of nobody."""
         own = self._config.node
         if request.at not in ("", own):
@@ -251,7 +251,7 @@ class Access:
 
     # -- whose ---------------------------------------------------------------------------------------------------------
 
-    def submitted(self, caller: Caller, spec: TaskSpec, terms: Terms) -> tuple[TaskSpec, Terms]:
+    def submitted(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
         """The same with who submits it, in place of what the client says of that."""
         user, owner = "", -1
         if self.is_system:
@@ -262,7 +262,7 @@ class Access:
             terms = msgspec.structs.replace(terms, owner=owner)
         return spec, terms
 
-    def queues(self, caller: Caller, tasks: int) -> None:
+    def queues(self, caller: Principal, tasks: int) -> None:
         """So many more tasks of this user are to be queued. Raises SlowDown or DiskFull beyond what one user may have."""
         if not self.is_system:
             return
@@ -272,11 +272,11 @@ class Access:
             self._told("L4", caller.user, error.what)
             raise
 
-    def sees(self, caller: Caller, task: HomeTask) -> bool:
+    def sees(self, caller: Principal, task: HomeTask) -> bool:
         """Whether this unfinished task of this home is there for it."""
         return caller.sees_all or owner_key(task.terms.owner, task.spec.user) == caller.who
 
-    def sees_guest(self, caller: Caller, guest: Guest) -> bool:
+    def sees_guest(self, caller: Principal, guest: RemoteTask) -> bool:
         """Whether a task of another home, which is here now, is there for it: its user there is this account here."""
         if caller.sees_all:
             return True
@@ -285,12 +285,12 @@ class Access:
             return True
         return caller.node == guest.home and caller.who == f"{guest.home}:{guest.spec.user}"
 
-    def sees_guest_named(self, caller: Caller, name: str) -> bool:
+    def sees_guest_named(self, caller: Principal, name: str) -> bool:
         """The same of one that is named; False if there is none."""
         guests = self._parts.node.executor.guests.values()
         return any(guest.task == name and self.sees_guest(caller, guest) for guest in guests)
 
-    def store(self, caller: Caller) -> StoreReader:
+    def store(self, caller: Principal) -> StoreReader:
         """The database as far as it is there for this caller."""
         store = self._parts.store
         return store if caller.sees_all else store.only_of(caller.who)

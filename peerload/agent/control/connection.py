@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from peerload.agent.control.cpu_accounting import Metered
+from peerload.agent.control.cpu_accounting import MeteredCoroutine
 from peerload.agent.control.principal import NOBODY
-from peerload.agent.peers.read_timeout import SlowFrames
+from peerload.agent.peers.read_timeout import ReadTimeout
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
 from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
@@ -195,7 +195,7 @@ class Connection:
     async def _carry_out(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         meter = self._server.meter(self)
         try:
-            await (work if meter is None else Metered(work, meter))
+            await (work if meter is None else MeteredCoroutine(work, meter))
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             self.failed(number, error)
 
@@ -222,7 +222,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         super().__init__(server)
         self._at = server
         self._buffer = bytearray()
-        self._slow = SlowFrames(asyncio.get_running_loop(), self._too_slow)
+        self._slow = ReadTimeout(asyncio.get_running_loop(), self._too_slow)
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._turn = asyncio.Lock()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
 
-class Metered:
+class MeteredCoroutine:
     """Work whose every stretch between two waits is told to ``spent``, in seconds. To be awaited once."""
 
     def __init__(self, work: Coroutine[Any, Any, None], spent: Callable[[float], None]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DECISIONS_KEPT_MAX = 10_000
 
 
-class Pending:
+class PendingReplies:
     """Which answer of the core goes to which request of which client."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Caller(msgspec.Struct, frozen=True, gc=False):
+class Principal(msgspec.Struct, frozen=True, gc=False):
     """Who asks. who: whose tasks are its own, as `owner_key` has it, "" = whosever; user: its name, for people; uid: at
     this machine, -1 = none; node: where its request was sent on, "" = here."""
 
@@ -26,5 +26,5 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         return self.is_admin or not self.who
 
 
-NOBODY = Caller("nobody:")
+NOBODY = Principal("nobody:")
 """Until it is known who asks: the owner of nothing."""

@@ -38,21 +38,21 @@ WAITED_RETRY_S = 60.0
 """What who waits for too many is told: room comes when something ends, which is not for us to say."""
 
 
-class Waited:
+class WaitQuota:
     """How many tasks are waited for at a time: that may last for days, and holds some 200 bytes for each."""
 
     def __init__(self, *, is_system: bool) -> None:
         self._is_system = is_system
         self._tasks: Counter[tuple[str, ...]] = Counter()
 
-    def charge(self, connection: Connection) -> Charge:
+    def charge(self, connection: Connection) -> WaitCharge:
         """What one request of this client is to wait for."""
         bounds: list[tuple[tuple[str, ...], int]] = []
         if self._is_system:
             bounds.append(((connection.came_from, connection.caller.counted_as), WAITED_MAX))
         if connection.came_from:
             bounds.append(((connection.came_from,), WAITED_BY_NODE_MAX))
-        return Charge(self._tasks, bounds)
+        return WaitCharge(self._tasks, bounds)
 
     @contextmanager
     def handed_over(self, connection: Connection, names: int) -> Iterator[None]:
@@ -71,7 +71,7 @@ class Waited:
                 charge.end()
 
 
-class Charge:
+class WaitCharge:
     """Tasks that one request waits for: they count until its ``end``. ``bounds``: by what, and how many there may be."""
 
     def __init__(self, tasks: Counter[tuple[str, ...]], bounds: Sequence[tuple[tuple[str, ...], int]]) -> None:
@@ -107,7 +107,7 @@ def waits_for(request: control.Request) -> int:
     return 0
 
 
-class Rate:
+class TokenBucket:
     """So many a second, and at once no more than those of one second. What is granted may go below nothing, once: then it
     takes as long until more is granted."""
 
@@ -126,7 +126,7 @@ class Rate:
         return 0.0
 
 
-class Share:
+class CpuBudget:
     """So much of the loop's time, in each second; who has had more waits until it is its turn again."""
 
     def __init__(self, share: float, now_s: float) -> None:
@@ -151,9 +151,9 @@ class _Used:
 
     def __init__(self, config: AgentConfig, now_s: float) -> None:
         self.connections = 0
-        self.requests = Rate(config.user_requests_per_s, now_s)
-        self.work = Share(config.user_work_share, now_s)
-        self.submits = Rate(config.user_submits_per_s, now_s)
+        self.requests = TokenBucket(config.user_requests_per_s, now_s)
+        self.work = CpuBudget(config.user_work_share, now_s)
+        self.submits = TokenBucket(config.user_submits_per_s, now_s)
         self.unfinished = 0
         self.unfinished_at_s = -COUNTED_EVERY_S
         self.output_bytes = 0

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from peerload.agent.store.rows import BEFORE_FIRST, MEMBER_MAX, Meant, apart, order_of, spans_text
+from peerload.agent.store.rows import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, order_of, spans_text
 from peerload.model.errors import BadRequest, NoSuchTask
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ def not_an_id(ref: str) -> BadRequest:
     )
 
 
-class Names:
+class TaskIds:
     """Looks names up in the store of one agent."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def meant(self, ref: str) -> Meant:
+    def meant(self, ref: str) -> TaskSelection:
         """The tasks of this home that a name stands for. Raises NoSuchTask or BadRequest."""
         named = own_last(self._parts.store, ref) if ref.startswith("@") else ref
         parsed = REF.fullmatch(named)
@@ -89,7 +89,7 @@ class Names:
             raise not_an_id(ref)
         if parsed["home"] not in (None, self._parts.config.node):
             raise NoSuchTask(f"no task {ref} here", why=f"its home is {parsed['home']}", hint="ask the agent there")
-        return Meant(int(parsed["counter"]), spans_of(ref, parsed["members"]) if parsed["members"] else ())
+        return TaskSelection(int(parsed["counter"]), spans_of(ref, parsed["members"]) if parsed["members"] else ())
 
     def resolve(self, ref: str) -> tuple[int, int | None]:
         """One task or a whole array as (counter, index). Raises NoSuchTask, or BadRequest for a range as well."""
@@ -111,9 +111,9 @@ class Names:
         """The whole id; whether there is such a task, and whether its home is here, is not looked at."""
         parsed = REF.fullmatch(ref)
         if parsed is not None and parsed["home"] not in (None, self._parts.config.node):
-            home, meant = parsed["home"], Meant(int(parsed["counter"]))
+            home, meant = parsed["home"], TaskSelection(int(parsed["counter"]))
             if parsed["members"]:
-                meant = Meant(meant.counter, spans_of(ref, parsed["members"]))
+                meant = TaskSelection(meant.counter, spans_of(ref, parsed["members"]))
         else:
             home, meant = self._parts.config.node, self.meant(ref)
         return f"{home}/{meant.counter}" + (f".{spans_text(meant.spans)}" if meant.spans else "")

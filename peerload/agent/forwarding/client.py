@@ -125,7 +125,7 @@ class Answers:
                 return
 
 
-class Forwards:
+class ForwardedRequests:
     """The tunnels of one agent."""
 
     def __init__(self, parts: Parts) -> None:
@@ -230,7 +230,7 @@ class Tunnel:
             raise self._error
 
     async def ask(self, request: control.Request) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """As `Forwards.ask`."""
+        """As `ForwardedRequests.ask`."""
         self._next += 1
         number = self._next
         self._stays = self._stays or isinstance(request, WITH_A_TASK) or getattr(request, "attended", False)

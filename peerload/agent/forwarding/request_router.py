@@ -15,8 +15,8 @@ import msgspec
 
 from peerload.agent.control.connection import Connection, told
 from peerload.agent.control.task_ids import REF, refs_of
-from peerload.agent.forwarding.client import Answers, Forwards
-from peerload.agent.forwarding.response_validation import Listing, lists_in, merged
+from peerload.agent.forwarding.client import Answers, ForwardedRequests
+from peerload.agent.forwarding.response_validation import MergedListing, lists_in, merged
 from peerload.agent.requests import remote_task_view
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
@@ -26,7 +26,7 @@ from peerload.wire.frame import HEADER_BYTES
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
 
     Frames = AsyncGenerator[tuple[str, dict[str, Any]], None]
@@ -45,14 +45,14 @@ FRAMES_AHEAD_MAX = 8
 """Frames of answers of different nodes that may wait for the client."""
 
 
-class Routes:
+class RequestRouter:
     """Those of one agent. ``here`` carries out a request on this node, for a client."""
 
-    def __init__(self, parts: Parts, names: Names, here: Callable[[Connection, control.Request], None]) -> None:
+    def __init__(self, parts: Parts, names: TaskIds, here: Callable[[Connection, control.Request], None]) -> None:
         self._parts = parts
         self._names = names
         self._here = here
-        self.forwards = Forwards(parts)
+        self.forwards = ForwardedRequests(parts)
 
     def takes(self, connection: Connection, request: control.Request) -> bool:
         """Whether other nodes have a part in this request; then it is on its way to them. Raises BadRequest."""
@@ -225,7 +225,7 @@ class Routes:
 
     async def _listings(self, connection: Connection, node: str, request: control.Request) -> Frames:
         """The same of what lists tasks, held against the form of that. Raises BadMessage, too."""
-        listing = Listing(node, getattr(request, "limit", None))
+        listing = MergedListing(node, getattr(request, "limit", None))
         async with contextlib.aclosing(self._answers(connection, node, request)) as frames:
             async for kind, body in frames:
                 yield kind, body if kind == "error" else listing.read(body)

@@ -55,7 +55,7 @@ class _Listing(msgspec.Struct, frozen=True):
 _LISTS = ("tasks", "damaged")
 
 
-class Listing:
+class MergedListing:
     """The tasks that one of several nodes lists. ``limit``: so many of them at most."""
 
     def __init__(self, node: str, limit: int | None) -> None:
@@ -79,7 +79,7 @@ class Listing:
 
 
 def lists_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The lists of a frame that `Listing` has read."""
+    """The lists of a frame that `MergedListing` has read."""
     return {key: body[key] for key in _LISTS if body.get(key)}
 
 

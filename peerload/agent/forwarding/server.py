@@ -15,7 +15,7 @@ from peerload.wire.frame import HEADER_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from peerload.agent.control.authorization import Access
+    from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.connection import Server
     from peerload.agent.peers.connection import PeerConnection
 
@@ -28,7 +28,7 @@ PENDING_BYTES_MAX = 1 << 20
 class ForwardServer:
     """Those of other nodes that have clients here. ``server`` carries requests out, ``access`` knows who they are here."""
 
-    def __init__(self, server: Server, access: Access) -> None:
+    def __init__(self, server: Server, access: Authorization) -> None:
         self._server = server
         self._access = access
         self._clients: dict[PeerConnection, ForwardedClient] = {}

@@ -14,7 +14,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from peerload.agent.mqtt.revocation_topic import WordsOnBus
+from peerload.agent.mqtt.revocation_topic import RevocationTopic
 from peerload.core.membership.membership import PeerState
 from peerload.model import messages
 from peerload.model.errors import BadRequest, ConfigError
@@ -55,9 +55,9 @@ class TrustLink:
         self._served_s: dict[str, float] = {}
         self._forged_s = -FORGED_EVERY_S
 
-    def on_bus(self) -> WordsOnBus:
+    def on_bus(self) -> RevocationTopic:
         """Who was shut out, as it is told and heard by way of the broker."""
-        return WordsOnBus(lambda: self.trust.signed_revocations, self._heard_on_bus, self._parts.counters)
+        return RevocationTopic(lambda: self.trust.signed_revocations, self._heard_on_bus, self._parts.counters)
 
     # -- effects -------------------------------------------------------------------------------------------------------
 

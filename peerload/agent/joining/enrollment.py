@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.joining.join_server import Door
+from peerload.agent.joining.join_server import JoinServer
 from peerload.agent.run_state import Ending
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, StoreError
 from peerload.security import certificates
 from peerload.security.address import reachable_by_both
-from peerload.security.invitations import Invites
+from peerload.security.invitations import Invitations
 from peerload.security.revocation import OVERLAP_S
 from peerload.wire.join import JoinWelcome
 from peerload.wire.token import Token
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.connection import Connection
     from peerload.agent.parts import Parts
-    from peerload.core.membership.membership import Peer
-    from peerload.security.invitations import Invite
+    from peerload.core.membership.membership import PeerInfo
+    from peerload.security.invitations import Invitation
     from peerload.wire import control
 
 INVITES_FILE = "invites"
@@ -39,12 +39,12 @@ ARRIVES_WITHIN_S = 60.0
 """Who was let in has so long to come up; until then nobody else gets its name."""
 
 
-class Joining:
+class Enrollment:
     """Of one agent, whose peer links are there by now; its other parts are by the time anything is called."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._invites = Invites(Path(parts.config.state) / INVITES_FILE)
+        self._invites = Invitations(Path(parts.config.state) / INVITES_FILE)
         self._open_door()
 
     def _open_door(self) -> None:
@@ -52,7 +52,7 @@ class Joining:
         parts = self._parts
         if parts.tls.lets_in:
             parts.links.serve_newcomers(
-                Door(
+                JoinServer(
                     self._invites,
                     parts.cluster.authority.certificate,
                     lambda: parts.tls.certificate,
@@ -96,13 +96,13 @@ class Joining:
             case _:
                 return f"a member is called so, and is {known.state.value}"
 
-    def _has_gone_since(self, peer: Peer, let_in_at: float) -> bool:
+    def _has_gone_since(self, peer: PeerInfo, let_in_at: float) -> bool:
         """True if the machine that was let in then (Unix s) has joined, and has left or died since."""
         now = self._parts.now()
         changed_at = now.wall_s - (now.boot_s - peer.since_s)
         return peer.state in (PeerState.LEFT, PeerState.DEAD) and changed_at > let_in_at
 
-    def _welcome(self, invite: Invite, key: Ed25519PublicKey, node: str) -> JoinWelcome:
+    def _welcome(self, invite: Invitation, key: Ed25519PublicKey, node: str) -> JoinWelcome:
         parts, trust = self._parts, self._parts.trust.trust
         now = trust.certified_at(node, datetime.now(UTC))
         return JoinWelcome(

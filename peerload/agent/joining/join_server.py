@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from peerload.agent.security_events import untold
 from peerload.model.errors import ProtocolError
 from peerload.security.address import plain_host
-from peerload.security.invitations import Refused
+from peerload.security.invitations import InvitationRefused
 from peerload.wire import join
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.agent.security_events import Tell
-    from peerload.security.invitations import Invites, Objection
+    from peerload.security.invitations import Invitations, Objection
     from peerload.wire.join import JoinRequest, JoinWelcome
 
 NEWCOMERS_MAX = 16
@@ -71,14 +71,14 @@ class Refusals:
         return times is not None and len(times) == REFUSALS_MAX and now_s - times[0] < WITHIN_S
 
 
-class Door:
+class JoinServer:
     """certificate(): our own, as TLS shows it (DER); ca: the cluster's (PEM); objection: as
-    `Invites.redeem` has it; welcome(invite, key, name): the answer to whoever is let in; happened(state, reason): an
+    `Invitations.redeem` has it; welcome(invite, key, name): the answer to whoever is let in; happened(state, reason): an
     event; broken(rule, who, what): what was refused."""
 
     def __init__(
         self,
-        invites: Invites,
+        invites: Invitations,
         ca: bytes,
         certificate: Callable[[], bytes],
         objection: Objection,
@@ -96,9 +96,9 @@ class Door:
         self.ca = ca
         self.certificate = certificate
         self.refusals = Refusals()
-        self.newcomers: set[Newcomer] = set()
+        self.newcomers: set[JoiningNode] = set()
 
-    def admit(self, newcomer: Newcomer) -> bool:
+    def admit(self, newcomer: JoiningNode) -> bool:
         """Whether it is heard."""
         now_s = asyncio.get_running_loop().time()
         if self.refusals.are_too_many(newcomer.address, now_s):
@@ -114,19 +114,21 @@ class Door:
         self.newcomers.add(newcomer)
         return True
 
-    def asked(self, newcomer: Newcomer, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
+    def asked(self, newcomer: JoiningNode, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
         """Let it in. Raises Refused."""
         try:
             invite, key = self._invites.redeem(request, certificate, nonce, time.time(), self._objection)
         except OSError as error:
-            raise Refused("busy", f"its use cannot be kept: {error.strerror}", "try again in a minute") from None
+            raise InvitationRefused(
+                "busy", f"its use cannot be kept: {error.strerror}", "try again in a minute"
+            ) from None
         answer = self._welcome(invite, key, request.node)
         self._counters["join welcomed"] += 1
         self._happened("welcomed", f"{request.node}, from {newcomer.address}")
         _log.info("%s has joined, from %s", request.node, newcomer.address)
         return answer
 
-    def refused(self, newcomer: Newcomer, why: str) -> None:
+    def refused(self, newcomer: JoiningNode, why: str) -> None:
         """Count it, and note it now and then."""
         self._counters["join refused"] += 1
         self._broken("J2", newcomer.address, why)
@@ -134,15 +136,15 @@ class Door:
             self._happened("refused", f"somebody at {newcomer.address}: {why}")
             _log.warning("somebody at %s was not let in: %s", newcomer.address, why)
 
-    def gone(self, newcomer: Newcomer) -> None:
+    def gone(self, newcomer: JoiningNode) -> None:
         """It has hung up, or we have."""
         self.newcomers.discard(newcomer)
 
 
-class Newcomer(asyncio.Protocol):
+class JoiningNode(asyncio.Protocol):
     """One connection of somebody who asks to be let in; ``gone(self)`` is called at its end."""
 
-    def __init__(self, door: Door, gone: Callable[[], None]) -> None:
+    def __init__(self, door: JoinServer, gone: Callable[[], None]) -> None:
         self.address = "?"
         self._door = door
         self._gone = gone
@@ -173,7 +175,7 @@ class Newcomer(asyncio.Protocol):
         while len(self._buffer) >= 4 and not self._is_over:  # noqa: PLR2004 -- the header
             size = int.from_bytes(self._buffer[:4], "big")
             if size > join.REQUEST_BYTES_MAX:
-                self._refuse(Refused("request", "a frame too large"))
+                self._refuse(InvitationRefused("request", "a frame too large"))
                 return
             if len(self._buffer) < 4 + size:
                 return
@@ -185,7 +187,7 @@ class Newcomer(asyncio.Protocol):
         try:
             message = join.decode_newcomer(raw)
         except ProtocolError:
-            self._refuse(Refused("request", "not a word of joining"))
+            self._refuse(InvitationRefused("request", "not a word of joining"))
             return
         if isinstance(message, join.JoinAsk) and not self._has_asked:
             self._has_asked = True
@@ -193,15 +195,15 @@ class Newcomer(asyncio.Protocol):
         elif isinstance(message, join.JoinRequest) and self._has_asked:
             try:
                 answer = join.encode(self._door.asked(self, message, self._certificate, self._nonce))
-            except Refused as refusal:
+            except InvitationRefused as refusal:
                 self._refuse(refusal)
             else:
                 self._write(answer)
                 self._over()
         else:
-            self._refuse(Refused("request", "out of turn"))
+            self._refuse(InvitationRefused("request", "out of turn"))
 
-    def _refuse(self, refusal: Refused) -> None:
+    def _refuse(self, refusal: InvitationRefused) -> None:
         """The same words after the same time, whatever was wrong with a token."""
         self._door.refused(self, refusal.why)
         self._is_over = True

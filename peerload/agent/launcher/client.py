@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from peerload.agent.launcher.connect import LOST, SOCKET_NAME, LauncherError, listed, open_or_start, read_frame
-from peerload.agent.launcher.heartbeat import Pulse
+from peerload.agent.launcher.heartbeat import Heartbeat
 from peerload.agent.launcher.process import GONE_S, LauncherProcess, LauncherService, is_alive, stays, wait_gone
 from peerload.agent.launcher.protocol import exit_of, spawn_request
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
@@ -79,7 +79,7 @@ class LauncherLink:
         put: Callable[[Event], None],
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
-        pulse: Callable[[Callable[[], None], Callable[[bool], None]], Pulse] = Pulse,
+        pulse: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,
         files_max: int = 0,
         service_of: str = "",
         store: str = "",

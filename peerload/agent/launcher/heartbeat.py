@@ -17,7 +17,7 @@ LATE_S = 0.5
 """If this agent itself did not run for so long when the answer was due, it may lie unread: it is given its time again."""
 
 
-class Pulse:
+class Heartbeat:
     """``ask()`` sends a ping; ``changed(is_silent)`` is called when it has said nothing for ``within_s`` after one, and when
     it says something again. One ping is on its way at a time."""
 

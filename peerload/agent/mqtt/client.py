@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # what aiomqtt stands on
 
-from peerload.agent.mqtt.loop_detector import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, Repeats
+from peerload.agent.mqtt.loop_detector import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, LoopDetector
 from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, Received, Topics
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, Message, State
 from peerload.security.address import connected
 from peerload.security.broker_address import BrokerUrl
-from peerload.security.broker_tls import Secured, broker_says, secured
+from peerload.security.broker_tls import SecuredBroker, broker_says, secured
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from peerload.agent.mqtt.revocation_topic import WordsOnBus
+    from peerload.agent.mqtt.revocation_topic import RevocationTopic
     from peerload.agent.security_events import Tell
     from peerload.security.broker_tls import BrokerTls
     from peerload.wire.seal import Sealer
@@ -92,7 +92,7 @@ class _Client(aiomqtt.Client):
             asyncio.ensure_future(asyncio.shield(self._connected))
         ]  # the library asks that one for its exception later
         if isinstance(
-            sock, Secured
+            sock, SecuredBroker
         ):  # a broker that refuses our certificate says so only now, and the library waits on
             sock.on_fault = broken.set
             waits.append(asyncio.get_running_loop().create_task(broken.wait()))
@@ -158,7 +158,9 @@ class _Client(aiomqtt.Client):
     def _readable(self) -> None:
         try:
             self._client.loop_read()
-            while (sock := self._client.socket()) is not None and isinstance(sock, Secured) and sock.pending() > 0:
+            while (
+                (sock := self._client.socket()) is not None and isinstance(sock, SecuredBroker) and sock.pending() > 0
+            ):
                 self._client.loop_read()  # what is decrypted already, no poll tells
         except Exception as error:  # noqa: BLE001 -- whatever it is, this connection is over
             self._broke(error)
@@ -222,7 +224,7 @@ class MqttBus:
         state_every_s: float = 30.0,
         tls: BrokerTls | None = None,
         password_file: str = "",
-        words: WordsOnBus | None = None,
+        words: RevocationTopic | None = None,
         copied: Callable[[Identity], None] = lambda _other: None,
     ) -> None:
         self._urls = [BrokerUrl.parse(url) for url in urls]
@@ -249,7 +251,7 @@ class MqttBus:
         self._url: BrokerUrl | None = None
         self._worker: asyncio.Task[None] | None = None
         self._away_logged = False
-        self._repeats = Repeats()
+        self._repeats = LoopDetector()
         self.is_heard = False
         """Whether the broker in use passes on what we publish: our own State has come back."""
         self.why_away = "it has not answered yet"
@@ -366,7 +368,7 @@ class MqttBus:
 
     async def _serve(self, url: BrokerUrl) -> str:
         """Use this broker for as long as it answers. Returns why it is over."""
-        repeats = Repeats(self._topics.node)
+        repeats = LoopDetector(self._topics.node)
         queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, repeats)
         try:
             client = _Client(url.known_as(self._password_file), self._identifier, queue)
@@ -389,7 +391,7 @@ class MqttBus:
                 group.create_task(self._look_for_floods(repeats), name="mqtt repeats")
         except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
             reason = _reason(errors)  # also TimeoutError, which is an OSError
-            if isinstance(sock, Secured) and sock.fault is not None:
+            if isinstance(sock, SecuredBroker) and sock.fault is not None:
                 reason = broker_says(sock.fault)  # the library has only seen that it was over
         finally:
             self._closed()
@@ -445,7 +447,7 @@ class MqttBus:
         if self._words is not None and src is not None and payload and topic != self._topics.revoked:
             self._words.take(src, payload)
 
-    async def _look_for_floods(self, repeats: Repeats) -> None:
+    async def _look_for_floods(self, repeats: LoopDetector) -> None:
         """Tells of publishers that flood. Raises MqttError when the broker brings little but what it has brought before."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)

@@ -35,7 +35,7 @@ class _Publisher:
         self.muted_looks = 0
 
 
-class Repeats:
+class LoopDetector:
     """Of one connection to a broker; ``own``: this node's name. What a broker had kept, and sends whoever subscribes, is not
     counted: it comes again at each connection."""
 

@@ -19,7 +19,7 @@ from peerload.wire import peer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.mqtt.loop_detector import Repeats
+    from peerload.agent.mqtt.loop_detector import LoopDetector
     from peerload.agent.security_events import Tell
     from peerload.wire.seal import Sealer
 
@@ -111,7 +111,7 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
     What is too large, or does not fit, is dropped and counted.
     """
 
-    def __init__(self, counters: Counter[str], repeats: Repeats, maxsize: int = RECEIVED_MAX) -> None:
+    def __init__(self, counters: Counter[str], repeats: LoopDetector, maxsize: int = RECEIVED_MAX) -> None:
         super().__init__(maxsize)
         self._counters = counters
         self._repeats = repeats

@@ -30,7 +30,7 @@ _words = msgspec.msgpack.Decoder(
 )
 
 
-class WordsOnBus:
+class RevocationTopic:
     """known: the words that this node has, the newest first; heard: (from whom, words), with those that it lacks."""
 
     def __init__(

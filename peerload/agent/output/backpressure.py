@@ -30,7 +30,7 @@ HARMLESS = frozenset((signal.SIGWINCH, signal.SIGCONT, signal.SIGURG, signal.SIG
 """Signals that are no word to end."""
 
 
-class Reader:
+class AwaitedReader:
     """One reader of an attempt that its task waits for: how far each stream was read. is_awaited: whoever else reads."""
 
     __slots__ = ("is_awaited", "read")
@@ -46,14 +46,14 @@ class _Held:
     __slots__ = ("changed", "is_free", "is_stopped", "readers", "room")
 
     def __init__(self) -> None:
-        self.readers: list[Reader] = []
+        self.readers: list[AwaitedReader] = []
         self.changed = asyncio.Event()
         self.room = asyncio.Event()
         self.is_stopped = False
         self.is_free = False
 
 
-class Pace:
+class OutputBackpressure:
     """The attempts of one agent whose readers are waited for, by execution key. ``signal(key, number)`` reaches the processes
     of one that runs here and does nothing for others."""
 
@@ -65,10 +65,10 @@ class Pace:
     @contextlib.asynccontextmanager
     async def reader(
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
-    ) -> AsyncIterator[Reader]:
+    ) -> AsyncIterator[AwaitedReader]:
         """Within, this reader is waited for; the task goes on when the last has left. Those that are awaited count, all of them;
         where there is none of these, the foremost counts, so that nobody who only looks on stops what another reads."""
-        reader = Reader(stdout_from, stderr_from, is_awaited=is_awaited)
+        reader = AwaitedReader(stdout_from, stderr_from, is_awaited=is_awaited)
         held = self._held.setdefault(key, _Held())
         held.readers.append(reader)
         watch = asyncio.get_running_loop().create_task(self._watch(key, held)) if runs_here else None

@@ -13,10 +13,10 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.agent.output.backpressure import Pace
+from peerload.agent.output.backpressure import OutputBackpressure
 from peerload.agent.output.spool import FOLLOWED_S_MAX, Follower
 from peerload.agent.store.disk_space import cannot_write
-from peerload.core.tasks.work import GuestPhase
+from peerload.core.tasks.work import RemotePhase
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key
@@ -42,7 +42,7 @@ SILENCE_S_MAX = 30.0
 is repeated, and its output asked for again from where it broke off."""
 
 
-class Output:
+class TaskOutputs:
     """The followers and mirrors of one agent, by execution key. `adopt` comes before anything is fetched."""
 
     links: PeerLinks
@@ -50,7 +50,7 @@ class Output:
     def __init__(self, spool: Spool, node: Node, send_signal: Callable[[str, int], None]) -> None:
         """send_signal: (key, number) to the processes of an attempt that runs here."""
         self._spool = spool
-        self.pace = Pace(spool, send_signal)
+        self.pace = OutputBackpressure(spool, send_signal)
         self._node = node
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
@@ -68,7 +68,7 @@ class Output:
     async def follow_paced(
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncGenerator[tuple[int, int, bytes], None]:
-        """As `follow`; the task waits for this reader (is_awaited: as `Pace.reader` has it), who has done with a piece when it
+        """As `follow`; the task waits for this reader (is_awaited: as `OutputBackpressure.reader` has it), who has done with a piece when it
         asks for the next."""
         async with (
             self.pace.reader(key, stdout_from, stderr_from, runs_here=runs_here, is_awaited=is_awaited) as reader,
@@ -128,7 +128,7 @@ class Output:
         or memory: its home asks again."""
         key = execution_key(request.uid, request.attempt)
         guest = self._node.executor.guests.get(key)
-        if guest is None or guest.home != src or guest.phase is GuestPhase.RESERVED:
+        if guest is None or guest.home != src or guest.phase is RemotePhase.RESERVED:
             yield OutputEnd(gone=True)
             return
         if guest.exit is not None:

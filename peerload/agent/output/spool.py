@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.output.inotify import Inotify
-from peerload.launcher.fs_credentials import OwnAccess
-from peerload.launcher.process import Capture, Holes
+from peerload.launcher.fs_credentials import OwnCredentials
+from peerload.launcher.process import Capture, HolePuncher
 from peerload.model.task import without_missing
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Spool:
     def __init__(self, state: Path, output_bytes_max: int = OUTPUT_BYTES_MAX) -> None:
         """output_bytes_max: kept of one stream of a task that has ended."""
         self._output_bytes_max = output_bytes_max
-        self._holes = Holes()
+        self._holes = HolePuncher()
         self._directory = state / "spool"
         self._scratch = state / "scratch"
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -201,7 +201,7 @@ class Spool:
         """Give back to the disk the middle of each stream of an attempt that has more than ``bytes_max``; without it, of an
         ended one, more than is kept."""
         for path in self.paths(key):
-            Capture(os.fspath(path), bytes_max or self._output_bytes_max, OwnAccess()).limit(self._holes)
+            Capture(os.fspath(path), bytes_max or self._output_bytes_max, OwnCredentials()).limit(self._holes)
 
     def large(self, before: float) -> list[str]:
         """The attempts that have more than is kept of an ended one, and have written nothing since ``before`` (Unix s)."""

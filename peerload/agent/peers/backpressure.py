@@ -38,7 +38,7 @@ class _Waiting:
         return len(self.messages) * share > BACKLOG_FRAMES_MAX or self.size_bytes * share > BACKLOG_BYTES_MAX
 
 
-class Backlog:
+class PeerBackpressure:
     """Of one agent; ``inbox``: where messages go."""
 
     def __init__(self, inbox: Inbox) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("peerload.peer")
 
 
-class Seeds:
+class Bootstrap:
     """``own_address()``: where others dial this node, "" before it listens; ``reach(address)`` makes a link to whoever is
     there, or raises LinkUnavailable; ``spawn(work, name)`` has it done in the background; ``loopback_only``: other
     machines' addresses are refused."""

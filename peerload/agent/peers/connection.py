@@ -13,7 +13,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.agent.peers.read_timeout import SlowFrames
+from peerload.agent.peers.read_timeout import ReadTimeout
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
 from peerload.security.address import connected, join_address, parse_address, plain_host
@@ -111,7 +111,7 @@ class PeerConnection(asyncio.Protocol):
         self._buffer = bytearray()
         self._held_for: set[str] = set()
         self._is_lost = False
-        self._slow = SlowFrames(self._loop, lambda: self._refuse("a frame that does not go on"))
+        self._slow = ReadTimeout(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
         """The size of the frame that is being dealt with."""
         self._waiting: list[tuple[Message | None, bytes]] = []

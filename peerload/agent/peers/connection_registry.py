@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peerload.security.tls import Credentials
 
 
-class MadeConnections:
+class ConnectionRegistry:
     """Those of one node. tls: how we prove who we are, and to whom; identity: ours by now."""
 
     def __init__(self, tls: Credentials, identity: Callable[[], Identity], counters: Counter[str]) -> None:

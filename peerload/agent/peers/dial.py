@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from peerload.agent.peers.connection import PeerConnection
-    from peerload.agent.peers.peer_table import Peer
+    from peerload.agent.peers.peer_table import PeerEntry
     from peerload.model.messages import Identity
 
 
-class Dialling:
+class Dialer:
     """Links that we make. open_: (address, node) → a connection whose other end has introduced itself; give_up: (peer,
     why) it cannot be reached; whereabouts: what gossip has heard of a node."""
 
@@ -23,7 +23,7 @@ class Dialling:
         self,
         open_: Callable[[str, str], Coroutine[object, object, PeerConnection]],
         spawn: Callable[[Coroutine[object, object, None], str], object],
-        give_up: Callable[[Peer, str], None],
+        give_up: Callable[[PeerEntry, str], None],
         whereabouts: Callable[[str], Identity | None],
     ) -> None:
         self._open = open_
@@ -31,7 +31,7 @@ class Dialling:
         self._give_up = give_up
         self._whereabouts = whereabouts
 
-    def dial(self, peer: Peer) -> None:
+    def dial(self, peer: PeerEntry) -> None:
         """Make a link in the background; within the pause after a failure, fail at once."""
         if (newest := self._whereabouts(peer.node)) is not None:
             peer.learn(newest)  # gossip may have heard of a later start, or of one never linked to
@@ -44,7 +44,7 @@ class Dialling:
             peer.is_dialled = True
             self._spawn(self._reach(peer, peer.identity.address), f"dial {peer.node}")
 
-    async def _reach(self, peer: Peer, address: str) -> None:
+    async def _reach(self, peer: PeerEntry, address: str) -> None:
         reason = ""
         try:
             connection = await self._open(address, peer.node)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Mapping
 
-    from peerload.agent.peers.peer_table import Peer
+    from peerload.agent.peers.peer_table import PeerEntry
     from peerload.model.messages import Hello, Identity
 
 CLASHES_MAX = 16
@@ -23,13 +23,13 @@ EARLIER_START = "a later start of this agent is here"
 _log = logging.getLogger("peerload.peer")
 
 
-class Introductions:
+class Handshakes:
     """What one node holds against newcomers. ``peers``: those it knows, by name; ``drop``: counts why one was not let in
     (why, who); ``broken``: tells of a rule of security that was broken (rule, who, what)."""
 
     def __init__(
         self,
-        peers: Mapping[str, Peer],
+        peers: Mapping[str, PeerEntry],
         peers_max: int,
         counters: Counter[str],
         drop: Callable[[str, str], None],
@@ -44,7 +44,7 @@ class Introductions:
         self.clashes: dict[str, str] = {}
         """The last CLASHES_MAX agents that were refused since another has their name: name → their address."""
 
-    def is_clash(self, ours: Identity, peer: Peer | None, told: Identity) -> bool:
+    def is_clash(self, ours: Identity, peer: PeerEntry | None, told: Identity) -> bool:
         """Whether this is another agent under our own name, or under that of a peer that is linked; noted if it is."""
         other = _linked(peer)
         if told.node != ours.node and (other is None or other.store == told.store):
@@ -59,7 +59,7 @@ class Introductions:
         )
         return True
 
-    def objection(self, peer: Peer | None, hello: Hello) -> str:
+    def objection(self, peer: PeerEntry | None, hello: Hello) -> str:
         """Why this peer, whose name is its own, is not taken in; "" if it is. None: there is no room to know it."""
         told, other = hello.identity, _linked(peer)
         if peer is None or (not peer.links and self._linked_peers() >= self._peers_max):
@@ -86,7 +86,7 @@ class Introductions:
         return sum(1 for known in self._peers.values() if known.links)
 
 
-def _linked(peer: Peer | None) -> Identity | None:
+def _linked(peer: PeerEntry | None) -> Identity | None:
     """Who is at the other end of the newest link to this peer."""
     link = peer.link if peer is not None else None
     return link.hello.identity if link is not None and link.hello is not None else None

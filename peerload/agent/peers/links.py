@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.peers.bootstrap import Seeds
-from peerload.agent.peers.connection_registry import MadeConnections
-from peerload.agent.peers.dial import Dialling
-from peerload.agent.peers.handshake import EARLIER_START, Introductions
+from peerload.agent.peers.bootstrap import Bootstrap
+from peerload.agent.peers.connection_registry import ConnectionRegistry
+from peerload.agent.peers.dial import Dialer
+from peerload.agent.peers.handshake import EARLIER_START, Handshakes
 from peerload.agent.peers.idle import IDLE, IdleLinks, spoke
 from peerload.agent.peers.listener import Listener
-from peerload.agent.peers.peer_table import BROKEN_RULES, Peer
-from peerload.agent.peers.reachability import Ways
+from peerload.agent.peers.peer_table import BROKEN_RULES, PeerEntry
+from peerload.agent.peers.reachability import Reachability
 from peerload.agent.peers.streams import OutputStreams
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    from peerload.agent.joining.join_server import Door
-    from peerload.agent.peers.backpressure import Backlog
+    from peerload.agent.joining.join_server import JoinServer
+    from peerload.agent.peers.backpressure import PeerBackpressure
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.peers.streams import Piece, ServeOutput, StreamReader
     from peerload.agent.security_events import Tell
@@ -81,7 +81,7 @@ class PeerLinks:
         name_taken: Callable[[str], None] = lambda _by: None,
         copied: Callable[[Identity, float], None] = lambda _other, _up_s: None,
         broken: Tell = untold,
-        backlog: Backlog | None = None,
+        backlog: PeerBackpressure | None = None,
     ) -> None:
         self.identity = identity
         self._tls = tls
@@ -95,12 +95,12 @@ class PeerLinks:
         self._broken = broken
         self._backlog = backlog
         self._peers_max = peers_max
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, PeerEntry] = {}
         self._connections: set[PeerConnection] = set()
-        self.made = MadeConnections(tls, lambda: self.identity, counters)
-        self.introductions = Introductions(self._peers, peers_max, counters, self._drop, broken)
+        self.made = ConnectionRegistry(tls, lambda: self.identity, counters)
+        self.introductions = Handshakes(self._peers, peers_max, counters, self._drop, broken)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._seeds = Seeds(
+        self._seeds = Bootstrap(
             lambda: self.identity.address,
             lambda address: self.made.open(address, address, self),
             self._spawn,
@@ -108,7 +108,7 @@ class PeerLinks:
         )
         self._name_taken = name_taken
         self._copied = copied
-        self.ways = Ways(
+        self.ways = Reachability(
             peers=self._peers,
             open_=lambda address, who, owner, back: self.made.open(address, who, owner, stream=True, back=back),
             serve=lambda: self,
@@ -126,7 +126,7 @@ class PeerLinks:
             self._drop,
             self._spawn,
         )
-        self._dialling = Dialling(
+        self._dialling = Dialer(
             lambda address, who: self.made.open(address, who, self),
             self._spawn,
             self._give_up,
@@ -247,7 +247,7 @@ class PeerLinks:
         for peer in self._peers.values():
             self._fail(peer.node, peer.take_all())
 
-    def serve_newcomers(self, door: Door) -> None:
+    def serve_newcomers(self, door: JoinServer) -> None:
         """Let newcomers in here."""
         self._listener.door = door
 
@@ -313,7 +313,7 @@ class PeerLinks:
         elif connection.dialled:
             self._name_taken(told.address or connection.address)
 
-    def _tell_earlier(self, peer: Peer, told: Identity) -> None:
+    def _tell_earlier(self, peer: PeerEntry, told: Identity) -> None:
         """The links to an earlier start of this agent are about to close. If it lives all the same, it has a copy of the
         same database: it is told where the later one is."""
         for link in peer.links:
@@ -414,7 +414,7 @@ class PeerLinks:
 
     # -- within ------------------------------------------------------------------------------------------------------
 
-    def _give_up(self, peer: Peer, reason: str) -> None:
+    def _give_up(self, peer: PeerEntry, reason: str) -> None:
         self._counters["peer unreachable"] += 1
         self._fail(peer.node, peer.take_all())
         asyncio.get_running_loop().call_soon(self._unreachable, peer.node, reason)
@@ -438,7 +438,7 @@ class PeerLinks:
             self._counters["peer send failed"] += 1
             loop.call_soon(self._send_failed, dst, message)
 
-    def _peer(self, node: str) -> Peer | None:
+    def _peer(self, node: str) -> PeerEntry | None:
         """What is known of a node. A bound keeps this small: one that is in no use is forgotten; None if all are."""
         peer = self._peers.get(node)
         if peer is None and len(self._peers) >= 2 * self._peers_max:
@@ -447,7 +447,7 @@ class PeerLinks:
                 return None
             del self._peers[idle]
         if peer is None:
-            peer = self._peers[node] = Peer(node)
+            peer = self._peers[node] = PeerEntry(node)
         return peer
 
     def _drop(self, why: str, who: str = "", more: str = "") -> None:

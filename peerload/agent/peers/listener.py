@@ -13,7 +13,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, cast
 
-from peerload.agent.joining.join_server import Newcomer, network_of
+from peerload.agent.joining.join_server import JoiningNode, network_of
 from peerload.agent.peers.connection import HANDSHAKE_S, SHUTDOWN_S, operating_system_says
 from peerload.model.errors import ConfigError
 from peerload.security.address import join_address, numeric, plain_host, reachable
@@ -22,7 +22,7 @@ from peerload.security.tls import asks_to_join, tls_says
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from peerload.agent.joining.join_server import Door
+    from peerload.agent.joining.join_server import JoinServer
     from peerload.agent.peers.connection import PeerConnection
     from peerload.security.tls import Credentials
 
@@ -55,13 +55,13 @@ class Listener:
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._turned_away_at: dict[str, float] = {}
-        self.door: Door | None = None
-        self.strangers: dict[PeerConnection | Newcomer, str] = {}
+        self.door: JoinServer | None = None
+        self.strangers: dict[PeerConnection | JoiningNode, str] = {}
         """The connections of those who have not introduced themselves yet, and the network of each."""
         self._accepted: set[socket.socket] = set()
         """Accepted sockets whose handshake has not begun: of a task that is cancelled before it runs nobody else closes them."""
 
-    def is_no_stranger(self, connection: PeerConnection | Newcomer) -> None:
+    def is_no_stranger(self, connection: PeerConnection | JoiningNode) -> None:
         """It has introduced itself, or is gone."""
         self.strangers.pop(connection, None)
 
@@ -129,14 +129,14 @@ class Listener:
 
     def comes_in(self, transport: asyncio.Transport, connection: PeerConnection) -> None:
         """TLS stands: a newcomer goes to the door, everybody else is to be a peer."""
-        protocol: PeerConnection | Newcomer = connection
+        protocol: PeerConnection | JoiningNode = connection
         if asks_to_join(transport):
             if self.door is None:
                 address = plain_host(str(transport.get_extra_info("peername")[0]))
                 self._turned_away(connection, address, "nobody is let in here")
                 transport.abort()
                 return
-            newcomer = protocol = Newcomer(self.door, lambda: self.is_no_stranger(newcomer))
+            newcomer = protocol = JoiningNode(self.door, lambda: self.is_no_stranger(newcomer))
             self.strangers[newcomer] = self.strangers.pop(connection, "")
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peerload.model.messages import Message
 
 
-class Introduction:
+class LocalNode:
     """Of the agent that has these ``parts``, as far as each method needs them."""
 
     def __init__(self, parts: Parts) -> None:

@@ -15,7 +15,7 @@ from peerload.agent.peers.gossip import GossipSocket, LagWatch
 from peerload.core.membership.membership import PeerState
 from peerload.model import events
 from peerload.model.errors import ConfigError
-from peerload.model.gossip import Rumour
+from peerload.model.gossip import MembershipUpdate
 from peerload.security.address import numeric, parse_address
 from peerload.wire import gossip as wire
 
@@ -155,7 +155,7 @@ class Members:
         self._seen.move_to_end(node)
         if len(self._seen) > SEEN_MAX:
             self._seen.popitem(last=False)
-        if any(isinstance(message, Rumour) for message in datagram.messages):
+        if any(isinstance(message, MembershipUpdate) for message in datagram.messages):
             self.news()
         if datagram.skipped:
             self._parts.counters["gossip not understood"] += datagram.skipped

@@ -49,7 +49,7 @@ BROKEN_RULES = {
 """Why a peer is refused, up to a colon: which rule of security it has broken. What is not here may be nobody's fault."""
 
 
-class Peer:
+class PeerEntry:
     """One other node: its newest identity, its live links (the newest last), and what waits for one of them."""
 
     __slots__ = (

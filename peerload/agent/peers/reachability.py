@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 
     from peerload.agent.peers.connection import Owner, PeerConnection
-    from peerload.agent.peers.peer_table import Peer
+    from peerload.agent.peers.peer_table import PeerEntry
     from peerload.model.messages import Hello, Identity, Message
 
 CHECK_S = 2.0
@@ -59,7 +59,7 @@ class _Asked(NamedTuple):
     came: asyncio.Future[PeerConnection]
 
 
-class Ways:
+class Reachability:
     """``peers``: by name; ``open_(address, node, owner, back)`` makes a stream, or raises LinkUnavailable; ``serve()``: who serves
     the streams that others ask for, ``knock(node)``: who opens one only to see whether it can be; ``send(node,
     message)`` over a link; ``connect(identity)`` makes one; ``spawn(work, name)`` in the background."""
@@ -67,7 +67,7 @@ class Ways:
     def __init__(
         self,
         *,
-        peers: Mapping[str, Peer],
+        peers: Mapping[str, PeerEntry],
         open_: Callable[[str, str, Owner, int], Awaitable[PeerConnection]],
         serve: Callable[[], Owner],
         knock: Callable[[str], Owner],
@@ -104,11 +104,11 @@ class Ways:
     # -- who reaches whom ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def came(peer: Peer) -> None:
+    def came(peer: PeerEntry) -> None:
         """It has made a connection to us, of whatever kind: so it can."""
         peer.came_in, peer.cannot_reach_us = True, ""
 
-    def met(self, peer: Peer, connection: PeerConnection) -> None:
+    def met(self, peer: PeerEntry, connection: PeerConnection) -> None:
         """A link to it was made, by this end or by the other."""
         address = peer.address
         if not connection.dialled and address and peer.reached != address and not is_loopback(connection.address):
@@ -139,18 +139,18 @@ class Ways:
         peer = self._peers.get(node)
         return peer is not None and self._dials_back(peer)
 
-    def lost(self, peer: Peer) -> None:
+    def lost(self, peer: PeerEntry) -> None:
         """The last link to it is gone: if it cannot make another, this end does, soon."""
         if peer.cannot_reach_us:
             peer.tried_s = 0.0
             asyncio.get_running_loop().call_later(STAGGER_S, self._make_links)
 
-    def _check(self, peer: Peer) -> None:
+    def _check(self, peer: PeerEntry) -> None:
         if not self._is_over and peer.links and peer.address and peer.reached != peer.address and not peer.is_checked:
             peer.is_checked = True
             self._spawn(self._try(peer, peer.address), f"knock at {peer.node}")
 
-    async def _try(self, peer: Peer, address: str) -> None:
+    async def _try(self, peer: PeerEntry, address: str) -> None:
         """Whether it can be dialled; if not, it is told."""
         try:
             connection = await self._dial(peer, address, lambda: self._knock(peer.node))
@@ -210,10 +210,10 @@ class Ways:
         return await first_of(direct, back, STAGGER_REACHED_S if peer.reached == address else STAGGER_S)
 
     @staticmethod
-    def _dials_back(peer: Peer) -> bool:
+    def _dials_back(peer: PeerEntry) -> bool:
         return any(link.hello is not None and link.hello.dials_back for link in peer.links if not link.is_closed)
 
-    async def _dial(self, peer: Peer, address: str, make: Callable[[], Owner]) -> PeerConnection:
+    async def _dial(self, peer: PeerEntry, address: str, make: Callable[[], Owner]) -> PeerConnection:
         peer.tried_s = asyncio.get_running_loop().time()
         try:
             connection = await self._open(address, peer.node, make(), 0)
@@ -223,7 +223,7 @@ class Ways:
         peer.was_reached(address)
         return connection
 
-    async def _ask_back(self, peer: Peer, make: Callable[[], Owner]) -> PeerConnection:
+    async def _ask_back(self, peer: PeerEntry, make: Callable[[], Owner]) -> PeerConnection:
         """Have it dial us. Raises LinkUnavailable."""
         what = f"no link to {peer.node}"
         if len(self._asked) >= ASKED_MAX:
@@ -277,7 +277,7 @@ class Ways:
             why = f"it cannot dial this node: {message.why}"
             asked.came.set_exception(LinkUnavailable(node, f"no link to {node}", why=why))
 
-    async def _dial_back(self, peer: Peer, number: int) -> None:
+    async def _dial_back(self, peer: PeerEntry, number: int) -> None:
         """Make the stream that it asks for: at the address where a link of ours has found it, else where it says it is, unless
         that is this machine, and it is not."""
         ours = [link.address for link in peer.links if link.dialled and not link.is_closed]

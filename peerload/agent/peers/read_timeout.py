@@ -20,7 +20,7 @@ PROGRESS_BYTES_MIN = 1024
 """What has to come from one look to the next, unless a frame comes to its end."""
 
 
-class SlowFrames:
+class ReadTimeout:
     """Of one connection. ``give_up()`` is called once, when a frame does not go on."""
 
     __slots__ = ("_bytes", "_give_up", "_held", "_is_partial", "_looks", "_loop", "_seen_bytes", "_timer")

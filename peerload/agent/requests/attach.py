@@ -15,10 +15,10 @@ from peerload.model.events import AttendRequested, ClientGone, DetachRequested
 
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.pending_replies import Pending
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.pending_replies import PendingReplies
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
-    from peerload.agent.stdin.stdin_store import HomeInput
+    from peerload.agent.stdin.stdin_store import StoredStdin
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord
     from peerload.wire import control
@@ -27,10 +27,10 @@ FEEDER_GRACE_S = 30.0
 """An input whose client was cut off by a restart of this agent ends if the client is not back after so long."""
 
 
-class Attending:
+class AttachRequests:
     """One per agent."""
 
-    def __init__(self, parts: Parts, names: Names, pending: Pending) -> None:
+    def __init__(self, parts: Parts, names: TaskIds, pending: PendingReplies) -> None:
         self._parts = parts
         self._names = names
         self._pending = pending
@@ -58,7 +58,9 @@ class Attending:
         self._parts.feeding.sent(record.uid)
         connection.ok(request.id, await source.room())
 
-    def _take_over(self, connection: Connection, record: TaskRecord, source: HomeInput, request: control.Input) -> None:
+    def _take_over(
+        self, connection: Connection, record: TaskRecord, source: StoredStdin, request: control.Input
+    ) -> None:
         """This client feeds the task from now on. Raises BadRequest while another one does; a terminal has room for all."""
         is_shared = self._is_terminal(record)
         if not is_shared and source.feeder not in (None, connection):
@@ -77,7 +79,7 @@ class Attending:
         task = self._parts.node.home.by_id.get(self._names.full(ref))
         return task.record if task is not None else self._names.single(ref)
 
-    def _source(self, record: TaskRecord) -> HomeInput | None:
+    def _source(self, record: TaskRecord) -> StoredStdin | None:
         """Its input; None if that is over. Raises BadRequest if it never had one."""
         if not record.input:
             raise BadRequest(f"{record.task} does not read its standard input", why="it was submitted without one")

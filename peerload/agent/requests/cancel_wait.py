@@ -34,7 +34,7 @@ ATTEMPTS_AT_A_TIME = 250
 LEFT_NAMED_MAX = 100
 
 
-class Watch:
+class CancelWatch:
     """What has gone since somebody began to look: ``keys`` of attempts; ``event`` is set with each."""
 
     def __init__(self) -> None:
@@ -42,12 +42,12 @@ class Watch:
         self.event = asyncio.Event()
 
 
-class Endings:
+class CancelWaits:
     """One per agent."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._watches: set[Watch] = set()
+        self._watches: set[CancelWatch] = set()
 
     def gone(self, key: str) -> None:
         """No process of this attempt is left."""
@@ -56,9 +56,9 @@ class Endings:
             watch.event.set()
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Watch]:
+    def watched(self) -> Iterator[CancelWatch]:
         """Everything that goes from now on."""
-        watch = Watch()
+        watch = CancelWatch()
         self._watches.add(watch)
         try:
             yield watch
@@ -66,7 +66,7 @@ class Endings:
             self._watches.discard(watch)
 
     async def until_gone(
-        self, connection: Connection, request: control.Cancel, watch: Watch, records: Sequence[TaskRecord]
+        self, connection: Connection, request: control.Cancel, watch: CancelWatch, records: Sequence[TaskRecord]
     ) -> None:
         """Answer when no process of these tasks is left, or time is up."""
         left = {key: attempt for record in records for key, attempt in _attempts(record)}
@@ -99,7 +99,7 @@ class _Wait:
         self._query_s = now_s + min(max(obeyed_s, 0.0), parts.node.state.config.kill_after_s + OBEYS_AFTER_S)
         self._say_s = now_s + SAY_AFTER_S
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: CancelWatch) -> None:
         """Until nothing is left."""
         loop = asyncio.get_running_loop()
         ask_s = loop.time()

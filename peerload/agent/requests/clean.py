@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.store.pruning import Wanted
+from peerload.agent.store.pruning import RemovalCriteria
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
     from peerload.agent.store.retention import Removed
     from peerload.wire import control
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REASON = "peerload clean"
 
 
-async def cleaned(parts: Parts, names: Names, connection: Connection, request: control.Clean) -> None:
+async def cleaned(parts: Parts, names: TaskIds, connection: Connection, request: control.Clean) -> None:
     """Do it, and say what has gone. Raises BadRequest if one that is named has not ended, NoSuchTask if there is none."""
     if request.tasks and request.keep:
         raise BadRequest("clean: tasks are named, or the newest are kept; not both")
@@ -25,7 +25,7 @@ async def cleaned(parts: Parts, names: Names, connection: Connection, request: c
         if unfinished := len(parts.node.home.named(name)):
             of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
             raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")
-    wanted = Wanted(
+    wanted = RemovalCriteria(
         before=parts.store.date.now() - request.older_s if request.older_s else float("inf"),
         states=request.states,
         keep=request.keep,

@@ -9,19 +9,19 @@ import os
 from typing import TYPE_CHECKING, Any, assert_never
 
 from peerload.agent.control.authorization import user_shown
-from peerload.agent.control.task_ids import Names
+from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.requests import remote_task_view
-from peerload.agent.requests.attach import Attending
-from peerload.agent.requests.cancel_wait import Endings
+from peerload.agent.requests.attach import AttachRequests
+from peerload.agent.requests.cancel_wait import CancelWaits
 from peerload.agent.requests.clean import cleaned
-from peerload.agent.requests.group_commands import Gating
+from peerload.agent.requests.group_commands import GroupCommands
 from peerload.agent.requests.live_usage import LiveUsage
-from peerload.agent.requests.output_stream import OutputStream, Watch
-from peerload.agent.requests.overview import Overviews, own_user
+from peerload.agent.requests.output_stream import OutputStream, TaskWatch
+from peerload.agent.requests.overview import OverviewCache, own_user
 from peerload.agent.requests.select_tasks import select
-from peerload.agent.requests.task_commands import Changes
-from peerload.agent.requests.wait_request import Waiting
-from peerload.agent.requests.why import Why
+from peerload.agent.requests.task_commands import TaskCommands
+from peerload.agent.requests.wait_request import WaitRequest
+from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending
 from peerload.agent.store.rows import member_spec, task_name
 from peerload.agent.store.selector import Criteria
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.pending_replies import Decisions, Pending
-    from peerload.agent.control.quotas import Waited
+    from peerload.agent.control.pending_replies import Decisions, PendingReplies
+    from peerload.agent.control.quotas import WaitQuota
     from peerload.agent.parts import Parts
     from peerload.agent.store.rows import Damage
     from peerload.model.actions import TaskChanged
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
 
 SHOWN_AT_A_TIME = 256
@@ -60,23 +60,23 @@ STALLED_LOOK_S = 0.2
 """Who waits for the disk looks so often whether it is full."""
 
 
-class Requests:
+class RequestHandler:
     """The verbs. Reads run when everything decided before them is durable (`Release.outward`), as work of their client:
     whatever they raise is told to it alone."""
 
-    def __init__(self, parts: Parts, pending: Pending, decisions: Decisions, waited: Waited) -> None:
+    def __init__(self, parts: Parts, pending: PendingReplies, decisions: Decisions, waited: WaitQuota) -> None:
         self._parts = parts
         self._waited = waited
         self._decisions = decisions
-        self._names = Names(parts)
-        self._overviews = Overviews(parts)
-        self._reasons = Why(parts, self._names, decisions)
+        self._names = TaskIds(parts)
+        self._overviews = OverviewCache(parts)
+        self._reasons = WhyRequest(parts, self._names, decisions)
         self._live = LiveUsage(parts, self._names)
-        self.endings = Endings(parts)
-        self.attending = Attending(parts, self._names, pending)
-        self._changes = Changes(parts, pending, self._names, self.endings, self._durable, self.attending)
-        self._gating = Gating(parts, pending, self._names, self._durable)
-        self._watches: dict[str, set[Watch]] = {}
+        self.endings = CancelWaits(parts)
+        self.attending = AttachRequests(parts, self._names, pending)
+        self._changes = TaskCommands(parts, pending, self._names, self.endings, self._durable, self.attending)
+        self._gating = GroupCommands(parts, pending, self._names, self._durable)
+        self._watches: dict[str, set[TaskWatch]] = {}
         self._user = own_user()
         self._policies: dict[str, list[str]] = {}
 
@@ -336,7 +336,7 @@ class Requests:
                     shown = await self._hand_over(connection, request.id, shown)
         connection.ok(request.id, {"tasks": shown})
 
-    def _shown_whole(self, record: TaskRecord, submitted: TaskSpec, terms: Terms) -> dict[str, object]:
+    def _shown_whole(self, record: TaskRecord, submitted: TaskSpec, terms: SubmitOptions) -> dict[str, object]:
         store, spec = self._parts.store, as_recorded(submitted, record)
         task = self._task_object(record, spec)
         if task["state"] == "queued":
@@ -428,17 +428,17 @@ class Requests:
         """Whether a client watches this task right now."""
         return task in self._watches
 
-    def _watch(self, names: set[str]) -> Watch:
-        watch = Watch(set())
+    def _watch(self, names: set[str]) -> TaskWatch:
+        watch = TaskWatch(set())
         self._watch_more(watch, names)
         return watch
 
-    def _watch_more(self, watch: Watch, names: set[str]) -> None:
+    def _watch_more(self, watch: TaskWatch, names: set[str]) -> None:
         watch.tasks |= names
         for name in names:
             self._watches.setdefault(name, set()).add(watch)
 
-    def _unwatch(self, watch: Watch) -> None:
+    def _unwatch(self, watch: TaskWatch) -> None:
         for name in watch.tasks:
             watches = self._watches.get(name)
             if watches is not None:
@@ -449,14 +449,14 @@ class Requests:
     async def _wait(self, connection: Connection, request: control.Wait) -> None:
         await self._durable()
         await self._names.all_known(request.tasks)
-        watch, charge = Watch(set()), self._waited.charge(connection)
+        watch, charge = TaskWatch(set()), self._waited.charge(connection)
 
         def begin(names: set[str]) -> None:
             charge.add(max(len(names) - 1, 0))  # the name of a task, or of an array, counts already
             self._watch_more(watch, names)
 
         try:
-            timed_out = not await Waiting(self._parts, self._names, connection, request, watch, begin).run()
+            timed_out = not await WaitRequest(self._parts, self._names, connection, request, watch, begin).run()
             connection.ok(request.id, {"timed_out": timed_out})
         finally:
             self._unwatch(watch)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from peerload.agent.accounts.environment import variables_of
-from peerload.agent.control.task_ids import Names
+from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.requests.live_usage import running_here
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -24,7 +24,7 @@ from peerload.model.task import Exit, TaskSpec
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
     from peerload.agent.parts import Parts
-    from peerload.agent.stdin.stdin_store import HomeInput
+    from peerload.agent.stdin.stdin_store import StoredStdin
     from peerload.model.events import Event
     from peerload.wire import control
 
@@ -39,7 +39,7 @@ class Command(NamedTuple):
 
     connection: Connection
     end: asyncio.Future[Exit]
-    input: HomeInput | None
+    input: StoredStdin | None
 
 
 class InsideCommands:
@@ -136,7 +136,7 @@ class InsideCommands:
         """The key of the attempt that it goes inside of, what the launcher is to start, and the uid of the task's user here.
         Raises BadRequest, SlowDown."""
         parts, here = self._parts, self._parts.config.node
-        key, task = running_here(parts, Names(parts), request.task)
+        key, task = running_here(parts, TaskIds(parts), request.task)
         if not key:
             raise BadRequest(f"{task} does not run on {here}", hint=f"where it is:  peerload show {task}")
         if not parts.launcher.goes_inside:

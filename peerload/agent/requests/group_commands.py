@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.pending_replies import Pending
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.pending_replies import PendingReplies
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
     from peerload.wire import control
 
 
-class Gating:
+class GroupCommands:
     """``durable()`` returns when everything decided so far is on disk."""
 
-    def __init__(self, parts: Parts, pending: Pending, names: Names, durable: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, parts: Parts, pending: PendingReplies, names: TaskIds, durable: Callable[[], Awaitable[None]]
+    ) -> None:
         self._parts = parts
         self._pending = pending
         self._names = names
@@ -56,7 +58,7 @@ class Gating:
         connection.ok(request.id, {"groups": [group for group in found if group is not None]})
 
 
-def agreed(names: Names, spec: TaskSpec, terms: Terms) -> Terms:
+def agreed(names: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> SubmitOptions:
     """The terms with whole ids in them. Raises BadRequest for what contradicts itself, or is no id."""
     if terms.retries and spec.guarantee is Guarantee.ONCE:
         raise BadRequest(

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.agent.control.task_ids import REF
 from peerload.agent.requests import remote_task_view
-from peerload.core.tasks.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import HomePhase, RemotePhase
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
-    from peerload.core.resources.devices import DeviceState, Grant
+    from peerload.core.resources.devices import DeviceGrant, DeviceState
 
 FRESH_S = 0.5
 """What was read so short a time ago is told again."""
@@ -29,7 +29,7 @@ KEPT_MAX = 1024
 """Tasks whose last look is remembered."""
 
 
-class Reading(NamedTuple):
+class UsageReading(NamedTuple):
     """One look at one task. at_s: CLOCK_BOOTTIME; cpu_s: -1 = not known; cpus_busy: since the look before, None if that was
     none, or long ago; memory_bytes: -1 = not known."""
 
@@ -43,11 +43,11 @@ class Reading(NamedTuple):
 class LiveUsage:
     """One per agent."""
 
-    def __init__(self, parts: Parts, names: Names) -> None:
+    def __init__(self, parts: Parts, names: TaskIds) -> None:
         self._parts = parts
         self._names = names
         self._lock = asyncio.Lock()
-        self._last: dict[str, Reading] = {}
+        self._last: dict[str, UsageReading] = {}
 
     async def about(self, refs: Sequence[str]) -> list[dict[str, object]]:
         """Of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes gpus, null for what is not
@@ -71,12 +71,12 @@ class LiveUsage:
         at_s = float(told["at_s"])
         for key, (cpu_s, memory_bytes, processes) in told["of"].items():
             before = self._last.pop(key, None)
-            reading = Reading(at_s, float(cpu_s), int(memory_bytes), int(processes))
+            reading = UsageReading(at_s, float(cpu_s), int(memory_bytes), int(processes))
             self._last[key] = reading._replace(cpus_busy=_busy(before, reading))
         while len(self._last) > KEPT_MAX:
             del self._last[next(iter(self._last))]
 
-    def _told(self, task: str, key: str, reading: Reading) -> dict[str, Any]:
+    def _told(self, task: str, key: str, reading: UsageReading) -> dict[str, Any]:
         return {
             "id": task,
             "node": self._parts.config.node,
@@ -88,12 +88,12 @@ class LiveUsage:
         }
 
 
-def running_here(parts: Parts, names: Names, ref: str) -> tuple[str, str]:
+def running_here(parts: Parts, names: TaskIds, ref: str) -> tuple[str, str]:
     """The key and the whole id of the attempt of this task that runs here; no key if none does. Raises NoSuchTask and
     BadRequest for a name that no task of this home has."""
     guest = remote_task_view.find(parts, ref)
     if guest is not None:
-        return (guest.key if guest.phase is GuestPhase.HERE else ""), guest.task
+        return (guest.key if guest.phase is RemotePhase.HERE else ""), guest.task
     parsed = REF.fullmatch(ref)
     if parsed is not None and parsed["home"] not in (None, parts.config.node):
         return "", ref
@@ -103,7 +103,7 @@ def running_here(parts: Parts, names: Names, ref: str) -> tuple[str, str]:
     return (execution_key(record.uid, record.attempt) if is_here else ""), record.task
 
 
-def _gpu(state: DeviceState, grant: Grant) -> dict[str, Any]:
+def _gpu(state: DeviceState, grant: DeviceGrant) -> dict[str, Any]:
     """One GPU of a task. util: how busy the card is, whoever keeps it so; the memory is the task's own."""
     return {
         "id": state.device.name,
@@ -118,7 +118,7 @@ def _gpu(state: DeviceState, grant: Grant) -> dict[str, Any]:
     }
 
 
-def _busy(before: Reading | None, now: Reading) -> float | None:
+def _busy(before: UsageReading | None, now: UsageReading) -> float | None:
     """How many cores it has kept busy between two looks. A process that ended may take its part of the count along: then
     that is not known."""
     if before is None or min(before.cpu_s, now.cpu_s) < 0 or not 0 < now.at_s - before.at_s <= RATE_S_MAX:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 
-class Watch:
+class TaskWatch:
     """Somebody waits for tasks: ``event`` is set at each change of one of them, ``records`` has the newest of each;
     ``waits``: why the results of some cannot be had."""
 
@@ -59,7 +59,7 @@ async def last_lines(spool: Spool, key: str, lines: int, sizes: tuple[int, int])
 class OutputStream:
     """One request on its way. What was sent is remembered per attempt; a new attempt starts from the beginning."""
 
-    def __init__(self, parts: Parts, connection: Connection, request: control.Output, watch: Watch) -> None:
+    def __init__(self, parts: Parts, connection: Connection, request: control.Output, watch: TaskWatch) -> None:
         self._parts = parts
         self._connection = connection
         self._request = request

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from peerload.agent.control.authorization import user_shown
 from peerload.agent.views import node as node_answers
 from peerload.agent.views import task as answers
-from peerload.core.tasks.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import HomePhase, RemotePhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.agent.control.principal import Caller
+    from peerload.agent.control.principal import Principal
     from peerload.agent.parts import Parts
-    from peerload.core.membership.membership import Peer
-    from peerload.core.tasks.work import Guest, HomeTask
+    from peerload.core.membership.membership import PeerInfo
+    from peerload.core.tasks.work import HomeTask, RemoteTask
     from peerload.wire import control
 
 TASKS_SHOWN_MAX = 1000
@@ -51,14 +51,14 @@ AGENT_KEYS = (
 
 _PLACED = (HomePhase.HERE, HomePhase.AWAY, HomePhase.COLLECTING, HomePhase.UNKNOWN)
 _GUEST_STATES = {
-    GuestPhase.RESERVED: "promised",
-    GuestPhase.WAITING: "queued",
-    GuestPhase.HERE: "running",
-    GuestPhase.ENDED: "ended",
+    RemotePhase.RESERVED: "promised",
+    RemotePhase.WAITING: "queued",
+    RemotePhase.HERE: "running",
+    RemotePhase.ENDED: "ended",
 }
 
 
-class Revisions:
+class RevisionIndex:
     """Which of many named things differ from what they were at an earlier look. ``whole_from``: who saw less than this
     look cannot be told the difference."""
 
@@ -92,40 +92,40 @@ class Revisions:
         return [name for name, number in self._gone.items() if number > since]
 
 
-class Overviews:
+class OverviewCache:
     """Who sees all tasks shares one; the others have one each, for their own."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._all = Overview(parts, None)
-        self._each: OrderedDict[str, Overview] = OrderedDict()
+        self._all = OverviewBuilder(parts, None)
+        self._each: OrderedDict[str, OverviewBuilder] = OrderedDict()
 
-    def of(self, caller: Caller) -> Overview:
+    def of(self, caller: Principal) -> OverviewBuilder:
         """That of this caller."""
         if caller.sees_all:
             return self._all
         found = self._each.get(caller.who)
         if found is None:
-            found = self._each[caller.who] = Overview(self._parts, caller)
+            found = self._each[caller.who] = OverviewBuilder(self._parts, caller)
             if len(self._each) > VIEWERS_KEPT_MAX:
                 self._each.popitem(last=False)
         self._each.move_to_end(caller.who)
         return found
 
 
-class Overview:
+class OverviewBuilder:
     """The answers to `control.Overview`. caller: whose tasks are told of alone; None: all."""
 
-    def __init__(self, parts: Parts, caller: Caller | None) -> None:
+    def __init__(self, parts: Parts, caller: Principal | None) -> None:
         self._parts = parts
         self._caller = caller
         self._store = parts.store if caller is None else parts.access.store(caller)
         self._name = secrets.token_hex(4)
         self._user = own_user()
         self._number = 0
-        self._nodes = Revisions()
-        self._tasks = Revisions()
-        self._guests = Revisions()
+        self._nodes = RevisionIndex()
+        self._tasks = RevisionIndex()
+        self._guests = RevisionIndex()
 
     def about(self, request: control.Overview) -> dict[str, object]:
         """What has changed since ``request.since``, or all there is, ``complete``, where that is not known here."""
@@ -167,7 +167,7 @@ class Overview:
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
-    def _node_mark(self, peer: Peer) -> object:
+    def _node_mark(self, peer: PeerInfo) -> object:
         heard = self._parts.node.membership.last_report(peer.identity.node)
         heard_s = peer.heard_s if heard is None else heard.at_s
         is_in = self._parts.trust.hears(peer.identity.node, peer.identity.boot)
@@ -221,8 +221,8 @@ class Overview:
 
     # -- what runs here for others -------------------------------------------------------------------------------------
 
-    def _guests_here(self) -> dict[str, Guest]:
-        found: dict[str, Guest] = {}
+    def _guests_here(self) -> dict[str, RemoteTask]:
+        found: dict[str, RemoteTask] = {}
         for guest in self._parts.node.executor.guests.values():
             if len(found) >= GUESTS_SHOWN_MAX:
                 break
@@ -231,7 +231,7 @@ class Overview:
             found[guest.task] = guest
         return found
 
-    def _guest_object(self, guest: Guest) -> dict[str, object]:
+    def _guest_object(self, guest: RemoteTask) -> dict[str, object]:
         node = self._parts.node
         now = self._parts.now()
         spec = guest.spec
@@ -264,7 +264,7 @@ class Overview:
         return [answers.event_object(event) for event in found]
 
 
-def _guest_mark(guest: Guest) -> object:
+def _guest_mark(guest: RemoteTask) -> object:
     return guest.attempt, guest.phase, guest.running_at, guest.devices, guest.is_parked, guest.killed_because
 
 

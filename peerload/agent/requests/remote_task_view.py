@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.requests.output_stream import last_lines
 from peerload.agent.views import task as answers
-from peerload.core.tasks.work import GuestPhase
+from peerload.core.tasks.work import RemotePhase
 from peerload.model.messages import OutputEnd, OutputRequest
 from peerload.model.task import TaskRecord, TaskState
 from peerload.wire import control
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.principal import Caller
+    from peerload.agent.control.principal import Principal
     from peerload.agent.parts import Parts
-    from peerload.core.tasks.work import Guest
+    from peerload.core.tasks.work import RemoteTask
 
 
-def find(parts: Parts, name: str) -> Guest | None:
+def find(parts: Parts, name: str) -> RemoteTask | None:
     """The guest of this whole id, the newest attempt of it; None if none is here."""
     found = [
         guest
         for guest in parts.node.executor.guests.values()
-        if guest.task == name and guest.phase is not GuestPhase.RESERVED
+        if guest.task == name and guest.phase is not RemotePhase.RESERVED
     ]
     return max(found, key=lambda guest: guest.attempt, default=None)
 
 
-def seen_by(parts: Parts, caller: Caller) -> list[Guest]:
+def seen_by(parts: Parts, caller: Principal) -> list[RemoteTask]:
     """All that are here, and there for this caller."""
     guests = parts.node.executor.guests.values()
-    return [g for g in guests if g.phase is not GuestPhase.RESERVED and parts.access.sees_guest(caller, g)]
+    return [g for g in guests if g.phase is not RemotePhase.RESERVED and parts.access.sees_guest(caller, g)]
 
 
-def listed(parts: Parts, guest: Guest, user: str) -> dict[str, object]:
+def listed(parts: Parts, guest: RemoteTask, user: str) -> dict[str, object]:
     """It as `ls` lists tasks; submitted_at: when it came to this node."""
     record, now = _record(parts, guest), parts.now()
     names = answers.device_names(parts.node, record.node, guest.devices)
@@ -45,9 +45,9 @@ def listed(parts: Parts, guest: Guest, user: str) -> dict[str, object]:
     return task | {"submitted_at": arrived_at, "reason": _stands(parts, guest)}
 
 
-def _stands(parts: Parts, guest: Guest) -> str:
+def _stands(parts: Parts, guest: RemoteTask) -> str:
     """What is so far told of it by nobody but this node."""
-    if guest.phase is GuestPhase.ENDED:
+    if guest.phase is RemotePhase.ENDED:
         return f"{guest.home} has not taken its result yet"
     if guest.killed_because:
         return guest.killed_because
@@ -55,7 +55,7 @@ def _stands(parts: Parts, guest: Guest) -> str:
         return f"frozen: {guest.home} is silent"
     if guest.is_parked:
         return f"{guest.home} is away, and lets it run on"
-    return "waits for room here" if guest.phase is GuestPhase.WAITING else ""
+    return "waits for room here" if guest.phase is RemotePhase.WAITING else ""
 
 
 def knows(parts: Parts, request: control.Request, names: Iterable[str]) -> bool:
@@ -68,7 +68,7 @@ def knows(parts: Parts, request: control.Request, names: Iterable[str]) -> bool:
     return False
 
 
-def shown(parts: Parts, guest: Guest, user: str) -> dict[str, object]:
+def shown(parts: Parts, guest: RemoteTask, user: str) -> dict[str, object]:
     """It as `show` shows tasks; what only its home knows is missing."""
     record = _record(parts, guest)
     names = answers.device_names(parts.node, record.node, guest.devices)
@@ -77,7 +77,7 @@ def shown(parts: Parts, guest: Guest, user: str) -> dict[str, object]:
     return task | answers.detail(guest.spec, record, guest.devices) | {"history": [], "decision": None}
 
 
-async def send_output(parts: Parts, connection: Connection, request: control.Output, guest: Guest) -> None:
+async def send_output(parts: Parts, connection: Connection, request: control.Output, guest: RemoteTask) -> None:
     """Its output, as far as it was written here; with ``follow`` until it has ended."""
     first = second = 0
     if request.tail_lines is not None:
@@ -98,7 +98,7 @@ async def send_output(parts: Parts, connection: Connection, request: control.Out
     connection.ok(request.id, {**told, "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]})
 
 
-def _record(parts: Parts, guest: Guest) -> TaskRecord:
+def _record(parts: Parts, guest: RemoteTask) -> TaskRecord:
     """What its home's record of it would say, as far as that is known here."""
     state = TaskState.LEASED
     exit_ = guest.exit

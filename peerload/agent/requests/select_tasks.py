@@ -9,12 +9,12 @@ from peerload.agent.store.selector import Criteria, references
 
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
     from peerload.wire import control
 
 
-async def select(parts: Parts, names: Names, connection: Connection, request: control.Select) -> None:
+async def select(parts: Parts, names: TaskIds, connection: Connection, request: control.Select) -> None:
     """Answer it. Raises NoSuchTask for a reference to a task that is not there."""
     await names.all_known(request.tasks)
     caller = connection.caller

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from peerload.agent.control import local_socket
 from peerload.agent.control.authorization import ADMIN_PLACES
 from peerload.agent.control.connection import Connection, LocalConnection
-from peerload.agent.control.pending_replies import Decisions, Pending
-from peerload.agent.control.quotas import Waited, waits_for
-from peerload.agent.control.task_ids import Names
-from peerload.agent.forwarding.request_router import Routes
+from peerload.agent.control.pending_replies import Decisions, PendingReplies
+from peerload.agent.control.quotas import WaitQuota, waits_for
+from peerload.agent.control.task_ids import TaskIds
+from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
-from peerload.agent.requests.dispatch import Requests
+from peerload.agent.requests.dispatch import RequestHandler
 from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ REQUESTS_PENDING_MAX = 1024
 
 
 class ControlServer:
-    """Listens on the agent's socket; ``Requests`` knows what each verb does."""
+    """Listens on the agent's socket; ``RequestHandler`` knows what each verb does."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -48,11 +48,11 @@ class ControlServer:
         self._is_closed = False
         self._keeps_name = False
         self._connections: set[LocalConnection] = set()
-        self._pending = Pending()
-        self._waited = Waited(is_system=parts.access.is_system)
+        self._pending = PendingReplies()
+        self._waited = WaitQuota(is_system=parts.access.is_system)
         self._decisions = Decisions()
-        self._requests = Requests(parts, self._pending, self._decisions, self._waited)
-        self._routes = Routes(parts, Names(parts), self._requests.handle)
+        self._requests = RequestHandler(parts, self._pending, self._decisions, self._waited)
+        self._routes = RequestRouter(parts, TaskIds(parts), self._requests.handle)
         self._forwarded = ForwardServer(self, parts.access)
         parts.links.streams.forwards = self._forwarded
 

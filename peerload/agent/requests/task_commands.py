@@ -39,29 +39,29 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.pending_replies import Pending
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.pending_replies import PendingReplies
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
-    from peerload.agent.requests.attach import Attending
-    from peerload.agent.requests.cancel_wait import Endings
+    from peerload.agent.requests.attach import AttachRequests
+    from peerload.agent.requests.cancel_wait import CancelWaits
     from peerload.agent.store.rows import Each
     from peerload.core.tasks.work import HomeTask
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.wire import control
 
 
-class Changes:
+class TaskCommands:
     """``durable()`` returns when everything decided so far is on disk."""
 
     def __init__(
         self,
         parts: Parts,
-        pending: Pending,
-        names: Names,
-        endings: Endings,
+        pending: PendingReplies,
+        names: TaskIds,
+        endings: CancelWaits,
         durable: Callable[[], Awaitable[None]],
-        attending: Attending,
+        attending: AttachRequests,
     ) -> None:
         self._parts = parts
         self._attending = attending
@@ -164,7 +164,9 @@ class Changes:
             )
         )
 
-    async def _admitted(self, spec: TaskSpec, terms: Terms, tasks: int, each: Each = (), input_bytes: int = 0) -> bool:
+    async def _admitted(
+        self, spec: TaskSpec, terms: SubmitOptions, tasks: int, each: Each = (), input_bytes: int = 0
+    ) -> bool:
         """Admission of a submission: true if its directory is here. Asks the other nodes about it, too. Raises DiskFull if there
         is no room for that many tasks."""
         size = input_bytes + len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)

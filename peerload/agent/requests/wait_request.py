@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
-    from peerload.agent.requests.output_stream import Watch
+    from peerload.agent.requests.output_stream import TaskWatch
     from peerload.model.task import TaskRecord
 
 
-class Waiting:
+class WaitRequest:
     """One request. ``begin(names)``: from now on the changes of these tasks are told to the watch; may raise SlowDown."""
 
     def __init__(
         self,
         parts: Parts,
-        names: Names,
+        names: TaskIds,
         connection: Connection,
         request: control.Wait,
-        watch: Watch,
+        watch: TaskWatch,
         begin: Callable[[set[str]], None],
     ) -> None:
         self._parts = parts

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.views import task as answers
-from peerload.core.explain.reasons import Reasons, Verdict, holds_words, uncollected_words
-from peerload.core.explain.suggestion import Change, smallest_change
+from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons, holds_words, uncollected_words
+from peerload.core.explain.suggestion import Suggestion, smallest_change
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import needs_text
 from peerload.core.tasks.work import HomePhase
@@ -18,7 +18,7 @@ from peerload.model.task import how_it_ended
 
 if TYPE_CHECKING:
     from peerload.agent.control.pending_replies import Decisions
-    from peerload.agent.control.task_ids import Names
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.parts import Parts
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
@@ -46,10 +46,10 @@ def waits(task: HomeTask | None) -> bool:
     return task.phase in WAITS or (task.phase is HomePhase.AWAY and not task.running_at)
 
 
-class Why:
+class WhyRequest:
     """One per agent."""
 
-    def __init__(self, parts: Parts, names: Names, decisions: Decisions) -> None:
+    def __init__(self, parts: Parts, names: TaskIds, decisions: Decisions) -> None:
         self._parts = parts
         self._names = names
         self._decisions = decisions
@@ -127,7 +127,7 @@ class Why:
     def _waiting(self, task: HomeTask) -> dict[str, object]:
         """Why it does not start: a reason for every node."""
         node, now_s = self._parts.node, self._parts.now().boot_s
-        reasons = Reasons(node, task, now_s)
+        reasons = WaitReasons(node, task, now_s)
         verdicts = [*map(self._as_trusted, reasons.verdicts()), *self._pinned_elsewhere(task)]
         ages = {verdict.node: verdict.age_s for verdict in verdicts if verdict.age_s is not None}
         oldest = max(ages, key=lambda name: ages[name], default=None)
@@ -157,7 +157,7 @@ class Why:
             "summary": gate or self._works_alone(verdicts) or _summary(verdicts, node.state.node),
         }
 
-    def _as_trusted(self, verdict: Verdict) -> Verdict:
+    def _as_trusted(self, verdict: EligibilityVerdict) -> EligibilityVerdict:
         """Of a node that was shut out nothing else is of interest."""
         trust, node = self._parts.trust.trust, verdict.node
         peer = self._parts.node.membership.get(node)
@@ -165,16 +165,16 @@ class Why:
             return verdict
         return msgspec.structs.replace(verdict, can_ever=False, now=None, reason=REVOKED)
 
-    def _pinned_elsewhere(self, task: HomeTask) -> list[Verdict]:
+    def _pinned_elsewhere(self, task: HomeTask) -> list[EligibilityVerdict]:
         """The node that the task is for, if it is none that is known here (any more)."""
         own, name = self._parts.node.state.node, task.spec.placement.node or ""
         peer = self._parts.node.membership.get(name)
         if name in ("", own) or (peer is not None and peer.state is not PeerState.LEFT):
             return []
         reason = REVOKED if self._parts.trust.trust.was_revoked(name) else UNKNOWN if peer is None else LEFT
-        return [Verdict(name, can_ever=False, now=None, reason=reason)]
+        return [EligibilityVerdict(name, can_ever=False, now=None, reason=reason)]
 
-    def _works_alone(self, verdicts: list[Verdict]) -> str:
+    def _works_alone(self, verdicts: list[EligibilityVerdict]) -> str:
         """Why there are no others, of a task that cannot start here; "" if this node was not shut out."""
         facts = self._parts.tls.facts
         is_shut_out = facts is not None and self._parts.trust.trust.refuses(facts)
@@ -192,25 +192,25 @@ def _says(record: TaskRecord) -> str:
     return record.reason
 
 
-def _opened(node: Node, task: HomeTask, verdicts: list[Verdict]) -> Change | None:
+def _opened(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
     """What a user could do about the gate before which this task waits, if there is room for it behind."""
     room = next((verdict.node for verdict in verdicts if verdict.now), "")
     awaited = node.gates.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
     if room and awaited:
         names = [name.partition(" (")[0] for name in awaited[:AWAITED_NAMED_MAX]]
         more = f" and {len(awaited) - len(names)} more" if len(awaited) > len(names) else ""
-        return Change(f"when {', '.join(names)}{more} {'has' if len(awaited) == 1 else 'have'} ended,", room)
+        return Suggestion(f"when {', '.join(names)}{more} {'has' if len(awaited) == 1 else 'have'} ended,", room)
     words = node.gates.opened_by(task)
-    return Change(f"after  {words} ", room) if room and words else None
+    return Suggestion(f"after  {words} ", room) if room and words else None
 
 
-def _another_directory(task: HomeTask, home: str) -> Change | None:
+def _another_directory(task: HomeTask, home: str) -> Suggestion | None:
     """What helps a task whose directory is not here."""
     lacks = task.cannot_here.startswith("no directory ")
-    return Change("with -d DIR, or -d - for a fresh scratch directory,", home) if lacks else None
+    return Suggestion("with -d DIR, or -d - for a fresh scratch directory,", home) if lacks else None
 
 
-def _summary(verdicts: list[Verdict], home: str) -> str:
+def _summary(verdicts: list[EligibilityVerdict], home: str) -> str:
     """In one line why it waits: what keeps it from the node that could run it soonest. "" where one has room."""
     if any(verdict.now for verdict in verdicts):
         return ""

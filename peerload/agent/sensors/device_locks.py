@@ -25,7 +25,7 @@ FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Whatever others may have put in the file's place is neither followed nor waited for."""
 
 
-class Claims:
+class DeviceLocks:
     """The claims of this process; ``place``: where the files are, a directory that is there (default: where this machine
     keeps locks)."""
 

@@ -1,7 +1,7 @@
 """Whether a GPU may be given to tasks: what its driver reports of errors and of clocks that are held down.
 
 Errors of the program that ran do not count against a card; any other does until the driver is loaded anew, also over the
-restart of an agent (`Illnesses` are kept in a file).
+restart of an agent (`GpuFaults` are kept in a file).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def xid_text(number: int) -> str:
     return f"error {number}" + (f": {XID_TEXTS[number]}" if number in XID_TEXTS else " (XID)")
 
 
-class Illnesses:
+class GpuFaults:
     """What cards have reported, by their own names. ``boot`` names this start of the machine; ``file``: where they are kept
     for the next agent, None = nowhere."""
 
@@ -121,7 +121,7 @@ class Illnesses:
             log.warning("what is wrong with GPUs cannot be kept in %s: %s", self._file, error.strerror)
 
 
-class Clocks:
+class ThrottleDetector:
     """Whether a card's clocks have been held down for long. ``now_s``: any clock that only goes forward."""
 
     __slots__ = ("_free_since_s", "_held_since_s", "is_weak")

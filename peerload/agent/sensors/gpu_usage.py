@@ -16,7 +16,7 @@ from peerload.model.devices import RUNS_SEEN_MAX, Device, DeviceReading
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from peerload.agent.sensors.nvml import CardReading, Process
+    from peerload.agent.sensors.nvml import CardReading, GpuProcess
 
 AVERAGE_S = 5.0
 """How busy a card is, is averaged exponentially over this."""
@@ -32,7 +32,7 @@ FOREIGN_READINGS = 3
 """A card on which nobody of ours is, and that is busier in so many readings one after the other, has a tenant."""
 
 
-class Tenants(msgspec.Struct, frozen=True):
+class GpuUsage(msgspec.Struct, frozen=True):
     """ours: memory by execution key. foreign_bytes: that of all others. others: how many other processes compute on it;
     drawn_bytes: what those have of it that only draw (a desktop); strangers: memory of each process that is none of ours, by
     pid."""
@@ -46,17 +46,17 @@ class Tenants(msgspec.Struct, frozen=True):
 
 def shared_out(
     used_bytes: int | None,
-    processes: Iterable[Process] | None,
+    processes: Iterable[GpuProcess] | None,
     owners: Mapping[int, str | None],
     held: Iterable[str],
     *,
     is_contained: bool,
-) -> Tenants:
-    """Whose a card's memory is. ``owners``: by pid, as `Owners.key_of` says; ``held``: the attempts that the card was given
+) -> GpuUsage:
+    """Whose a card's memory is. ``owners``: by pid, as `ProcessOwners.key_of` says; ``held``: the attempts that the card was given
     to; ``is_contained``: pids may be of another namespace than ours, so that those that say nothing to us may be ours."""
     ours: dict[str, int] = {}
     untold: list[str] = []
-    strange: list[Process] = []
+    strange: list[GpuProcess] = []
     for process in processes or ():
         key = owners.get(process.pid)
         if not key:
@@ -78,7 +78,7 @@ def shared_out(
             ours[key] += rest // len(untold) + (number < rest % len(untold))
         rest = 0
     rest = max(rest - CONTEXT_BYTES * len(ours), 0)
-    return Tenants(
+    return GpuUsage(
         ours,
         foreign + rest,
         sum(not process.is_graphics for process in strange),
@@ -97,7 +97,7 @@ class Averaged:
         self._peaks: dict[int, tuple[int, int]] = {}
         self._peaks_age_s = 0.0
 
-    def reading(self, card: CardReading, tenants: Tenants, held: Iterable[str], gap_s: float) -> DeviceReading:
+    def reading(self, card: CardReading, tenants: GpuUsage, held: Iterable[str], gap_s: float) -> DeviceReading:
         """What is told of it. A card that draws a desktop is nobody's because of that: what the desktop takes is not free,
         but tasks may have the rest for themselves, as long as it is not kept busy."""
         busy = self._average(card.busy, gap_s)
@@ -122,7 +122,7 @@ class Averaged:
             mem_foreign_peak_bytes=self._foreign_peak(tenants, gap_s),
         )
 
-    def _foreign_peak(self, tenants: Tenants, gap_s: float) -> int:
+    def _foreign_peak(self, tenants: GpuUsage, gap_s: float) -> int:
         """The most that the foreign processes that are there now have lately had, each by itself, added up. Of each the peaks
         of this period and of the one before are kept, as long as it is there."""
         self._peaks_age_s += gap_s

@@ -20,14 +20,14 @@ from peerload.agent.sensors.gpu_thread import GpuThread
 from peerload.agent.sensors.gpu_usage import Averaged, shared_out
 from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
-from peerload.agent.sensors.process_owner import Owners
+from peerload.agent.sensors.process_owner import ProcessOwners
 from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from peerload.agent.sensors.gpu_health import Illnesses
+    from peerload.agent.sensors.gpu_health import GpuFaults
     from peerload.model.events import Event
 
 log = logging.getLogger("peerload.gpus")
@@ -84,15 +84,15 @@ class Gpus:
         held: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
         is_wanted: Callable[[], bool] = lambda: True,
         happened: Callable[[str, str], None] = lambda _what, _words: None,
-        illnesses: Illnesses | None = None,
-        owners: Owners | None = None,
+        illnesses: GpuFaults | None = None,
+        owners: ProcessOwners | None = None,
     ) -> None:
         self._put = put
         self._library = library
         self._others = others
         self._usable = usable
         self._illnesses = illnesses
-        self._owners = owners or Owners()
+        self._owners = owners or ProcessOwners()
         self._is_contained = self._owners.is_contained()
         self.held = held
         self.is_wanted = is_wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.sensors.gpu_health import Illnesses
+from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.agent.sensors.gpus import Gpus
 from peerload.config.configured_devices import listed
 from peerload.core.resources.placement import is_meant
@@ -45,5 +45,5 @@ def node_gpus(parts: Parts, library: Any = None) -> Gpus:  # noqa: ANN401 -- a m
         held=held,
         is_wanted=is_wanted,
         happened=lambda state, words: parts.journal.happened("gpu", state, reason=words),
-        illnesses=Illnesses(machine_boot_id(), Path(parts.config.state) / ILLNESSES),
+        illnesses=GpuFaults(machine_boot_id(), Path(parts.config.state) / ILLNESSES),
     )

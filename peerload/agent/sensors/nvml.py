@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.sensors.gpu_health import Clocks, Illnesses, judged
+from peerload.agent.sensors.gpu_health import GpuFaults, ThrottleDetector, judged
 from peerload.agent.sensors.nvml_library import NOT_THERE, Library, text
 from peerload.model.devices import DEVICES_MAX, GPU, Device, Health, Nearness
 
@@ -60,7 +60,7 @@ Shape = tuple[str, ...] | None
 """Of a card: the names of its slices, None = it is whole."""
 
 
-class Process(msgspec.Struct, frozen=True):
+class GpuProcess(msgspec.Struct, frozen=True):
     """One process on a card. used_bytes: None where the driver does not tell; is_graphics: it only draws."""
 
     pid: int
@@ -76,7 +76,7 @@ class CardReading(msgspec.Struct, frozen=True):
     why: str = ""
     busy: float | None = None
     mem_used_bytes: int | None = None
-    processes: tuple[Process, ...] | None = ()
+    processes: tuple[GpuProcess, ...] | None = ()
     temperature_c: int | None = None
     is_throttled: bool = False
 
@@ -93,7 +93,7 @@ class _Card:
         self.whole = whole
         self.whole_name = whole_name
         self.instances: tuple[int, int] | None = None
-        self.clocks = Clocks()
+        self.clocks = ThrottleDetector()
 
     @property
     def is_slice(self) -> bool:
@@ -111,12 +111,12 @@ class Nvml:
     def __init__(
         self,
         module: Any,  # noqa: ANN401 -- a module without types
-        illnesses: Illnesses | None = None,
+        illnesses: GpuFaults | None = None,
         now_s: Callable[[], float] = time.monotonic,
         sys: Path = Path("/sys"),
     ) -> None:
         self._library = Library(module)
-        self._illnesses = illnesses or Illnesses()
+        self._illnesses = illnesses or GpuFaults()
         self._now_s = now_s
         self._sys = sys
         self._cards: list[_Card] = []
@@ -383,9 +383,9 @@ class Nvml:
             found = self._library.ask("nvmlDeviceGetTemperatureV", handle, 0)
         return None if found is None else max(int(found), 0)
 
-    def _processes(self, handle: object) -> tuple[Process, ...] | None:
+    def _processes(self, handle: object) -> tuple[GpuProcess, ...] | None:
         """Each once, with the most that is said of it; None if they cannot be listed at all."""
-        found: dict[int, Process] = {}
+        found: dict[int, GpuProcess] = {}
         can_tell = False
         for name in LISTS:
             listed = self._library.ask_newest(name, ("_v3", "_v2"), handle)
@@ -394,9 +394,9 @@ class Nvml:
                 used = None if entry.usedGpuMemory is None else int(entry.usedGpuMemory)
                 before = found.get(entry.pid)
                 if before is None:
-                    found[entry.pid] = Process(entry.pid, used, name == GRAPHICS)
+                    found[entry.pid] = GpuProcess(entry.pid, used, name == GRAPHICS)
                 elif used is not None:
-                    found[entry.pid] = Process(entry.pid, max(before.used_bytes or 0, used), before.is_graphics)
+                    found[entry.pid] = GpuProcess(entry.pid, max(before.used_bytes or 0, used), before.is_graphics)
         return tuple(found.values()) if can_tell or found else None
 
     # -- errors that cards report --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ _UNIT_DIRECTORY = "/peerload."
 _STAT_FIELDS = 20
 
 
-class Owners:
+class ProcessOwners:
     """``proc``, ``cgroups``: where the kernel tells of processes and of cgroups."""
 
     def __init__(

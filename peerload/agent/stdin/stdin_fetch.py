@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.output.spool import remove
 from peerload.agent.stdin.stdin_store import opened
-from peerload.launcher.process import Holes
+from peerload.launcher.process import HolePuncher
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.peers.streams import StreamReader
-    from peerload.core.tasks.work import Guest
+    from peerload.core.tasks.work import RemoteTask
 
 log = logging.getLogger("peerload.input")
 
@@ -35,10 +35,10 @@ RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
 """A home that cannot be reached is tried again after the first, then twice as long each time, up to the second."""
 
 
-class Pull:
+class StdinFetch:
     """The input of one attempt: ``size_bytes`` are here, ``fed_bytes`` of these its task has read."""
 
-    def __init__(self, parts: Parts, guest: Guest) -> None:
+    def __init__(self, parts: Parts, guest: RemoteTask) -> None:
         self._parts = parts
         self.guest = guest
         path = parts.spool.input_path(guest.key)
@@ -50,7 +50,7 @@ class Pull:
         self.is_closed = False
         self._told_bytes = self._asked_bytes = 0
         self._punched_bytes = 0
-        self._holes = Holes()
+        self._holes = HolePuncher()
         self._stream: tuple[StreamReader, PeerConnection] | None = None
         self.work: asyncio.Task[None] | None = None
 
@@ -156,23 +156,23 @@ class Pull:
         os.close(self._file)
 
 
-class InputPulls:
+class StdinFetches:
     """Those of one agent, by execution key."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._pulls: dict[str, Pull] = {}
+        self._pulls: dict[str, StdinFetch] = {}
 
-    def begin(self, guest: Guest) -> None:
+    def begin(self, guest: RemoteTask) -> None:
         """Pull for an attempt that runs here, if that is not done already; tell the launcher what is here. Raises
         OSError."""
         pull = self._pulls.get(guest.key)
         if pull is None:
-            pull = self._pulls[guest.key] = Pull(self._parts, guest)
+            pull = self._pulls[guest.key] = StdinFetch(self._parts, guest)
             pull.work = asyncio.get_running_loop().create_task(self._run(pull))
         pull.feed()
 
-    async def _run(self, pull: Pull) -> None:
+    async def _run(self, pull: StdinFetch) -> None:
         try:
             await pull.run()
         except Exception as error:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import HomePhase, RemotePhase
 from peerload.model.errors import PeerloadError
 from peerload.model.events import InputCame, InputCut
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
-    from peerload.agent.stdin.stdin_store import HomeInput
+    from peerload.agent.stdin.stdin_store import StoredStdin
     from peerload.model.actions import SpawnTask, TaskChanged
     from peerload.model.task import TaskRecord
 
 
-class Feeding:
+class StdinForwarding:
     """One per agent; ``parts.inputs`` are what it feeds from."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._here: dict[str, HomeInput] = {}
+        self._here: dict[str, StoredStdin] = {}
         self._asked_to_cut: set[bytes] = set()
         parts.launcher.fed = self._fed
 
@@ -59,10 +59,10 @@ class Feeding:
                 self.grown(key, source)
             return
         guest = self._parts.node.executor.guests.get(key)
-        if guest is not None and guest.spec.takes_input and guest.phase is GuestPhase.HERE:
+        if guest is not None and guest.spec.takes_input and guest.phase is RemotePhase.HERE:
             self._parts.pulls.begin(guest)
 
-    def begin_command(self, key: str, source: HomeInput) -> None:
+    def begin_command(self, key: str, source: StoredStdin) -> None:
         """The launcher was told to start this command of `exec`, which reads from there, or runs it still."""
         self._here[key] = source
         self.grown(key, source)
@@ -71,7 +71,7 @@ class Feeding:
         """It is over."""
         self._here.pop(key, None)
 
-    def grown(self, key: str, source: HomeInput) -> None:
+    def grown(self, key: str, source: StoredStdin) -> None:
         """More of it has come, or its end."""
         self._parts.launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
 
@@ -86,7 +86,7 @@ class Feeding:
             if task.phase is HomePhase.HERE and task.record.input:
                 self.begin(task.key)
         for guest in list(node.executor.guests.values()):
-            if guest.phase is GuestPhase.HERE and guest.spec.takes_input:
+            if guest.phase is RemotePhase.HERE and guest.spec.takes_input:
                 self.begin(guest.key)
 
     def sent(self, uid: bytes) -> None:
@@ -107,7 +107,7 @@ class Feeding:
             if window is not None:
                 self._parts.launcher.resize(task.key, *window)
 
-    def cut_if_due(self, uid: bytes, source: HomeInput) -> None:
+    def cut_if_due(self, uid: bytes, source: StoredStdin) -> None:
         """Have the beginning of what is too large dropped: that is durable before it is done."""
         if source.is_too_large and uid not in self._asked_to_cut:
             self._asked_to_cut.add(uid)
@@ -120,7 +120,7 @@ class Feeding:
         else:
             self._parts.pulls.fed(key, offset, is_closed=is_closed)
 
-    def came(self, record: TaskRecord, source: HomeInput) -> None:
+    def came(self, record: TaskRecord, source: StoredStdin) -> None:
         """Have the record say that something has come, if it has."""
         if source.size_bytes and not record.input_came:
             self._parts.inbox.put(InputCame(record.uid))

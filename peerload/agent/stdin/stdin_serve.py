@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.parts import Parts
     from peerload.agent.peers.connection import PeerConnection
-    from peerload.agent.stdin.stdin_store import HomeInput
+    from peerload.agent.stdin.stdin_store import StoredStdin
     from peerload.core.tasks.work import HomeTask
     from peerload.model.messages import Message
 
@@ -27,7 +27,7 @@ log = logging.getLogger("peerload.input")
 PIECE_BYTES_MAX = 256 << 10
 
 
-class Served:
+class ServedStdin:
     """One stream: what ``node`` has asked for last, and how far it was sent."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Served:
         is_its = (task.record.node, task.record.attempt, task.task) == (self._node, request.attempt, request.task)
         return task if is_its else None
 
-    async def _send_all(self, task: HomeTask, source: HomeInput, file: int, changed: asyncio.Event) -> None:
+    async def _send_all(self, task: HomeTask, source: StoredStdin, file: int, changed: asyncio.Event) -> None:
         has_ended = False
         while self._task() is task:
             changed.clear()
@@ -93,18 +93,18 @@ class Served:
         await self._link.drain()
 
 
-class InputServer:
+class StdinServer:
     """Those of one home, by stream."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._served: dict[PeerConnection, Served] = {}
+        self._served: dict[PeerConnection, ServedStdin] = {}
 
     def received(self, link: PeerConnection, node: str, message: InputRequest, say: Callable[[Message], None]) -> None:
         """A node asks for the input of an attempt, or for more of it; ``say`` answers."""
         served = self._served.get(link)
         if served is None:
-            served = self._served[link] = Served(self._parts, link, node, message, say)
+            served = self._served[link] = ServedStdin(self._parts, link, node, message, say)
             served.work = asyncio.get_running_loop().create_task(self._run(served, link))
             return
         known = served.request
@@ -115,7 +115,7 @@ class InputServer:
         if served.asked is not None:
             served.asked.set()
 
-    async def _run(self, served: Served, link: PeerConnection) -> None:
+    async def _run(self, served: ServedStdin, link: PeerConnection) -> None:
         try:
             await served.run()
         except ConnectionError:

@@ -24,7 +24,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent.output.spool import remove
-from peerload.launcher.process import Holes
+from peerload.launcher.process import HolePuncher
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _SUFFIX, _ENDED, _LEFT = ".in", ".in-ended", ".in-left"
 _ADDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class InputFull(PeerloadError):
+class StdinFull(PeerloadError):
     """What was sent cannot be kept."""
 
     code = "input"
@@ -58,7 +58,7 @@ def input_name(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:32]
 
 
-class HomeInput:
+class StoredStdin:
     """One input. ``size_bytes`` have come, ``has_ended``: that is all; ``taken_bytes``: of these the attempt that runs has
     taken; ``is_closed``: it takes no more; ``is_dropped``: nobody will, and no file of it stays; ``feeder``: who sends it, ``ends_with_feeder``: that is all when that one is
     gone; ``window``: (rows, columns) of its terminal, if that was said anew; ``uid``: of its task, once there is one."""
@@ -84,7 +84,7 @@ class HomeInput:
         self.ends_with_feeder = False
         self.window: tuple[int, int] | None = None
         self._watchers: set[asyncio.Event] = set()
-        self._holes = Holes()
+        self._holes = HolePuncher()
         self._punched_bytes = 0
 
     @contextlib.contextmanager
@@ -246,18 +246,18 @@ class HomeInput:
             event.set()
 
 
-class Inputs:
+class StdinStore:
     """Those of one home, by name."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._open: dict[str, HomeInput] = {}
+        self._open: dict[str, StoredStdin] = {}
 
-    def get(self, name: str) -> HomeInput:
+    def get(self, name: str) -> StoredStdin:
         """The input of this name; made if there is none. Raises OSError."""
         known = self._open.get(name)
         if known is None:
-            known = self._open[name] = HomeInput(self._directory / f"{name}{_SUFFIX}")
+            known = self._open[name] = StoredStdin(self._directory / f"{name}{_SUFFIX}")
         return known
 
     def is_known(self, name: str) -> bool:
@@ -280,13 +280,13 @@ class Inputs:
             if "-" not in name and name not in names and name not in self._open:
                 remove(path)
 
-    def left_by(self, feeder: object) -> list[HomeInput]:
+    def left_by(self, feeder: object) -> list[StoredStdin]:
         """What this client was sending."""
         return [known for known in self._open.values() if known.feeder is feeder]
 
 
-def _full(error: OSError) -> InputFull:
-    return InputFull("the input cannot be kept", why=str(error.strerror), hint="df -h")
+def _full(error: OSError) -> StdinFull:
+    return StdinFull("the input cannot be kept", why=str(error.strerror), hint="df -h")
 
 
 def opened(path: Path) -> int:

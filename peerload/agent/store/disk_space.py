@@ -1,6 +1,6 @@
 """Room on the disk that the state directory lies on, in bytes and inodes: how much there is, a reserve for when there is none.
 
-A full disk must not lose a task. New work is refused while little is left (`Disk.admit`); for what runs already, a
+A full disk must not lose a task. New work is refused while little is left (`DiskSpace.admit`); for what runs already, a
 reserve file is given up in slices, each just before the write that needs it, so that whoever fills the disk does not get
 it all at once. It is taken again when there is room.
 """
@@ -47,7 +47,7 @@ LOOK_EVERY_S = 2.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Reserve:
+class DiskReserve:
     """A file that takes room while nobody needs it. May be used from any thread."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -92,7 +92,7 @@ class Reserve:
             return True
 
 
-class Disk:
+class DiskSpace:
     """The disk below ``directory``. ``changed(state, reason)`` is called, in the loop's thread, when it gets ``low``,
     ``full`` or ``ok`` again (``full``: the reserve has been touched); ``lost(why)`` if it cannot be told any more."""
 
@@ -103,7 +103,7 @@ class Disk:
         self.total_files = status.f_files
         """Inodes; 0 where the file system has no fixed number of them."""
         size = min(RESERVE_BYTES, int(self.total_bytes * RESERVE_SHARE_MAX))
-        self.reserve = Reserve(directory / "reserve", size)
+        self.reserve = DiskReserve(directory / "reserve", size)
         self.state = "ok"
         self.changed: Callable[[str, str], None] = lambda _state, _reason: None
         self.lost: Callable[[str], None] = lambda _why: None

@@ -17,16 +17,16 @@ from peerload.model.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from peerload.agent.store.write_ahead import Release
+    from peerload.agent.store.write_ahead import Outbox
 
 NOTES_WITHIN_S = 1.0
 """A note is on its way to the disk after this, at the latest."""
 
 
-class Journal:
+class EventLog:
     """The events of one agent; ``failed(why)`` is called if they cannot be kept. From the loop's thread only."""
 
-    def __init__(self, release: Release, failed: Callable[[str], None]) -> None:
+    def __init__(self, release: Outbox, failed: Callable[[str], None]) -> None:
         self._release = release
         self._failed = failed
         self._timer: asyncio.TimerHandle | None = None

@@ -16,7 +16,7 @@ from peerload.model.task import TaskState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.store.selector import Reader
+    from peerload.agent.store.selector import SelectionReader
 
 TOGETHER = (TaskState.HELD, TaskState.QUEUED, TaskState.DONE, TaskState.CANCELLED)
 """The members of an array in one of these states are one row; each other task has its own."""
@@ -28,7 +28,7 @@ _GROUPS = (
 )
 
 
-class Row(msgspec.Struct, frozen=True):
+class ArrayRow(msgspec.Struct, frozen=True):
     """The first of the members of one array in one state, and what they have together. spans: at most SPANS_TOLD_MAX of their
     ranges; nodes: on how many they are or were; started_at: of the first that was, 0.0 = none; has_reason: it is that of all."""
 
@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def rows(
-    reader: Reader,
+    reader: SelectionReader,
     where: str,
     values: tuple[object, ...],
     states: Sequence[TaskState],
@@ -55,7 +55,7 @@ def rows(
     *,
     newest: bool = False,
     gathered: bool = False,
-) -> list[Row]:
+) -> list[ArrayRow]:
     """The first ``limit`` rows of tasks in these states: by their numbers, or those first that ended last. gathered: members of
     arrays as above; else each task is a row."""
     together = [state for state in states if gathered and state in TOGETHER]
@@ -64,7 +64,7 @@ def rows(
     found = reader.each_found(
         COLUMNS, f"{where} AND t.state IN ({marks(single)}) ORDER BY {order} LIMIT ?", (*values, *single, limit)
     )
-    made = [Row(row, ended_at=_number(row[ENDED_AT])) for row in found] if single else []
+    made = [ArrayRow(row, ended_at=_number(row[ENDED_AT])) for row in found] if single else []
     order = "max(t.ended_at) DESC" if newest else "t.counter"
     groups = reader.each_found(
         _GROUPS,
@@ -77,9 +77,9 @@ def rows(
     return made[:limit]
 
 
-def _made(reader: Reader, where: str, values: tuple[object, ...], groups: list[Found]) -> list[Row]:
+def _made(reader: SelectionReader, where: str, values: tuple[object, ...], groups: list[Found]) -> list[ArrayRow]:
     """The groups with the first member of each."""
-    made: list[Row] = []
+    made: list[ArrayRow] = []
     for at in range(0, len(groups), FIRSTS_AT_A_TIME):
         some = groups[at : at + FIRSTS_AT_A_TIME]
         places = [(group[0], group[3]) for group in some]
@@ -95,12 +95,12 @@ def _made(reader: Reader, where: str, values: tuple[object, ...], groups: list[F
             if (counter, first) in firsts:
                 spans = _spans(reader, where, values, counter, state, first, last, count)
                 told = firsts[counter, first]
-                made.append(Row(told, spans, count, nodes, _number(started_at), _number(ended_at), reasons == 1))
+                made.append(ArrayRow(told, spans, count, nodes, _number(started_at), _number(ended_at), reasons == 1))
     return made
 
 
 def _spans(
-    reader: Reader,
+    reader: SelectionReader,
     where: str,
     values: tuple[object, ...],
     counter: int,

@@ -28,7 +28,7 @@ ATTEMPTS_GAP = 1_000
 """The same of attempts of one task."""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class HighWaterMark(msgspec.Struct, frozen=True):
     """High-water mark of a database: the last submission, the last event, and when (Unix s)."""
 
     store: str
@@ -40,8 +40,8 @@ class Mark(msgspec.Struct, frozen=True):
 class LostCommits(msgspec.Struct, frozen=True):
     """Loss of a database: ``had`` is the high-water mark, ``has`` is what the database holds now."""
 
-    had: Mark
-    has: Mark
+    had: HighWaterMark
+    has: HighWaterMark
 
     def words(self, node: str) -> str:
         """The same for people."""
@@ -56,25 +56,25 @@ class LostCommits(msgspec.Struct, frozen=True):
         )
 
 
-class HighWater:
+class HighWaterFile:
     """The file. A mark that cannot be read or written is as if there were none: the database itself is what counts."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._fd: int | None = None
 
-    def read(self) -> Mark | None:
+    def read(self) -> HighWaterMark | None:
         """The mark; None: there is none that can be read."""
         try:
             text, _, digest = self._path.read_text(encoding="ascii").rstrip().rpartition(" ")
             store, counter, event, at = text.split(" ")
             if f"{zlib.crc32(text.encode('ascii')):08x}" != digest:
                 return None
-            return Mark(store, int(counter), int(event), float(at))
+            return HighWaterMark(store, int(counter), int(event), float(at))
         except (OSError, ValueError):
             return None
 
-    def write(self, mark: Mark) -> None:
+    def write(self, mark: HighWaterMark) -> None:
         """Replace the mark; not synced."""
         text = f"{mark.store} {mark.counter} {mark.event} {mark.at:.3f}"
         line = f"{text} {zlib.crc32(text.encode('ascii')):08x}".ljust(LINE_BYTES - 1) + "\n"

@@ -10,7 +10,7 @@ import msgspec
 
 from peerload.agent.store import schema
 from peerload.agent.store.rows import MEMBER_MAX, SINGLE
-from peerload.model.submit_options import Chore
+from peerload.model.submit_options import CompletionJob
 
 if TYPE_CHECKING:
     import sqlite3
@@ -26,12 +26,12 @@ _PUT = "INSERT OR IGNORE INTO chores (kind, counter, member, due_at) VALUES (?, 
 _COLUMNS = "number, kind, counter, member, due_at, tries, why"
 
 
-class Owed(msgspec.Struct, frozen=True, gc=False):
+class DueJob(msgspec.Struct, frozen=True, gc=False):
     """One chore. due_at: Unix s, 0 = at once; tries: how often it could not be done, and why the last time. member: SINGLE
     for what is owed for an array as a whole."""
 
     number: int
-    kind: Chore
+    kind: CompletionJob
     counter: int
     member: int
     due_at: float
@@ -43,7 +43,7 @@ def put_chores(writer: sqlite3.Connection, row: PutChores, place: tuple[int, int
     """Within the transaction that has the task's end. A notice goes out once for an array: with the end of the last."""
     counter, member = place
     for chore in row.chores:
-        if chore is Chore.FILES:
+        if chore is CompletionJob.FILES:
             writer.execute(_PUT, (chore.value, counter, member))
         elif not _is_unfinished(writer, counter):
             writer.execute(_PUT, (chore.value, counter, SINGLE))
@@ -53,7 +53,7 @@ def _is_unfinished(writer: sqlite3.Connection, counter: int) -> bool:
     return writer.execute(schema.UNFINISHED_OF, (counter, SINGLE, MEMBER_MAX)).fetchone() is not None
 
 
-def due(store: StoreReader, kind: Chore, now: float, limit: int, besides: Collection[int]) -> list[Owed]:
+def due(store: StoreReader, kind: CompletionJob, now: float, limit: int, besides: Collection[int]) -> list[DueJob]:
     """The first of a kind that are due, besides those (numbers); for the loop's own thread."""
     rows = store.rows(
         f"SELECT {_COLUMNS} FROM chores WHERE kind = ? AND NOT due_at BETWEEN ? AND ? ORDER BY due_at, number LIMIT ?",  # noqa: S608 -- constants
@@ -68,7 +68,7 @@ def next_due_at(store: StoreReader) -> float | None:
     return rows[0][0] if rows and isinstance(rows[0][0], float) else None
 
 
-def owed_for(store: StoreReader, counter: int, member: int) -> list[Owed]:
+def owed_for(store: StoreReader, counter: int, member: int) -> list[DueJob]:
     """What is still owed for a task."""
     rows = store.rows(
         f"SELECT {_COLUMNS} FROM chores WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
@@ -79,9 +79,9 @@ def owed_for(store: StoreReader, counter: int, member: int) -> list[Owed]:
 
 def notices(store: StoreReader) -> set[tuple[int, int]]:
     """The number of each notice that is owed, and how often it could not be given."""
-    rows = store.rows("SELECT number, tries FROM chores WHERE kind = ?", (Chore.NOTIFY.value,))
+    rows = store.rows("SELECT number, tries FROM chores WHERE kind = ?", (CompletionJob.NOTIFY.value,))
     return {(row[0], row[1]) for row in rows}
 
 
-def _owed(row: tuple[Any, ...]) -> Owed:
-    return Owed(row[0], Chore(row[1]), *row[2:])
+def _owed(row: tuple[Any, ...]) -> DueJob:
+    return DueJob(row[0], CompletionJob(row[1]), *row[2:])

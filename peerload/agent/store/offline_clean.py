@@ -21,10 +21,10 @@ from peerload.agent.store.disk_space import has_no_room
 from peerload.agent.store.pruning import (
     FINAL,
     FilesRemoved,
-    Removable,
+    RemovalCriteria,
+    RemovalSearch,
     RemoveOutputs,
     RemoveTasks,
-    Wanted,
     apply,
     keys_of,
 )
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from peerload.agent.store.pruning import Ended, Upkeep
+    from peerload.agent.store.pruning import EndedTask, MaintenanceRow
 
 AT_A_TIME = 100
 """Tasks removed in one commit."""
@@ -76,8 +76,8 @@ def _locked(state: Path) -> Iterator[None]:
 def _cleaned(state: Path, path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     outputs_only, is_tried = bool(asked["outputs_only"]), bool(asked["dry_run"])
     gone: dict[str, Any] = {"tasks": [], "removed": 0, "outputs": 0, "output_bytes": 0, "in_use": 0}
-    with contextlib.closing(Alone(path)) as database:
-        wanted = Wanted(
+    with contextlib.closing(OfflineCleaner(path)) as database:
+        wanted = RemovalCriteria(
             before=time.time() - asked["older_s"] if asked["older_s"] else float("inf"),
             states=tuple(asked["states"]),
             keep=asked["keep"],
@@ -102,7 +102,7 @@ def _span(counter: int, member: int | None) -> tuple[int, int, int]:
     return (counter, SINGLE, MEMBER_MAX) if member is None else (counter, member, member)
 
 
-def _remove(database: Alone, spool: Spool, page: list[Ended], *, outputs_only: bool) -> None:
+def _remove(database: OfflineCleaner, spool: Spool, page: list[EndedTask], *, outputs_only: bool) -> None:
     """The rows, then the files, as an agent does it; the other way round where there is no room for the rows."""
     keys = tuple(key for task in page for key in keys_of(task))
     rows = RemoveOutputs(tuple(page), time.time(), REASON) if outputs_only else RemoveTasks(tuple(page))
@@ -118,7 +118,7 @@ def _remove(database: Alone, spool: Spool, page: list[Ended], *, outputs_only: b
     database.keep(FilesRemoved(keys))
 
 
-class Alone(Removable):
+class OfflineCleaner(RemovalSearch):
     """The database, for this process alone. Raises sqlite3.Error, StoreError."""
 
     def __init__(self, path: Path) -> None:
@@ -168,7 +168,7 @@ class Alone(Removable):
     def _last(self) -> int:
         return int(self._reader.execute("SELECT coalesce(max(counter), 0) FROM submissions").fetchone()[0])
 
-    def keep(self, upkeep: Upkeep) -> bool:
+    def keep(self, upkeep: MaintenanceRow) -> bool:
         """Commit these rows; false if the disk has no room for them."""
         self._reader.execute("BEGIN IMMEDIATE")
         try:
@@ -184,5 +184,5 @@ class Alone(Removable):
         return True
 
 
-def _name(node: str, task: Ended) -> str:
+def _name(node: str, task: EndedTask) -> str:
     return f"{node}/{task.counter}" + (f".{task.member}" if task.member != SINGLE else "")

@@ -46,11 +46,11 @@ _DROP_EVENTS = f"DELETE FROM events WHERE counter = ? AND member = ? AND {_NOT_L
 _DOOM = "INSERT OR IGNORE INTO doomed VALUES (?)"
 
 
-class Upkeep(msgspec.Struct, frozen=True):
+class MaintenanceRow(msgspec.Struct, frozen=True):
     """Root of what the agent itself asks of the writer, beside the rows that the core decides on."""
 
 
-class Ended(msgspec.Struct, frozen=True, gc=False):
+class EndedTask(msgspec.Struct, frozen=True, gc=False):
     """An ended task, as far as its removal needs: where it stands, and what its output takes."""
 
     counter: int
@@ -61,27 +61,27 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     output_bytes: int
 
 
-class RemoveTasks(Upkeep, frozen=True):
+class RemoveTasks(MaintenanceRow, frozen=True):
     """Forget these ended tasks, their events and outputs; their submission with the last of them."""
 
-    tasks: tuple[Ended, ...]
+    tasks: tuple[EndedTask, ...]
 
 
-class RemoveOutputs(Upkeep, frozen=True):
+class RemoveOutputs(MaintenanceRow, frozen=True):
     """Forget the outputs of these ended tasks alone; ``at`` (Unix s) and ``why`` are told whoever asks for them."""
 
-    tasks: tuple[Ended, ...]
+    tasks: tuple[EndedTask, ...]
     at: float
     why: str
 
 
-class FilesRemoved(Upkeep, frozen=True):
+class FilesRemoved(MaintenanceRow, frozen=True):
     """The files of these doomed attempts are gone."""
 
     keys: tuple[str, ...]
 
 
-class Prune(Upkeep, frozen=True):
+class Prune(MaintenanceRow, frozen=True):
     """Forget events from before that moment (Unix s), the oldest first, PRUNED_MAX at most; and these submissions, of which
     no task is left."""
 
@@ -89,25 +89,25 @@ class Prune(Upkeep, frozen=True):
     submissions: tuple[int, ...]
 
 
-class KeepDate(Upkeep, frozen=True):
+class KeepDate(MaintenanceRow, frozen=True):
     """The trusted date as it is now, packed."""
 
     anchor: str
 
 
-class Checked(Upkeep, frozen=True):
+class CommitProbe(MaintenanceRow, frozen=True):
     """Nothing is to be done but to commit: ``at`` (Unix s) tells when that was last tried out."""
 
     at: float
 
 
-class ChoreDone(Upkeep, frozen=True):
+class ChoreDone(MaintenanceRow, frozen=True):
     """This is owed no more."""
 
     number: int
 
 
-class ChorePostponed(Upkeep, frozen=True):
+class ChorePostponed(MaintenanceRow, frozen=True):
     """It could not be done: that is tried again at ``due_at`` (Unix s)."""
 
     number: int
@@ -135,7 +135,7 @@ def output_bytes_of(packed: object, stream_bytes_max: int) -> int:
 # -- the writer's part -------------------------------------------------------------------------------------------------
 
 
-def apply(writer: sqlite3.Connection, upkeep: Upkeep, remembered_from: float) -> None:
+def apply(writer: sqlite3.Connection, upkeep: MaintenanceRow, remembered_from: float) -> None:
     """Within its transaction. remembered_from: tokens of submissions from before that moment (Unix s) may be forgotten."""
     if isinstance(upkeep, RemoveTasks):
         _remove_tasks(writer, upkeep.tasks, remembered_from)
@@ -145,7 +145,7 @@ def apply(writer: sqlite3.Connection, upkeep: Upkeep, remembered_from: float) ->
         writer.executemany("DELETE FROM doomed WHERE key = ?", [(key,) for key in upkeep.keys])
     elif isinstance(upkeep, KeepDate):
         writer.execute(schema.KEEP_DATE, (upkeep.anchor,))
-    elif isinstance(upkeep, Checked):
+    elif isinstance(upkeep, CommitProbe):
         writer.execute("INSERT OR REPLACE INTO meta VALUES ('checked_at', ?)", (upkeep.at,))
     elif isinstance(upkeep, ChoreDone):
         writer.execute("DELETE FROM chores WHERE number = ?", (upkeep.number,))
@@ -163,7 +163,7 @@ def apply(writer: sqlite3.Connection, upkeep: Upkeep, remembered_from: float) ->
             _remove_submission(writer, counter, remembered_from)
 
 
-def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[Ended, ...], remembered_from: float) -> None:
+def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[EndedTask, ...], remembered_from: float) -> None:
     for task in tasks:
         place = (task.counter, task.member)
         gone = writer.execute(
@@ -212,7 +212,7 @@ def _remove_outputs(writer: sqlite3.Connection, upkeep: RemoveOutputs) -> None:
             writer.executemany(_DOOM, [(key,) for key in keys_of(task)])
 
 
-def keys_of(task: Ended) -> list[str]:
+def keys_of(task: EndedTask) -> list[str]:
     """The names its attempts have in the spool, the first and the last ATTEMPTS_SWEPT_MAX of them: after a loss of commits
     the numbers between were given to none."""
     if not isinstance(task.uid, bytes) or not isinstance(task.attempt, int):
@@ -225,7 +225,7 @@ def keys_of(task: Ended) -> list[str]:
 # -- what may go -------------------------------------------------------------------------------------------------------
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class RemovalCriteria(msgspec.Struct, frozen=True):
     """Which ended tasks are to go: those that ended before a moment (Unix s), in one of these states (none: any), and not
     one of the last ``keep``; ``named``: of these alone, as (number of the submission, first member, last member)."""
 
@@ -234,7 +234,7 @@ class Wanted(msgspec.Struct, frozen=True):
     keep: int = 0
     named: tuple[tuple[int, int, int], ...] = ()
     until: tuple[float, int, int] | None = None
-    """The place of the newest that may go, which `Removable.bounded` finds; None: any may."""
+    """The place of the newest that may go, which `RemovalSearch.bounded` finds; None: any may."""
     with_output: bool = False
     """Only those of which some output is left."""
     who: str = ""
@@ -247,7 +247,7 @@ _FIRST = (0.0, -1, SINGLE - 1)
 _LAST = (float("inf"), 1 << 62, 1 << 62)
 
 
-class Removable:
+class RemovalSearch:
     """Looks for what may go, through a connection of its own: for one thread at a time, never the loop's own."""
 
     def __init__(self, path: Path) -> None:
@@ -258,7 +258,9 @@ class Removable:
         """Let go of the database."""
         self._reader.close()
 
-    def page(self, wanted: Wanted, kept: tuple[int, ...], after: Ended | None, limit: int) -> list[Ended]:
+    def page(
+        self, wanted: RemovalCriteria, kept: tuple[int, ...], after: EndedTask | None, limit: int
+    ) -> list[EndedTask]:
         """The oldest of those wanted that come after ``after`` (None: from the first), at most ``limit``; none of the
         submissions ``kept``. Of the named, in the order of their members."""
         if wanted.named:
@@ -278,7 +280,7 @@ class Removable:
             **dict(zip(("last_at", "last_counter", "last_member"), newest, strict=True)),
         )
 
-    def bounded(self, wanted: Wanted) -> Wanted | None:
+    def bounded(self, wanted: RemovalCriteria) -> RemovalCriteria | None:
         """The same with the newest ``keep`` as they are now left out; None: nothing is left to go."""
         if not wanted.keep:
             return wanted
@@ -289,8 +291,10 @@ class Removable:
         ).fetchone()
         return None if found is None else msgspec.structs.replace(wanted, until=(found[0], found[1], found[2]))
 
-    def _named(self, wanted: Wanted, kept: tuple[int, ...], after: Ended | None, limit: int) -> list[Ended]:
-        found: list[Ended] = []
+    def _named(
+        self, wanted: RemovalCriteria, kept: tuple[int, ...], after: EndedTask | None, limit: int
+    ) -> list[EndedTask]:
+        found: list[EndedTask] = []
         for counter, first, last in apart(wanted.named):
             start = first
             if after is not None:
@@ -313,7 +317,7 @@ class Removable:
                 break
         return found
 
-    def _narrowed(self, wanted: Wanted) -> str:
+    def _narrowed(self, wanted: RemovalCriteria) -> str:
         """More of the condition; the states are among those that there are."""
         states = [state for state in wanted.states if state in FINAL]
         narrowed = f" AND t.state IN ({', '.join(map(repr, states))})" if wanted.states else ""
@@ -323,7 +327,7 @@ class Removable:
             narrowed += f" AND t.counter IN ({', '.join(map(str, wanted.of))})"
         return narrowed + (" AND t.output_bytes > 0" if wanted.with_output else "")
 
-    def _found(self, where: str, kept: tuple[int, ...], **values: object) -> list[Ended]:
+    def _found(self, where: str, kept: tuple[int, ...], **values: object) -> list[EndedTask]:
         rows = self._reader.execute(
             f"SELECT {_COLUMNS} FROM tasks t WHERE {_FREE} AND {where}",  # noqa: S608 -- constants
             {"kept": json.dumps(kept), **values},
@@ -370,6 +374,6 @@ class Removable:
         return found is not None and isinstance(found[0], float) and found[0] < before
 
 
-def _ended(row: tuple[Any, ...]) -> Ended:
+def _ended(row: tuple[Any, ...]) -> EndedTask:
     size = row[5] if isinstance(row[5], int) else 0
-    return Ended(row[0], row[1], row[2], row[3], row[4], size)
+    return EndedTask(row[0], row[1], row[2], row[3], row[4], size)

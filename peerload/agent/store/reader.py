@@ -11,7 +11,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent.store import schema
-from peerload.agent.store.gathered import Row, rows
+from peerload.agent.store.gathered import ArrayRow, rows
 from peerload.agent.store.rows import (
     COLUMNS,
     KEPT_S,
@@ -20,10 +20,10 @@ from peerload.agent.store.rows import (
     Damage,
     Each,
     Found,
-    Happened,
-    Listing,
-    Meant,
     Place,
+    RecordedEvent,
+    TaskPage,
+    TaskSelection,
     decoded_each,
     decoded_event,
     decoded_exit,
@@ -36,10 +36,10 @@ from peerload.agent.store.rows import (
     task_name,
 )
 from peerload.agent.store.selector import Criteria, Selected, is_wanted_by, selected
-from peerload.agent.store.submissions import SUBMISSIONS_AT_A_TIME, Submissions, marks
+from peerload.agent.store.submissions import SUBMISSIONS_AT_A_TIME, SubmissionRows, marks
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
-from peerload.model.submit_options import NO_TERMS, Terms, failed_words
+from peerload.model.submit_options import NO_TERMS, SubmitOptions, failed_words
 from peerload.model.task import TaskRecord, TaskSpec, TaskState
 
 if TYPE_CHECKING:
@@ -174,9 +174,9 @@ class StoreReader:
 
     def spec(self, counter: int) -> TaskSpec:
         """What the tasks of a submission are to run."""
-        return Submissions(self.rows, {counter}).shared_spec(counter)
+        return SubmissionRows(self.rows, {counter}).shared_spec(counter)
 
-    def terms(self, counter: int) -> Terms:
+    def terms(self, counter: int) -> SubmitOptions:
         """On what terms the tasks of a submission were submitted."""
         rows = self._execute("SELECT terms FROM submissions WHERE counter = ?", (counter,))
         if not rows or rows[0][0] is None:
@@ -228,26 +228,26 @@ class StoreReader:
         )
         return {state: number for state, number in counts if state in tuple(TaskState)}
 
-    def list_tasks(self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "") -> Listing:
+    def list_tasks(self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "") -> TaskPage:
         """What `listed` finds, all of it read."""
         found, truncated = self.listed(ended_after, limit, states=states, node=node)
         read, damaged = self._readable([row.first for row in found])
         if not states and not node:
             damaged += self.damaged_besides(damaged, limit)
-        return Listing(read, damaged, truncated)
+        return TaskPage(read, damaged, truncated)
 
     def damaged_besides(self, named: Sequence[Damage], limit: int) -> list[Damage]:
         """Unfinished tasks that cannot be read, besides those that were named already."""
         names = {damage.task for damage in named}
         return [damage for damage in self._damaged.values() if damage.task not in names][:limit]
 
-    def read(self, found: Sequence[Found]) -> Listing:
+    def read(self, found: Sequence[Found]) -> TaskPage:
         """Some of the rows that `listed` has found."""
-        return Listing(*self._readable(found))
+        return TaskPage(*self._readable(found))
 
     def listed(
         self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "", gathered: bool = False
-    ) -> tuple[list[Row], bool]:
+    ) -> tuple[list[ArrayRow], bool]:
         """Unfinished tasks and those that ended after that moment (Unix s), oldest first, as rows that are to be read yet
         (`read`), and whether there were more. gathered: members of arrays together (`store_gathered`).
 
@@ -260,7 +260,7 @@ class StoreReader:
         final = [state for state in wanted if state.is_final]
         more = limit + 1
         busy = rows(self, f"t.ended_at = 0{on_node}", values, placed, more, gathered=gathered)
-        waiting: list[Row] = []
+        waiting: list[ArrayRow] = []
         if TaskState.QUEUED in wanted and not node:
             waiting = rows(self, "t.ended_at = 0", (), [TaskState.QUEUED], more, gathered=gathered)
         since = max(ended_after, 0.0)
@@ -273,17 +273,17 @@ class StoreReader:
 
     def listed_beside(
         self, path: Path, ended_after: float, limit: int, criteria: Criteria, *, gathered: bool = False
-    ) -> tuple[list[Row], bool]:
+    ) -> tuple[list[ArrayRow], bool]:
         """The same, for another thread."""
         with self.beside(path, criteria) as beside:
             return beside.listed(ended_after, limit, states=criteria.states, node=criteria.node, gathered=gathered)
 
-    def behind(self, path: Path, damaged: Sequence[Row]) -> list[Row]:
+    def behind(self, path: Path, damaged: Sequence[ArrayRow]) -> list[ArrayRow]:
         """The rows of the members behind the first of each of these, which cannot be read; for another thread."""
-        found: list[Row] = []
+        found: list[ArrayRow] = []
         for row in damaged:
             counter, member, state = row.first[0], row.first[1], row.first[3]
-            rest = Criteria(meant=(Meant(counter, ((member + 1, MEMBER_MAX),)),))
+            rest = Criteria(meant=(TaskSelection(counter, ((member + 1, MEMBER_MAX),)),))
             with self.beside(path, rest) as beside:
                 found += rows(beside, "1", (), [TaskState(state)], 1, gathered=True)
         return found
@@ -315,7 +315,7 @@ class StoreReader:
         except sqlite3.Error as error:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
-    def ended(self, since: float, after: Place | None, limit: int, *, oldest_first: bool) -> Listing:
+    def ended(self, since: float, after: Place | None, limit: int, *, oldest_first: bool) -> TaskPage:
         """One page of the tasks that ended at ``since`` (Unix s) or later: those that follow ``after`` (None: the first).
         The last ended first; or, with ``oldest_first``, in the order they were submitted in."""
         if oldest_first:
@@ -323,7 +323,7 @@ class StoreReader:
         else:
             place = after if after is not None else (float("inf"), 0, 0)
         found = self._found(schema.ENDED_OLDEST if oldest_first else schema.ENDED_NEWEST, (since, *place, limit))
-        return Listing(*self._readable(found), last=place_of(found[-1]) if found else None)
+        return TaskPage(*self._readable(found), last=place_of(found[-1]) if found else None)
 
     def before_the_last(self, since: float, number: int) -> Place | None:
         """The place of the ended task that ``number`` more were submitted after, of those that ended at ``since`` or
@@ -333,7 +333,7 @@ class StoreReader:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def history(self, task: str) -> list[Happened]:
+    def history(self, task: str) -> list[RecordedEvent]:
         """What happened to a task of this home, in order; the submission of an array counts for all its members."""
         counter, member = order_of(task)
         rows = self._execute(
@@ -348,7 +348,7 @@ class StoreReader:
 
     def events(
         self, after: int, limit: int, *, newest: bool = False, what: Sequence[str] = (), tasks: Sequence[str] = ()
-    ) -> list[Happened]:
+    ) -> list[RecordedEvent]:
         """Events with greater numbers than ``after``, in order: the first ``limit``, or the ``newest``. ``what`` (none:
         all kinds) narrows it; so do ``tasks``: ids, that of an array for all its members."""
         where = ["number > ?"]
@@ -438,7 +438,7 @@ class StoreReader:
 
     def _readable(self, found: Sequence[Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[Damage]]:
         """Those that can be read, and the others by name."""
-        submissions = Submissions(self.rows, {row[0] for row in found})
+        submissions = SubmissionRows(self.rows, {row[0] for row in found})
         rows: list[tuple[TaskRecord, TaskSpec]] = []
         damaged: list[Damage] = []
         for row in found:

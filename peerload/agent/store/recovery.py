@@ -16,13 +16,13 @@ from peerload.agent.store.reader import StoreReader
 from peerload.agent.store.rows import Damage, decoded_execution, decoded_terms, order_of
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
-from peerload.model.submit_options import NO_TERMS, Fate, GroupSettings
-from peerload.model.task import ATTEMPT_MAX, ExecutionRecord, FloorKind, TaskRecord
+from peerload.model.submit_options import NO_TERMS, GroupSettings, TaskOutcome
+from peerload.model.task import ATTEMPT_MAX, ExecutionRecord, FenceKind, TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
 
 UID_BYTES = 16
@@ -38,11 +38,11 @@ class Recovered(msgspec.Struct, frozen=True):
 
     tasks: tuple[TaskRow, ...]
     executions: tuple[ExecutionRecord, ...]
-    floors: tuple[tuple[bytes, int, FloorKind, str], ...]
+    floors: tuple[tuple[bytes, int, FenceKind, str], ...]
     counter: int
     past: tuple[PastRun, ...] = ()
     drained: str | None = None
-    fates: tuple[Fate, ...] = ()
+    fates: tuple[TaskOutcome, ...] = ()
     groups: tuple[GroupSettings, ...] = ()
     damaged: tuple[Damage, ...] = ()
     unreadable: tuple[str, ...] = ()
@@ -101,14 +101,16 @@ class StoreRecovery(StoreReader):
             if record.task not in self._damaged and not record.state.is_final
         ]
 
-    def _all_terms(self, rows: Sequence[tuple[TaskRecord, TaskSpec]], damages: list[Damage]) -> dict[int, Terms]:
+    def _all_terms(
+        self, rows: Sequence[tuple[TaskRecord, TaskSpec]], damages: list[Damage]
+    ) -> dict[int, SubmitOptions]:
         """The terms of the submissions of these, by number, equal ones once in memory; a task whose terms cannot be read
         is damaged."""
         packed: dict[int, object] = dict(
             self._execute("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")
         )
-        terms: dict[int, Terms] = {}
-        decoded: dict[object, Terms] = {None: NO_TERMS}
+        terms: dict[int, SubmitOptions] = {}
+        decoded: dict[object, SubmitOptions] = {None: NO_TERMS}
         unreadable: dict[int, str] = {}
         for record, _ in rows:
             counter = order_of(record.task)[0]
@@ -124,9 +126,9 @@ class StoreRecovery(StoreReader):
                 damages.append(Damage(record.task, unreadable[counter]))
         return terms
 
-    def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FloorKind, str]]]:
+    def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FenceKind, str]]]:
         """Attempts of other homes, and floors; for what cannot be read of either the highest floor its row allows."""
-        floors: dict[bytes, tuple[int, FloorKind, str]] = {}
+        floors: dict[bytes, tuple[int, FenceKind, str]] = {}
         for uid, floor, kind, home in self._execute("SELECT uid, floor, kind, home FROM floors ORDER BY at, uid"):
             if not isinstance(uid, bytes):
                 unreadable.append(
@@ -134,7 +136,7 @@ class StoreRecovery(StoreReader):
                 )
             elif not isinstance(floor, int) or floor < 1:
                 unreadable.append(f"the floor of {uid.hex()} cannot be read; it is never started here again")
-                floors[uid] = FLOOR_MAX, FloorKind.STARTED_ONCE, ""
+                floors[uid] = FLOOR_MAX, FenceKind.STARTED_ONCE, ""
             else:
                 floors[uid] = floor, _floor_kind(kind), home if isinstance(home, str) else ""
         executions = []
@@ -152,11 +154,11 @@ class StoreRecovery(StoreReader):
             for one in {uid, *others}:
                 if isinstance(one, bytes):
                     highest = attempt if isinstance(attempt, int) and attempt > 0 and not others else FLOOR_MAX
-                    floor, _, home = floors.get(one, (0, FloorKind.STARTED, ""))
-                    floors[one] = max(floor, highest), FloorKind.STARTED_ONCE, home
+                    floor, _, home = floors.get(one, (0, FenceKind.STARTED, ""))
+                    floors[one] = max(floor, highest), FenceKind.STARTED_ONCE, home
         return executions, floors
 
-    def _fates(self, unreadable: list[str]) -> tuple[Fate, ...]:
+    def _fates(self, unreadable: list[str]) -> tuple[TaskOutcome, ...]:
         rows = self._sound(
             (str, int, str, str),
             "what has become of a task that others wait for",
@@ -164,7 +166,7 @@ class StoreRecovery(StoreReader):
             (),
             unreadable,
         )
-        return tuple(Fate(task, bool(is_over), failed, lost) for task, is_over, failed, lost in rows)
+        return tuple(TaskOutcome(task, bool(is_over), failed, lost) for task, is_over, failed, lost in rows)
 
     def _groups(self, unreadable: list[str]) -> tuple[GroupSettings, ...]:
         rows = self._sound(
@@ -207,6 +209,6 @@ def _why_unsound(record: TaskRecord, twice: set[object]) -> Damage | None:
     return None
 
 
-def _floor_kind(kind: object) -> FloorKind:
+def _floor_kind(kind: object) -> FenceKind:
     """What cannot be read counts as what promises most."""
-    return next((one for one in FloorKind if one == kind), FloorKind.STARTED_ONCE)
+    return next((one for one in FenceKind if one == kind), FenceKind.STARTED_ONCE)

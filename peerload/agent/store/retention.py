@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from peerload.agent.store.pruning import (
     PRUNED_MAX,
-    Ended,
+    EndedTask,
     FilesRemoved,
     KeepDate,
     Prune,
-    Removable,
+    RemovalCriteria,
+    RemovalSearch,
     RemoveOutputs,
     RemoveTasks,
-    Wanted,
     keys_of,
 )
 from peerload.agent.store.rows import KEPT_S, SINGLE
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.parts import Parts
-    from peerload.agent.store.pruning import Upkeep
+    from peerload.agent.store.pruning import MaintenanceRow
 
 log = logging.getLogger("peerload.agent")
 
@@ -73,7 +73,7 @@ class Removed:
         self.of: Counter[int] = Counter()
         self.early = 0
 
-    def add(self, tasks: Sequence[Ended], names: Sequence[str], early_from: float) -> None:
+    def add(self, tasks: Sequence[EndedTask], names: Sequence[str], early_from: float) -> None:
         """These, too; early_from: those that ended after that (Unix s) went early."""
         self.of.update(task.counter for task in tasks)
         self.early += sum(task.ended_at > early_from for task in tasks)
@@ -113,7 +113,7 @@ class Retention:
             return
         config = parts.config
         oldest = parts.store.date.now() - config.ended_kept_s
-        gone = await self.remove(Wanted(before=oldest))
+        gone = await self.remove(RemovalCriteria(before=oldest))
         self._tell(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
         await self._enforce_number()
         await self._enforce_size()
@@ -130,7 +130,7 @@ class Retention:
         gone = await self._trim(excess, most, outputs_only=False)
         self._tell(gone, f"{why}, and of these submissions more than others have")
         if gone.tasks < excess:
-            self._tell(await self.remove(Wanted(keep=most)), why)
+            self._tell(await self.remove(RemovalCriteria(keep=most)), why)
 
     async def _enforce_size(self) -> None:
         most = self._parts.config.ended_output_bytes_max
@@ -142,7 +142,7 @@ class Retention:
         self._tell(gone, f"{why}, those of these submissions more than others", outputs_only=True)
         if gone.output_bytes < excess:
             left = excess - gone.output_bytes
-            gone = await self.remove(Wanted(with_output=True), outputs_only=True, enough=left)
+            gone = await self.remove(RemovalCriteria(with_output=True), outputs_only=True, enough=left)
             self._tell(gone, why, outputs_only=True)
 
     async def _trim(self, excess: int, most: int, *, outputs_only: bool) -> Removed:
@@ -152,7 +152,7 @@ class Retention:
         surplus = await self._look(lambda removable: removable.beyond_share(share, of_output=outputs_only))
         if not surplus:
             return Removed()
-        wanted = Wanted(of=tuple(surplus), with_output=outputs_only)
+        wanted = RemovalCriteria(of=tuple(surplus), with_output=outputs_only)
         return await self.remove(wanted, outputs_only=outputs_only, enough=excess, surplus=surplus)
 
     async def _keep_date(self) -> None:
@@ -185,7 +185,7 @@ class Retention:
 
     async def remove(
         self,
-        wanted: Wanted,
+        wanted: RemovalCriteria,
         *,
         outputs_only: bool = False,
         why: str = REASON,
@@ -199,7 +199,7 @@ class Retention:
         after each part."""
         removed = Removed()
         now = self._parts.store.date.now()
-        after: Ended | None = None
+        after: EndedTask | None = None
         bounded = await self._look(lambda removable: removable.bounded(wanted))
         if bounded is None:
             return removed
@@ -220,11 +220,11 @@ class Retention:
             await asyncio.sleep(0 if is_tried else PAUSE_S)
         return removed
 
-    async def _page(self, wanted: Wanted, after: Ended | None) -> list[Ended]:
+    async def _page(self, wanted: RemovalCriteria, after: EndedTask | None) -> list[EndedTask]:
         kept = tuple(int(array.rpartition("/")[2]) for array in self._parts.node.home.arrays)  # they have not ended
         return await self._look(lambda removable: removable.page(wanted, kept, after, AT_A_TIME))
 
-    async def _remove(self, tasks: list[Ended], *, outputs_only: bool, why: str) -> None:
+    async def _remove(self, tasks: list[EndedTask], *, outputs_only: bool, why: str) -> None:
         """The rows, then the files, then the names of these."""
         gone = tuple(tasks)
         await self._kept(RemoveOutputs(gone, time.time(), why) if outputs_only else RemoveTasks(gone))
@@ -258,7 +258,7 @@ class Retention:
 
     # -- what may go ---------------------------------------------------------------------------------------------------
 
-    def _is_in_use(self, task: Ended) -> bool:
+    def _is_in_use(self, task: EndedTask) -> bool:
         """Whether somebody follows it right now or is to be told of its end, or its process is not gone yet."""
         parts, name = self._parts, self._name(task)
         if (
@@ -269,20 +269,20 @@ class Retention:
             return True
         return any(parts.output.is_busy(key) for key in keys_of(task))
 
-    def _name(self, task: Ended) -> str:
+    def _name(self, task: EndedTask) -> str:
         return f"{self._parts.config.node}/{task.counter}" + (f".{task.member}" if task.member != SINGLE else "")
 
     # -- the database --------------------------------------------------------------------------------------------------
 
-    async def _look(self, ask: Callable[[Removable], Found]) -> Found:
+    async def _look(self, ask: Callable[[RemovalSearch], Found]) -> Found:
         """Ask the database, in a thread."""
         return await asyncio.to_thread(self._ask, ask)
 
-    def _ask(self, ask: Callable[[Removable], Found]) -> Found:
-        with contextlib.closing(Removable(self._database)) as removable:
+    def _ask(self, ask: Callable[[RemovalSearch], Found]) -> Found:
+        with contextlib.closing(RemovalSearch(self._database)) as removable:
             return ask(removable)
 
-    async def _kept(self, *rows: Upkeep) -> None:
+    async def _kept(self, *rows: MaintenanceRow) -> None:
         """Have the writer do it, and wait until it is durable."""
         durable = asyncio.Event()
         try:
@@ -293,9 +293,11 @@ class Retention:
         await durable.wait()
 
 
-def _up_to(tasks: list[Ended], enough: int, surplus: dict[int, int] | None, *, outputs_only: bool) -> list[Ended]:
+def _up_to(
+    tasks: list[EndedTask], enough: int, surplus: dict[int, int] | None, *, outputs_only: bool
+) -> list[EndedTask]:
     """The first of these that make up ``enough``, tasks or bytes of output; ``surplus`` is used up by them."""
-    taken: list[Ended] = []
+    taken: list[EndedTask] = []
     for task in tasks:
         size = task.output_bytes if outputs_only else 1
         if enough <= 0:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from peerload.model.errors import StoreError
-from peerload.model.submit_options import Terms
+from peerload.model.submit_options import SubmitOptions
 from peerload.model.task import ExecutionRecord, Exit, Grant, TaskRecord, TaskSpec, TaskState
 
 KEPT_S = 7 * 86_400.0
@@ -22,7 +22,7 @@ MEMBER_MAX = 1 << 62
 """No member has as great a number."""
 
 _spec = msgspec.msgpack.Decoder(TaskSpec)
-_terms = msgspec.msgpack.Decoder(Terms)
+_terms = msgspec.msgpack.Decoder(SubmitOptions)
 _exit = msgspec.msgpack.Decoder(Exit)
 _execution = msgspec.msgpack.Decoder(ExecutionRecord)
 encode = msgspec.msgpack.Encoder().encode
@@ -33,7 +33,7 @@ COLUMNS = (
 )
 
 
-class More(msgspec.Struct, frozen=True, omit_defaults=True):
+class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a task's record rarely has: in one column of its own, empty for most."""
 
     store: str = ""
@@ -56,13 +56,13 @@ class More(msgspec.Struct, frozen=True, omit_defaults=True):
     input_came: bool = False
 
 
-NO_MORE = More()
-_more = msgspec.msgpack.Decoder(More)
+NO_MORE = ExtraColumns()
+_more = msgspec.msgpack.Decoder(ExtraColumns)
 Each = tuple[tuple[bytes, ...], ...]
 _each = msgspec.msgpack.Decoder(Each)
 
 
-class Happened(msgspec.Struct, frozen=True, gc=False):
+class RecordedEvent(msgspec.Struct, frozen=True, gc=False):
     """An event as it was kept, with its number: they grow with time."""
 
     number: int
@@ -100,7 +100,7 @@ Place = tuple[float, int, int]
 """Where an ended task stands: when it ended (Unix s), the number of its submission, of its member."""
 
 
-class Listing(msgspec.Struct, frozen=True):
+class TaskPage(msgspec.Struct, frozen=True):
     """Tasks as a list shows them. last: the place of the last row read, readable or not; None if there was none."""
 
     rows: Sequence[tuple[TaskRecord, TaskSpec]] = ()
@@ -109,7 +109,7 @@ class Listing(msgspec.Struct, frozen=True):
     last: Place | None = None
 
 
-class Meant(msgspec.Struct, frozen=True, gc=False):
+class TaskSelection(msgspec.Struct, frozen=True, gc=False):
     """The tasks of one submission that a reference names. spans: the first and the last member of each range; () = all of
     the submission."""
 
@@ -203,7 +203,7 @@ def decoded_record(row: Found, home: str) -> TaskRecord:
 def task_values(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
     """A record as the row that `decoded_record` reads again. kept_bytes: how much of its output is kept."""
     counter, member = order_of(record.task)
-    more = More(
+    more = ExtraColumns(
         record.store,
         record.parked_ts,
         record.losses,
@@ -293,14 +293,14 @@ def decoded_exit(raw: object, name: object) -> Exit:
     return exit_
 
 
-def decoded_event(row: Found, home: str) -> Happened:
+def decoded_event(row: Found, home: str) -> RecordedEvent:
     """An event from its row. Raises StoreError naming it if it cannot be read."""
     number, at, what, state, counter, member, task, attempt, node, reason = row
     if tuple(map(type, (number, at, what, state, attempt, node, reason))) != _EVENT_TYPES:
         raise StoreError(f"event {number} cannot be read from the database", why=f"{row!r}"[:200])
     if counter is not None:
         task = task_name(home, counter, member)
-    return Happened(number, at, what, state, task or "", attempt, node, reason)
+    return RecordedEvent(number, at, what, state, task or "", attempt, node, reason)
 
 
 def decoded_execution(raw: object, what: str) -> ExecutionRecord:
@@ -309,9 +309,9 @@ def decoded_execution(raw: object, what: str) -> ExecutionRecord:
     return record
 
 
-def decoded_terms(raw: object, counter: int) -> Terms:
+def decoded_terms(raw: object, counter: int) -> SubmitOptions:
     """The terms of a submission as they were kept. Raises StoreError if they cannot be read."""
-    terms: Terms = _decoded(_terms, raw, f"the terms of submission {counter}")
+    terms: SubmitOptions = _decoded(_terms, raw, f"the terms of submission {counter}")
     return terms
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.task import FloorKind, TaskState
+from peerload.model.task import FenceKind, TaskState
 
 if TYPE_CHECKING:
     import sqlite3
@@ -161,7 +161,7 @@ PUT_FLOOR = (
 )
 DROP_FLOOR = "DELETE FROM floors WHERE uid = ?"
 DROP_OLD_FLOORS = (
-    f"DELETE FROM floors WHERE at < ? AND kind IN ({FloorKind.STARTED:d}, {FloorKind.REFUSED:d})"  # noqa: S608 -- constants
+    f"DELETE FROM floors WHERE at < ? AND kind IN ({FenceKind.STARTED:d}, {FenceKind.REFUSED:d})"  # noqa: S608 -- constants
     " AND uid NOT IN (SELECT uid FROM executions)"
 )
 """Never by age (the machine's date may be wrong): that a task which may run once only was started, and any of an attempt

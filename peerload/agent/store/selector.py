@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from peerload.agent.store.rows import SINGLE, Found, Meant, apart, spans_text
+from peerload.agent.store.rows import SINGLE, Found, TaskSelection, apart, spans_text
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ class Criteria(msgspec.Struct, frozen=True):
     name: str = ""
     group: str = ""
     tags: tuple[str, ...] = ()
-    meant: tuple[Meant, ...] = ()
+    meant: tuple[TaskSelection, ...] = ()
 
     @classmethod
-    def of(cls, request: control.Tasks | control.Select, meant: Iterable[Meant]) -> Criteria:
+    def of(cls, request: control.Tasks | control.Select, meant: Iterable[TaskSelection]) -> Criteria:
         """Those of a request. A task that is seen running is leased in the database."""
         states = tuple(dict.fromkeys("leased" if state == "running" else state for state in request.states))
         return cls(states, request.node, request.name, request.group, request.tags, tuple(meant))
@@ -53,7 +53,7 @@ class Criteria(msgspec.Struct, frozen=True):
         return not self.needs_submissions and not self.meant
 
 
-class Reader(Protocol):
+class SelectionReader(Protocol):
     """A database, narrowed to what is meant (`StoreReader.beside`)."""
 
     def each_row(self, sql: str, values: tuple[object, ...] = (), /) -> Iterator[Found]:
@@ -81,7 +81,7 @@ _named = msgspec.msgpack.Decoder(_Named)
 _marked = msgspec.msgpack.Decoder(_Marked)
 
 
-def is_wanted_by(criteria: Criteria, reader: Reader) -> Callable[[object, object], bool]:
+def is_wanted_by(criteria: Criteria, reader: SelectionReader) -> Callable[[object, object], bool]:
     """Whether a task (number of its submission, of its member) is one of those meant, in a submission that matches."""
     spans: dict[object, tuple[list[int], list[int]]] = {}
     for counter, first, last in apart((meant.counter, *span) for meant in criteria.meant for span in meant.ranges):
@@ -102,7 +102,7 @@ def is_wanted_by(criteria: Criteria, reader: Reader) -> Callable[[object, object
     return is_wanted
 
 
-def _submissions(criteria: Criteria, reader: Reader) -> Iterator[int]:
+def _submissions(criteria: Criteria, reader: SelectionReader) -> Iterator[int]:
     """The numbers of the submissions whose name, group and tags match; one that cannot be read matches nothing."""
     is_like = re.compile(fnmatch.translate(criteria.name)).match if criteria.name else None
     for counter, spec, terms in reader.each_row("SELECT counter, spec, terms FROM submissions"):
@@ -135,7 +135,7 @@ class Selected(msgspec.Struct):
     sizes: dict[int, int]
 
 
-def selected(criteria: Criteria, reader: Reader) -> Selected:
+def selected(criteria: Criteria, reader: SelectionReader) -> Selected:
     """All that match."""
     found = Selected({}, Counter(), [], {})
     where: list[str] = ["1"]

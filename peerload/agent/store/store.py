@@ -26,9 +26,9 @@ import msgspec
 from peerload.agent.store import schema
 from peerload.agent.store.backup import back_up
 from peerload.agent.store.disk_space import has_no_room
-from peerload.agent.store.high_water import ATTEMPTS_GAP, GAP, HighWater, LostCommits, Mark
+from peerload.agent.store.high_water import ATTEMPTS_GAP, GAP, HighWaterFile, HighWaterMark, LostCommits
 from peerload.agent.store.jobs import put_chores
-from peerload.agent.store.pruning import OUTPUT_BYTES_MAX, Upkeep, output_bytes, output_bytes_of
+from peerload.agent.store.pruning import OUTPUT_BYTES_MAX, MaintenanceRow, output_bytes, output_bytes_of
 from peerload.agent.store.pruning import apply as apply_upkeep
 from peerload.agent.store.recovery import StoreRecovery
 from peerload.agent.store.rows import KEPT_S, SINGLE, encode, order_of, task_values
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from peerload.agent.store.disk_space import Reserve
+    from peerload.agent.store.disk_space import DiskReserve
     from peerload.model.actions import Row
     from peerload.model.task import TaskRecord
 
@@ -83,7 +83,7 @@ class Store(StoreRecovery):
     """One database of one node. `open`, then `start_writer`; reads are for the agent's own thread."""
 
     def __init__(
-        self, path: Path, node: str, reserve: Reserve | None = None, *, output_bytes_max: int = OUTPUT_BYTES_MAX
+        self, path: Path, node: str, reserve: DiskReserve | None = None, *, output_bytes_max: int = OUTPUT_BYTES_MAX
     ) -> None:
         """output_bytes_max: what is kept of one stream of a task at most."""
         super().__init__(node)
@@ -93,17 +93,19 @@ class Store(StoreRecovery):
         self._lock: int | None = None
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
-        self._queue: queue.SimpleQueue[tuple[Sequence[Row | Upkeep], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Sequence[Row | MaintenanceRow], Callable[[], None]] | None] = (
+            queue.SimpleQueue()
+        )
         self._failed = False
         self._notify: Callable[[list[Callable[[], None]]], None]
         self._on_error: Callable[[Exception], None]
         self._closing = threading.Event()
         self._new_events = 0
         self._making: set[int] = set()
-        self._aside: list[Row | Upkeep] = []
-        self._high_water = HighWater(path.parent)
+        self._aside: list[Row | MaintenanceRow] = []
+        self._high_water = HighWaterFile(path.parent)
         self._counter_reached = self._event_reached = 0
-        self.found_mark: Mark | None = None
+        self.found_mark: HighWaterMark | None = None
         """High-water mark found when the database was opened."""
         self.lost: LostCommits | None = None
         """Loss found when the database was opened; None if nothing is missing."""
@@ -199,8 +201,8 @@ class Store(StoreRecovery):
         self.date.now()
         self._writer.execute(schema.KEEP_DATE, (self.date.anchor.packed(),))
 
-    def _mark(self) -> Mark:
-        return Mark(self.store_id, self._counter_reached, self._event_reached, time.time())
+    def _mark(self) -> HighWaterMark:
+        return HighWaterMark(self.store_id, self._counter_reached, self._event_reached, time.time())
 
     def _how_to_set_aside(self) -> str:
         """All files of the database go together: what was acknowledged last may be in the -wal alone."""
@@ -347,7 +349,7 @@ class Store(StoreRecovery):
             self._thread = thread
         return True
 
-    def persist(self, rows: Sequence[Row | Upkeep], done: Callable[[], None]) -> None:
+    def persist(self, rows: Sequence[Row | MaintenanceRow], done: Callable[[], None]) -> None:
         """Make rows durable, all or none; ``done`` comes back through ``notify`` afterwards, in order."""
         if self._queue.qsize() > BATCHES_WAITING_MAX:
             raise StoreError("the disk does not keep up", why=f"{BATCHES_WAITING_MAX} commits are waiting")
@@ -376,7 +378,7 @@ class Store(StoreRecovery):
                 self._notify([done for _, done in batches])
         return None not in waiting
 
-    def _commit_with_room(self, rows: list[Row | Upkeep]) -> None:
+    def _commit_with_room(self, rows: list[Row | MaintenanceRow]) -> None:
         """Commit; on a full disk take room from the reserve, or wait for some: but nothing waits for events alone, they are
         put aside and go with a later commit that has room for them, too. Raises what the database raised, if it was
         something else, or if the store is being closed and there is still no room."""
@@ -413,7 +415,7 @@ class Store(StoreRecovery):
             code & 0xFF == sqlite3.SQLITE_IOERR and has_no_room(self._path.parent)
         )
 
-    def _commit(self, rows: list[Row | Upkeep]) -> None:
+    def _commit(self, rows: list[Row | MaintenanceRow]) -> None:
         assert self._writer is not None
         writer = self._writer
         writer.execute("BEGIN IMMEDIATE")
@@ -421,13 +423,13 @@ class Store(StoreRecovery):
             # Rows of one task must be applied in order; different kinds touch different tables.
             tasks = [row for row in rows if type(row) is PutTask]
             for row in rows:
-                if type(row) not in APPLIED_APART and not isinstance(row, Upkeep):
+                if type(row) not in APPLIED_APART and not isinstance(row, MaintenanceRow):
                     self._apply(writer, row)
             if tasks:
                 newest = {row.record.uid: row for row in tasks}
                 writer.executemany(schema.PUT_TASK, [self._task_values(row.record) for row in newest.values()])
             for row in rows:
-                if isinstance(row, Upkeep):
+                if isinstance(row, MaintenanceRow):
                     apply_upkeep(writer, row, self.date.now() - KEPT_S)
                 elif type(row) is PutChores:
                     put_chores(writer, row, order_of(row.task))
@@ -449,7 +451,7 @@ class Store(StoreRecovery):
                 writer.execute("ROLLBACK")
             raise
 
-    def _events(self, rows: list[Row | Upkeep]) -> list[tuple[object, ...]]:
+    def _events(self, rows: list[Row | MaintenanceRow]) -> list[tuple[object, ...]]:
         """What these rows say has happened, in order. That all members of an array were submitted is one event, which is told
         when the last of them are kept."""
         arrays = {

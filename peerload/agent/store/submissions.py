@@ -18,7 +18,7 @@ SUBMISSIONS_AT_A_TIME = 500
 """Submissions asked for in one query."""
 
 
-class Submissions:
+class SubmissionRows:
     """The submissions of a list of tasks, read together; what many have in common is decoded, and in memory, once."""
 
     def __init__(self, query: Callable[[str, tuple[object, ...]], list[Any]], counters: set[object]) -> None:

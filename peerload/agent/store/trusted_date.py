@@ -22,7 +22,7 @@ LASTED_S = 86_400.0
 NOT_AHEAD = -1.0
 
 
-class Anchor(NamedTuple):
+class DateAnchor(NamedTuple):
     """``wall_s`` is the trusted date at ``boot_s`` of the boot clock of that boot; ``ahead_s``: for how long the machine's
     date has been ahead of it, NOT_AHEAD if it is not."""
 
@@ -36,11 +36,11 @@ class Anchor(NamedTuple):
         return f"{self.boot_id} {self.boot_s:.3f} {self.wall_s:.3f} {self.ahead_s:.3f}"
 
 
-def anchor_of(packed: object) -> Anchor | None:
+def anchor_of(packed: object) -> DateAnchor | None:
     """An anchor as the database has it; None: there is none that can be read."""
     try:
         boot_id, boot_s, wall_s, ahead_s = str(packed).split(" ")
-        return Anchor(boot_id, float(boot_s), float(wall_s), float(ahead_s))
+        return DateAnchor(boot_id, float(boot_s), float(wall_s), float(ahead_s))
     except ValueError:
         return None
 
@@ -50,7 +50,7 @@ class TrustedDate:
 
     def __init__(
         self,
-        anchor: Anchor | None = None,
+        anchor: DateAnchor | None = None,
         *,
         boot_id: str = "",
         clocks: Callable[[], tuple[float, float]] = lambda: (time.clock_gettime(time.CLOCK_BOOTTIME), time.time()),
@@ -58,7 +58,7 @@ class TrustedDate:
         """anchor: as an earlier agent has kept it; without one the machine's date is believed."""
         self._clocks = clocks
         self._boot_id = boot_id or machine_boot_id()
-        self.anchor = anchor or Anchor(self._boot_id, *clocks())
+        self.anchor = anchor or DateAnchor(self._boot_id, *clocks())
 
     @property
     def is_doubted(self) -> bool:
@@ -72,11 +72,11 @@ class TrustedDate:
         passed_s = max(boot_s - known.boot_s, 0.0) if known.boot_id == self._boot_id else 0.0
         expected_s = known.wall_s + passed_s
         if wall_s <= expected_s + SLACK_S:
-            self.anchor = Anchor(self._boot_id, boot_s, wall_s)
+            self.anchor = DateAnchor(self._boot_id, boot_s, wall_s)
         else:
             ahead_s = 0.0 if known.ahead_s == NOT_AHEAD else known.ahead_s + passed_s
             is_believed = ahead_s >= LASTED_S
-            self.anchor = Anchor(
+            self.anchor = DateAnchor(
                 self._boot_id, boot_s, wall_s if is_believed else expected_s, NOT_AHEAD if is_believed else ahead_s
             )
         return self.anchor.wall_s

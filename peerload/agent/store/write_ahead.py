@@ -24,7 +24,7 @@ ROWS_AHEAD_MAX = 1000
 """Rows on their way to the disk beyond which bulk requests wait: two or three commits, some hundredths of a second."""
 
 
-class Release:
+class Outbox:
     """``persist(rows, done)`` makes rows durable and calls ``done()`` in the loop's thread afterwards."""
 
     def __init__(self, persist: Callable[[list[Row], Callable[[], None]], None]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.store.pruning import Checked
+from peerload.agent.store.pruning import CommitProbe
 from peerload.model.errors import StoreError
 from peerload.wire import frame
 
@@ -67,7 +67,7 @@ async def _store_commits(parts: Parts) -> bool:
     if parts.store.is_stalled:
         return True
     kept = asyncio.Event()
-    parts.store.persist([Checked(time.time())], kept.set)
+    parts.store.persist([CommitProbe(time.time())], kept.set)
     waits = asyncio.create_task(kept.wait())
     try:
         while not waits.done() and not parts.store.is_stalled:

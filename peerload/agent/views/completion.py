@@ -11,11 +11,11 @@ from peerload.agent.views.task import text
 
 if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
 
 
-def endings_object(store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: Terms) -> dict[str, object]:
+def endings_object(store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> dict[str, object]:
     """Where its output goes, what is run then, and what of that is still owed. The files by their names where these are
     known: when it has ended."""
     counter, member = order_of(record.task)

@@ -15,7 +15,7 @@ from peerload.security.broker_address import without_password
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
-    from peerload.core.membership.membership import Peer
+    from peerload.core.membership.membership import PeerInfo
 
 DAMAGED_TOLD_MAX = 100
 FROZEN_TOLD_MAX = 100
@@ -83,7 +83,7 @@ def _broker(parts: Parts) -> dict[str, object] | None:
     return told | {"heard": parts.bus.is_heard, "repeats": parts.bus.repeats}
 
 
-def _peer(parts: Parts, peer: Peer, linked: set[str]) -> dict[str, object]:
+def _peer(parts: Parts, peer: PeerInfo, linked: set[str]) -> dict[str, object]:
     name = peer.identity.node
     fact, now_s = parts.peer_facts.of(name), time.monotonic()
     heard_s = fact.datagram_s if fact is not None else None

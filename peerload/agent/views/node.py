@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from peerload.agent.parts import Parts
-    from peerload.core.membership.membership import Peer
+    from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceState
     from peerload.model.devices import Device
@@ -51,7 +51,7 @@ def _own_object(node: Node) -> dict[str, object]:
     return own
 
 
-def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
+def _peer_object(node: Node, peer: PeerInfo) -> dict[str, object]:
     heard = node.membership.last_report(peer.identity.node)
     age_s = max(node.state.now.boot_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
     is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # what was, before, says nothing of what is
@@ -66,7 +66,7 @@ def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
     }
 
 
-def declines(node: Node, peer: Peer) -> list[str]:
+def declines(node: Node, peer: PeerInfo) -> list[str]:
     """Reasons, in words, why a peer declines some tasks of this home. In system mode no directory is named."""
     missing = node.membership.missing_directories(peer.identity.node)
     words = [f"no directory {text(directory)}" if not user else "no directory" for directory, user in missing]
@@ -78,7 +78,7 @@ def nodes_object(parts: Parts) -> list[dict[str, object]]:
     return some_nodes(parts, sorted(parts.node.membership, key=lambda peer: peer.identity.node))
 
 
-def some_nodes(parts: Parts, peers: Iterable[Peer]) -> list[dict[str, object]]:
+def some_nodes(parts: Parts, peers: Iterable[PeerInfo]) -> list[dict[str, object]]:
     """This node, and of the others these."""
     own = _own_object(parts.node)
     why = parts.gpus.why_none

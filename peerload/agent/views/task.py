@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.agent.output.spool import Spool
-    from peerload.agent.store.gathered import Row
+    from peerload.agent.store.gathered import ArrayRow
     from peerload.agent.store.reader import StoreReader
-    from peerload.agent.store.rows import Damage, Happened
-    from peerload.core.estimates.history import History
+    from peerload.agent.store.rows import Damage, RecordedEvent
+    from peerload.core.estimates.history import DurationEstimates
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
     from peerload.model.devices import Device
     from peerload.model.instant import Instant
     from peerload.model.resources import ResourceRequest
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
 
 
@@ -97,7 +97,7 @@ def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | N
     return now.wall_s - max(now.boot_s - peer.heard_s, 0.0)
 
 
-def together(first: dict[str, object], row: Row) -> dict[str, object]:
+def together(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
     """The fields of a list row that stands for several members of an array, where they differ from those of its first member."""
     is_over = first["state"] in (TaskState.DONE, TaskState.CANCELLED)
     return {
@@ -116,7 +116,7 @@ def running_since(task: HomeTask | None, record: TaskRecord) -> float:
     return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
 
-def agreed(terms: Terms, record: TaskRecord) -> dict[str, object]:
+def agreed(terms: SubmitOptions, record: TaskRecord) -> dict[str, object]:
     """What `show` adds of the terms of a task, and of how often it has been tried again on these."""
     return {
         "group": terms.group or None,
@@ -245,7 +245,7 @@ def asked_devices(request: ResourceRequest) -> dict[str, object]:
     }
 
 
-def learned(history: History, spec: TaskSpec) -> dict[str, object]:
+def learned(history: DurationEstimates, spec: TaskSpec) -> dict[str, object]:
     """The GPU memory that earlier runs of this command needed, in bytes for each GPU, and their number; null and 0 if unknown."""
     runs = history.gpu.past(history.keys(spec), ANY_MODEL, RUNS_KNOWN_MIN) if spec.request.gpus else None
     return {
@@ -266,7 +266,7 @@ def used(record: TaskRecord) -> dict[str, object]:
     }
 
 
-def step(event: Happened) -> dict[str, object]:
+def step(event: RecordedEvent) -> dict[str, object]:
     """One line of a task's history."""
     return {
         "at": event.at,
@@ -277,7 +277,7 @@ def step(event: Happened) -> dict[str, object]:
     }
 
 
-def event_object(event: Happened) -> dict[str, object]:
+def event_object(event: RecordedEvent) -> dict[str, object]:
     """One event, as `events` lists it."""
     return {
         "number": event.number,

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.cluster_dir import ClusterDirectory
 
 
-def make_files(directory: Path, flags: Namespace, cluster: Cluster) -> int:
+def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> int:
     """Make them in a new directory, and say what to type next. flags: `host`, `site`, `bridge` and `json` of the command
     line. Raises BadRequest."""
     from peerload.security import broker_bridges, mosquitto_config

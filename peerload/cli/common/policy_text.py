@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from peerload.policy.describe import Chosen, Member, Preset
+    from peerload.policy.describe import Chosen, PolicyChoice, Preset
     from peerload.policy.parameters import Parameter
 
 WIDTH_MAX = 100
@@ -56,7 +56,7 @@ def _chosen_lines(chosen: Chosen) -> list[str]:
     ]
 
 
-def member_lines(member: Member) -> list[str]:
+def member_lines(member: PolicyChoice) -> list[str]:
     """A policy: what it is, when it is good and bad, and its parameters."""
     own = f"{member.kind}: {printable(member.name)}" if ".py:" in member.name else f"{member.kind}.{member.name}"
     lines = [own, *_wrapped(member.says or "It does not say what it is.", "  ")]

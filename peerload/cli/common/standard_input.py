@@ -31,7 +31,7 @@ def takes_input() -> bool:
         return False
 
 
-class StandardInput:
+class StdinReader:
     """Pieces of stdin on their way to the agent, each kept until it was answered. ``at`` is where the next one that is read
     begins.
 

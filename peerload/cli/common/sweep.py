@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-from peerload.cli.map.template import Template
+from peerload.cli.map.template import CommandTemplate
 from peerload.cli.map.template_line import gathered
 from peerload.model.errors import UsageError
 from peerload.text.format import printable
@@ -49,7 +49,7 @@ def commands(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
     is_shell = flags.shell is not None
     words = [_numbered(word, names) for word in (spec["argv"][-1:] if is_shell else spec["argv"])]
     _check_all_used(words, names)
-    template = Template(words, is_shell=is_shell, inputs=len(names), verb="submit")
+    template = CommandTemplate(words, is_shell=is_shell, inputs=len(names), verb="submit")
     combined = itertools.product(*sources)
     return gathered(template, (tuple(itertools.chain.from_iterable(row)) for row in combined), "--param")
 
@@ -98,7 +98,7 @@ def _table(file: str) -> tuple[list[str], list[tuple[bytes, ...]]]:
 
 
 def _numbered(word: bytes, names: list[str]) -> bytes:
-    """`{lr}` as `{1}`, which `Template` fills."""
+    """`{lr}` as `{1}`, which `CommandTemplate` fills."""
 
     def number(place: re.Match[bytes]) -> bytes:
         name = place[1].decode()

@@ -12,7 +12,7 @@ import signal
 import time
 
 from peerload.cli.common import command
-from peerload.cli.common.standard_input import BACKGROUND_LOOK_S, StandardInput
+from peerload.cli.common.standard_input import BACKGROUND_LOOK_S, StdinReader
 from peerload.cli.common.terminal import DETACH_KEY, RawTerminal, window
 from peerload.client.connection import Client, accepted
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
@@ -53,7 +53,7 @@ class Detached(Exception):
     """The user has left the task to itself."""
 
 
-class Following:
+class TaskSession:
     r"""Hands the output of a task to ``write``, and passes signals on while its context is open.
 
     Ctrl-C: the task gets SIGINT; again within 2 s: it is cancelled (SIGTERM, SIGKILL after 10 s); once more: we stop
@@ -72,7 +72,7 @@ class Following:
         write: Callable[[dict[str, Any]], None],
         *,
         attends: bool = False,
-        stdin: StandardInput | None = None,
+        stdin: StdinReader | None = None,
         has_terminal: bool = False,
         is_source: bool = False,
         tail_lines: int | None = None,
@@ -239,7 +239,7 @@ class Following:
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
-    def _pass_on(self, stdin: StandardInput) -> None:
+    def _pass_on(self, stdin: StdinReader) -> None:
         data = stdin.read()
         if data is None:
             return
@@ -253,7 +253,7 @@ class Following:
         stdin.add(data)
         self._send_input(stdin)
 
-    def _send_input(self, stdin: StandardInput) -> None:
+    def _send_input(self, stdin: StdinReader) -> None:
         """What was read and not sent. A piece that does not get through stays unsent."""
         more: dict[str, object] = {"is_source": True} if self._is_source else {}
         while stdin.unsent:
@@ -268,7 +268,7 @@ class Following:
         if self._is_source and not self._has_terminal:
             self._client.send("input", **self._target, ends=True, is_source=True)
 
-    def _claim_input(self, stdin: StandardInput) -> None:
+    def _claim_input(self, stdin: StdinReader) -> None:
         """Say that its input goes on coming from here, although there may be nothing to send for long."""
         if stdin.is_open:
             offset = 0 if self._has_terminal else stdin.at

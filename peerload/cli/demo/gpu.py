@@ -63,7 +63,7 @@ _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\ndevice = []\
 """Nothing of this machine's own configuration counts."""
 
 
-class Asked:
+class GpuRequestOfDemo:
     """One task of the experiment: what it asks, how long it takes, and what is to be seen of it."""
 
     def __init__(self, share: float, mode: str, seconds: float, story: str) -> None:
@@ -74,14 +74,14 @@ class Asked:
 
 
 FIRST = (
-    Asked(QUARTER, "queue", 3.0, "takes a quarter of GPU 0"),
-    Asked(QUARTER, "queue", 4.0, "takes a quarter of GPU 0"),
-    Asked(QUARTER, "queue", 5.0, "takes a quarter of GPU 0"),
+    GpuRequestOfDemo(QUARTER, "queue", 3.0, "takes a quarter of GPU 0"),
+    GpuRequestOfDemo(QUARTER, "queue", 4.0, "takes a quarter of GPU 0"),
+    GpuRequestOfDemo(QUARTER, "queue", 5.0, "takes a quarter of GPU 0"),
 )
 THEN = (
-    Asked(LITTLE, "queue", 1.5, "is small: it runs beside them on GPU 0"),
-    Asked(QUARTER, "queue", 1.0, "waits for GPU 0"),
-    Asked(QUARTER, "schedule", 1.0, "takes another GPU"),
+    GpuRequestOfDemo(LITTLE, "queue", 1.5, "is small: it runs beside them on GPU 0"),
+    GpuRequestOfDemo(QUARTER, "queue", 1.0, "waits for GPU 0"),
+    GpuRequestOfDemo(QUARTER, "schedule", 1.0, "takes another GPU"),
 )
 
 
@@ -162,7 +162,7 @@ class GpuDemo(Demo):
     def _gate(self) -> Path:
         return self.directory / "gate"
 
-    def _submit(self, client: Client, asked: Asked) -> str:
+    def _submit(self, client: Client, asked: GpuRequestOfDemo) -> str:
         argv = [sys.executable, "-I", "-c", USE, str(self.directory / "on"), str(self._gate), str(asked.seconds)]
         variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), MARK.encode(): bytes(self.directory)}
         spec = {

@@ -23,7 +23,7 @@ HANDOFF_COUNTERS = ("offers sent", "offers declined", "transfers", "tasks given"
 _UP_TO_START = "\x1b[{lines}F\x1b[J"
 
 
-class Live:
+class DemoScreen:
     """How the tasks spread, on stderr: redrawn on a terminal, else a line a second."""
 
     def __init__(self, slots: Mapping[str, int], home: str) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from peerload import __version__
-from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
+from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
 from peerload.model.errors import AgentSilent
 from peerload.text.format import counted, size_text
 
@@ -38,7 +38,7 @@ REMOTE = (
 VOLATILE = ("tmpfs", "ramfs")
 
 
-def settings(facts: Facts) -> Finding:
+def settings(facts: DoctorInput) -> Finding:
     """Whether an agent started now would take its settings."""
     if facts.config_error is not None:
         error = facts.config_error
@@ -46,7 +46,7 @@ def settings(facts: Facts) -> Finding:
     return Finding(OK, "an agent started now would take them")
 
 
-def restart(facts: Facts) -> Finding:
+def restart(facts: DoctorInput) -> Finding:
     """Whether the agent runs with other settings than those written down."""
     if not facts.settings or facts.config is None:
         return Finding(SKIP, "no agent to ask" if not facts.info else "cannot be compared")
@@ -59,7 +59,7 @@ def restart(facts: Facts) -> Finding:
     return Finding(OK, "the agent runs with those written down")
 
 
-def agent(facts: Facts) -> Finding:
+def agent(facts: DoctorInput) -> Finding:
     """Whether one answers."""
     if facts.info:
         says = (
@@ -72,7 +72,7 @@ def agent(facts: Facts) -> Finding:
     return Finding(FAIL, str(error or "no agent is running here"), "peerload up")
 
 
-def version(facts: Facts) -> Finding:
+def version(facts: DoctorInput) -> Finding:
     """Whether agent and command line are of one version."""
     if not facts.info:
         return Finding(SKIP, "no agent to ask")
@@ -83,7 +83,7 @@ def version(facts: Facts) -> Finding:
     return Finding(OK, f"agent and command line are {__version__}")
 
 
-def socket(facts: Facts) -> Finding:
+def socket(facts: DoctorInput) -> Finding:
     """Whether nobody else can speak to the agent, or put a socket in its place."""
     path = Path(facts.socket)
     try:
@@ -103,7 +103,7 @@ def socket(facts: Facts) -> Finding:
     return Finding(OK, f"{path} is yours alone")
 
 
-def state(facts: Facts) -> Finding:
+def state(facts: DoctorInput) -> Finding:
     """Whether the state directory is ours, can be written, and keeps what is written."""
     if facts.state is None:
         return Finding(SKIP, "where it is cannot be told until the settings are sound")
@@ -144,7 +144,7 @@ def _synced_s(place: Path) -> float:
     return time.monotonic() - began_s
 
 
-def file_system(facts: Facts) -> Finding:
+def file_system(facts: DoctorInput) -> Finding:
     """Whether the state directory lies on a disk of this machine."""
     if facts.state is None:
         return Finding(SKIP, "where the state is cannot be told")
@@ -158,7 +158,7 @@ def file_system(facts: Facts) -> Finding:
     return Finding(OK, f"{kind or 'local'}, mounted at {mounted or '/'}")
 
 
-def mounted_at(facts: Facts, path: Path) -> tuple[str, str]:
+def mounted_at(facts: DoctorInput, path: Path) -> tuple[str, str]:
     """The kind of file system that a path lies on, and where that is mounted; empty if it cannot be told."""
     real = os.path.realpath(path)
     found = ("", "")
@@ -171,7 +171,7 @@ def mounted_at(facts: Facts, path: Path) -> tuple[str, str]:
     return found
 
 
-def room(facts: Facts) -> Finding:
+def room(facts: DoctorInput) -> Finding:
     """Whether there is room for what tasks write, and for the reserve."""
     if facts.state is None:
         return Finding(SKIP, "where the state is cannot be told")
@@ -198,7 +198,7 @@ def room(facts: Facts) -> Finding:
 
 
 @needs_agent
-def damaged(facts: Facts) -> Finding:
+def damaged(facts: DoctorInput) -> Finding:
     """Whether tasks cannot be read from the database any more."""
     rows = facts.checkup["damaged"]
     if lost := facts.checkup.get("lost"):
@@ -212,7 +212,7 @@ def damaged(facts: Facts) -> Finding:
 
 
 @needs_agent
-def kept(facts: Facts) -> Finding:
+def kept(facts: DoctorInput) -> Finding:
     """Whether ended tasks or their outputs were removed soon after their end, since there is no room for more."""
     early = facts.checkup.get("removed_early")
     if early:
@@ -225,7 +225,7 @@ def kept(facts: Facts) -> Finding:
 
 
 @needs_agent
-def launcher(facts: Facts) -> Finding:
+def launcher(facts: DoctorInput) -> Finding:
     """Whether the process that starts tasks is there and answers."""
     told = facts.checkup["launcher"]
     if not told["pid"]:
@@ -241,7 +241,7 @@ def launcher(facts: Facts) -> Finding:
 
 
 @needs_agent
-def containment(facts: Facts) -> Finding:
+def containment(facts: DoctorInput) -> Finding:
     """How tasks are held together, and what that does not hold."""
     told = facts.checkup["launcher"]
     kinds = f"tasks are held by {told['units']}, their memory by {told['memory'] or 'nothing'}"
@@ -251,7 +251,7 @@ def containment(facts: Facts) -> Finding:
     return Finding(OK, says)
 
 
-def python(facts: Facts) -> Finding:
+def python(facts: DoctorInput) -> Finding:
     """Whether this Python is new enough, and the agent has its quick event loop."""
     from importlib.util import find_spec
 

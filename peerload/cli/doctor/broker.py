@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import paho.mqtt.client as mqtt
 
-    from peerload.cli.doctor.facts import Facts
+    from peerload.cli.doctor.facts import DoctorInput
     from peerload.security.broker_address import BrokerUrl
     from peerload.security.broker_tls import BrokerTls
 
@@ -48,7 +48,7 @@ class Way(NamedTuple):
     certificate: Path | None = None
 
     @classmethod
-    def of(cls, facts: Facts) -> Way:
+    def of(cls, facts: DoctorInput) -> Way:
         """As the settings here say."""
         if facts.config is None:
             return cls()
@@ -95,7 +95,7 @@ def probed(address: str, way: Way | None = None) -> Probed:
     return Probed(url.text, why, found.get("version", ""), found.get("ends_at"), bool(url.password and not url.tls))
 
 
-def anybody_may_publish(address: str, way: Way, facts: Facts) -> bool:
+def anybody_may_publish(address: str, way: Way, facts: DoctorInput) -> bool:
     """Whether somebody without name, password and certificate gets a message through below this node's topics. It goes to
     a topic that no agent listens to, and means nothing."""
     from peerload.model.errors import ConfigError

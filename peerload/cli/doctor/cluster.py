@@ -7,7 +7,7 @@ import itertools
 import re
 import shlex
 
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
 from peerload.distribution import deployed
 from peerload.text.format import counted, duration_text, shortened
 
@@ -27,7 +27,7 @@ TCP_LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
 
-def cluster(facts: Facts) -> Finding:
+def cluster(facts: DoctorInput) -> Finding:
     """Whether the cluster's directory can be used, for how long, and is the one that the agent uses."""
     if facts.cluster_error is not None:
         return Finding(FAIL, str(facts.cluster_error), facts.cluster_error.hint or "peerload cluster show")
@@ -59,7 +59,7 @@ def cluster(facts: Facts) -> Finding:
     return Finding(OK, f"{found.name} in {found.directory}, {where}")
 
 
-def listen(facts: Facts) -> Finding:
+def listen(facts: DoctorInput) -> Finding:
     """Whether peers on other machines can reach this node at all."""
     if facts.config is None and not facts.info:
         return Finding(SKIP, "cannot be told until the settings are sound")
@@ -84,7 +84,7 @@ def _is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def port(facts: Facts) -> Finding:
+def port(facts: DoctorInput) -> Finding:
     """Whether the agent listens at the port that is told to others, by TCP and by UDP. Nothing is connected to it: the agent
     would take that for a stranger."""
     address = str(facts.info.get("listen") or "")
@@ -103,7 +103,7 @@ def port(facts: Facts) -> Finding:
 
 
 @needs_agent
-def datagrams(facts: Facts) -> Finding:
+def datagrams(facts: DoctorInput) -> Finding:
     """Whether gossip gets through from peers that the link reaches."""
     alive = [peer for peer in facts.peers("alive", "suspect") if (peer["met_s"] or 0.0) > MET_S_MIN]
     if not alive:
@@ -125,7 +125,7 @@ def datagrams(facts: Facts) -> Finding:
     return Finding(OK, f"they come from {counted(len(alive), 'peer')}")
 
 
-def peers(facts: Facts) -> Finding:
+def peers(facts: DoctorInput) -> Finding:
     """Whether those that this node is to meet are found."""
     if not facts.info:
         return Finding(SKIP, "no agent to ask")
@@ -149,7 +149,7 @@ def peers(facts: Facts) -> Finding:
 
 
 @needs_agent
-def ways(facts: Facts) -> Finding:
+def ways(facts: DoctorInput) -> Finding:
     """Whether of each two nodes, this one and a peer, one can dial the other."""
     here = facts.info.get("node")
     alive = [peer for peer in facts.peers("alive", "suspect") if "way" in peer]
@@ -180,7 +180,7 @@ def ways(facts: Facts) -> Finding:
 
 
 @needs_agent
-def names(facts: Facts) -> Finding:
+def names(facts: DoctorInput) -> Finding:
     """Whether two agents have one name."""
     clashes = facts.checkup["clashes"]
     refused = [why for why in (facts.info.get("sought") or {}).values() if "another agent is called" in why]
@@ -195,7 +195,7 @@ def names(facts: Facts) -> Finding:
 
 
 @needs_agent
-def clocks(facts: Facts) -> Finding:
+def clocks(facts: DoctorInput) -> Finding:
     """How far the clocks of peers are from this one."""
     told = {peer["node"]: peer["clock_ahead_s"] for peer in facts.peers("alive", "suspect")}
     known = {name: ahead_s for name, ahead_s in told.items() if ahead_s is not None}
@@ -210,7 +210,7 @@ def clocks(facts: Facts) -> Finding:
     return Finding(OK, f"those of {counted(len(known), 'peer')} within {off_s:.2f} s of this one")
 
 
-def broker(facts: Facts) -> Finding:
+def broker(facts: DoctorInput) -> Finding:
     """Whether the brokers named answer, let us in, and send without delay."""
     urls = list(facts.config.mqtt) if facts.config is not None else []
     told = facts.checkup.get("broker")
@@ -248,7 +248,7 @@ def broker(facts: Facts) -> Finding:
     return Finding(OK, says or f"in use: {told['url'] if told else ''}")
 
 
-def _of_tls(facts: Facts, answers: list[Probed], is_open: list[str]) -> Finding | None:
+def _of_tls(facts: DoctorInput, answers: list[Probed], is_open: list[str]) -> Finding | None:
     """What is not as safe as it could be, if anything. is_open: where anybody may publish."""
     from peerload.cli.doctor.broker import ENDS_WITHIN_S
 
@@ -272,7 +272,7 @@ def _is_here(url: str) -> bool:
     return _is_loopback(url.rpartition("://")[2])
 
 
-def _may_delay(facts: Facts) -> bool:
+def _may_delay(facts: DoctorInput) -> bool:
     """Whether a Mosquitto runs here that was not told to send at once."""
     files = []
     for path in (facts.root / "proc").glob("[0-9]*/cmdline"):
@@ -289,7 +289,7 @@ def _may_delay(facts: Facts) -> bool:
     return is_read and not re.search(r"^\s*set_tcp_nodelay\s+true", "\n".join(texts), re.MULTILINE)
 
 
-def drained(facts: Facts) -> Finding:
+def drained(facts: DoctorInput) -> Finding:
     """Whether this node takes no tasks, on purpose or for trouble."""
     if not facts.me:
         return Finding(SKIP, "no agent to ask")
@@ -306,7 +306,7 @@ def drained(facts: Facts) -> Finding:
 
 
 @needs_agent
-def frozen(facts: Facts) -> Finding:
+def frozen(facts: DoctorInput) -> Finding:
     """Whether tasks of other homes are held still, since their home is silent."""
     held = facts.checkup["frozen"]
     if held:

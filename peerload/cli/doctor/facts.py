@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.model.config import AgentConfig
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.cluster_dir import ClusterDirectory
 
 AGENT_S_MAX = 5.0
 """So long the agent may take to answer."""
@@ -43,10 +43,10 @@ class Check(NamedTuple):
     """One thing that goes wrong: its name, and what looks at it."""
 
     name: str
-    look: Callable[[Facts], Finding]
+    look: Callable[[DoctorInput], Finding]
 
 
-class Facts:
+class DoctorInput:
     """root: where /proc, /etc and the like are found; socket: of the agent, None: where clients look for it."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Facts:
         self.user_id = os.getuid()
         self.config: AgentConfig | None = None
         self.config_error: PeerloadError | None = None
-        self.cluster: Cluster | None = None
+        self.cluster: ClusterDirectory | None = None
         self.cluster_error: PeerloadError | None = None
         self.agent_error: PeerloadError | None = None
         self.info: dict[str, Any] = {}
@@ -150,7 +150,7 @@ class Facts:
             self.agent_error = error
 
 
-def _existing(named: str, environment: dict[str, str], cluster: Any) -> Cluster | None:  # noqa: ANN401 -- a module
+def _existing(named: str, environment: dict[str, str], cluster: Any) -> ClusterDirectory | None:  # noqa: ANN401 -- a module
     """The cluster of an agent started here; None if that would make one of this user's own. Raises ConfigError."""
     home = Path(environment.get("HOME", "/"))
     base = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "peerload" / "local-cluster"
@@ -158,14 +158,14 @@ def _existing(named: str, environment: dict[str, str], cluster: Any) -> Cluster 
     places = (named, own, cluster.SYSTEM_DIRECTORY, base)
     if not any(place and os.path.lexists(place) for place in places) and not named:
         return None
-    found: Cluster = cluster.find(named, environment)
+    found: ClusterDirectory = cluster.find(named, environment)
     return found
 
 
-def needs_agent(look: Callable[[Facts], Finding]) -> Callable[[Facts], Finding]:
+def needs_agent(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
     """A check that has nothing to look at unless an agent runs that can tell."""
 
-    def looked(facts: Facts) -> Finding:
+    def looked(facts: DoctorInput) -> Finding:
         if not facts.info:
             return Finding(SKIP, "no agent to ask")
         if not facts.checkup:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import peerload
 from peerload.cli.doctor.agent import mounted_at
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Facts, Finding
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, DoctorInput, Finding
 from peerload.text.format import counted, size_text
 
 FILES_MIN, FILES_GOOD = 256, 1024
@@ -26,7 +26,7 @@ SMI_S_MAX = 5.0
 _TIMEX_BYTES = 512
 
 
-def clock(facts: Facts) -> Finding:
+def clock(facts: DoctorInput) -> Finding:
     """Whether this machine's clock can be right, and is kept."""
     installed_at = Path(peerload.__file__).stat().st_mtime
     fix = "sudo timedatectl set-ntp true        now:  date"
@@ -44,7 +44,7 @@ def clock_state() -> int:
     return int(libc.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
 
 
-def gpus(facts: Facts) -> Finding:
+def gpus(facts: DoctorInput) -> Finding:
     """Whether the GPUs that there are can be used."""
     driver = facts.text("/proc/driver/nvidia/version").partition("\n")[0]
     found = facts.me.get("gpus") or []
@@ -96,7 +96,7 @@ def _without_persistence() -> list[str]:
     return [line.split(",")[0] for line in done.stdout.splitlines() if line.rpartition(",")[2].strip() == "Disabled"]
 
 
-def open_files(facts: Facts) -> Finding:
+def open_files(facts: DoctorInput) -> Finding:
     """How many files the agent and the launcher may have open."""
     told = {name: _limit(facts, pid, "Max open files") for name, pid in _processes(facts).items()}
     least = min(told.values(), default=None)
@@ -109,18 +109,18 @@ def open_files(facts: Facts) -> Finding:
     return Finding(OK, says)
 
 
-def _processes(facts: Facts) -> dict[str, str]:
+def _processes(facts: DoctorInput) -> dict[str, str]:
     if facts.info:
         return {"agent": str(facts.info["pid"]), "launcher": str(facts.info["launcher_pid"])}
     return {"this shell": "self"}
 
 
-def _limit(facts: Facts, pid: str, name: str) -> int:
+def _limit(facts: DoctorInput, pid: str, name: str) -> int:
     found = re.search(rf"^{name} +(\d+|unlimited)", facts.text(f"/proc/{pid}/limits"), re.MULTILINE)
     return (1 << 62 if found[1] == "unlimited" else int(found[1])) if found is not None else 1 << 62
 
 
-def inotify(facts: Facts) -> Finding:
+def inotify(facts: DoctorInput) -> Finding:
     """Whether one more can be told of files that change: the agent needs one."""
     most = facts.text("/proc/sys/fs/inotify/max_user_instances").strip()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -134,7 +134,7 @@ def inotify(facts: Facts) -> Finding:
     return Finding(OK, f"one more can be had (of {most or 'as many as there are'})")
 
 
-def processes(facts: Facts) -> Finding:
+def processes(facts: DoctorInput) -> Finding:
     """How many more processes this user, or the agent's cgroup, may start."""
     pid = str(facts.info["launcher_pid"]) if facts.info else "self"
     most = _limit(facts, pid, "Max processes")
@@ -149,7 +149,7 @@ def processes(facts: Facts) -> Finding:
     return Finding(OK, "no limit" if left >= 1 << 61 else f"{left} more can be started")
 
 
-def _running_of(facts: Facts) -> int:
+def _running_of(facts: DoctorInput) -> int:
     """The threads of this user."""
     count = 0
     for path in (facts.root / "proc").glob("[0-9]*"):
@@ -161,7 +161,7 @@ def _running_of(facts: Facts) -> int:
     return count
 
 
-def _own_cgroups(facts: Facts, pid: str) -> list[str]:
+def _own_cgroups(facts: DoctorInput, pid: str) -> list[str]:
     """The cgroup (version 2) of a process and those above it."""
     found = re.search(r"^0::(/.*)$", facts.text(f"/proc/{pid}/cgroup"), re.MULTILINE)
     path = found[1] if found is not None else "/"
@@ -169,7 +169,7 @@ def _own_cgroups(facts: Facts, pid: str) -> list[str]:
     return ["/sys/fs/cgroup/" + "/".join(parts[:size]) for size in range(len(parts), 0, -1)]
 
 
-def temporary(facts: Facts) -> Finding:
+def temporary(facts: DoctorInput) -> Finding:
     """Whether there is room where programs put temporary files."""
     place = Path(facts.environment.get("TMPDIR") or "/tmp")  # noqa: S108 -- only looked at
     fix = f"make room in {place}, or set TMPDIR before the agent is started"
@@ -183,7 +183,7 @@ def temporary(facts: Facts) -> Finding:
     return Finding(WARN, says, fix) if free_bytes < TMP_BYTES_MIN else Finding(OK, says)
 
 
-def swap(facts: Facts) -> Finding:
+def swap(facts: DoctorInput) -> Finding:
     """Whether the machine lives on its swap."""
     told = {
         name: int(amount) << 10
@@ -199,7 +199,7 @@ def swap(facts: Facts) -> Finding:
     return Finding(OK, f"{size_text(used)} of {size_text(total)} in use" if total else "none")
 
 
-def lingering(facts: Facts) -> Finding:
+def lingering(facts: DoctorInput) -> Finding:
     """Whether an agent of one's own outlives the session of its user."""
     if facts.user_id == 0 or not facts.has("/run/systemd/system"):
         return Finding(SKIP, "you are root" if facts.user_id == 0 else "this machine has no systemd")

@@ -7,7 +7,7 @@ import threading
 from typing import NamedTuple
 
 from peerload.cli.doctor import security_access, security_files, security_link, security_messages, security_processes
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, Facts, Finding
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
 from peerload.cli.doctor.security_rules import HELD_BY, RULES
 from peerload.cli.verbs.doctor import looked_at
 from peerload.text.format import coloured, counted, print_json, printable
@@ -21,7 +21,7 @@ PASS, TESTED = "pass", "tested"
 COLOURS = {PASS: "green", WARN: "yellow", FAIL: "red", TESTED: "dim", SKIP: "dim"}
 MARKS_S_MAX = 15.0
 
-LOOKS: dict[str, tuple[Callable[[Facts], Finding], ...]] = {
+LOOKS: dict[str, tuple[Callable[[DoctorInput], Finding], ...]] = {
     "J1": (security_files.ca_key, security_link.certificate),
     "J2": (security_files.invitations,),
     "J3": (
@@ -74,7 +74,7 @@ class Judged(NamedTuple):
     tests: tuple[str, ...]
 
 
-def examine(facts: Facts) -> list[Judged]:
+def examine(facts: DoctorInput) -> list[Judged]:
     """Every rule, in order; all that is looked at is looked at side by side."""
     found: dict[tuple[str, int], Finding] = {}
 
@@ -93,10 +93,10 @@ def examine(facts: Facts) -> list[Judged]:
     return [judged(rule, [found[rule, number] for number in range(len(LOOKS.get(rule, ())))]) for rule in RULES]
 
 
-def permitted(look: Callable[[Facts], Finding]) -> Callable[[Facts], Finding]:
+def permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
     """The same; where this user may not look, that is no fault of what is there."""
 
-    def looked(facts: Facts) -> Finding:
+    def looked(facts: DoctorInput) -> Finding:
         try:
             return look(facts)
         except PermissionError as error:
@@ -123,7 +123,7 @@ def judged(rule: str, findings: list[Finding]) -> Judged:
 
 def run(socket: str | None, *, as_json: bool, quiet: bool) -> int:
     """Look, and print → 1 if anything fails."""
-    facts = Facts(socket)
+    facts = DoctorInput(socket)
     found = examine(facts)
     results = (PASS, WARN, FAIL, TESTED, SKIP)
     counts = {result: sum(one.result == result for one in found) for result in results}

@@ -11,7 +11,7 @@ import struct
 import warnings
 from pathlib import Path
 
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, Facts, Finding, needs_agent
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, DoctorInput, Finding, needs_agent
 from peerload.cli.doctor.security_files import owner_of, replaceable
 
 NOBODY = 65534
@@ -23,7 +23,7 @@ REPORT = "stop it (peerload down), and please report it"
 INFO = bytes.fromhex("82a2696401a476657262a4696e666f")  # {"id": 1, "verb": "info"}
 
 
-def socket(facts: Facts) -> Finding:
+def socket(facts: DoctorInput) -> Finding:
     """Whether nobody but its user (in system mode: the group) can speak to the agent, or put a socket in its place."""
     path = Path(facts.socket)
     try:
@@ -55,7 +55,7 @@ def _gid(name: str) -> int:
 
 
 @needs_agent
-def who_answers(facts: Facts) -> Finding:
+def who_answers(facts: DoctorInput) -> Finding:
     """Whether the process that listens is the agent that it says it is."""
     with sockets.socket(sockets.AF_UNIX) as client:
         client.settimeout(TRY_S_MAX)
@@ -68,7 +68,7 @@ def who_answers(facts: Facts) -> Finding:
 
 
 @needs_agent
-def others_are_refused(facts: Facts) -> Finding:
+def others_are_refused(facts: DoctorInput) -> Finding:
     """Whether another user of this machine is served; root alone can try."""
     if facts.user_id != 0:
         return Finding(SKIP, "only root can ask as somebody else")
@@ -112,7 +112,7 @@ def _asked(path: str) -> bytes:
 
 
 @needs_agent
-def requests_are_bounded(facts: Facts) -> Finding:
+def requests_are_bounded(facts: DoctorInput) -> Finding:
     """Whether a request that claims too much, or nests too deep, is refused."""
     for what, data in (("of 4 GiB", b"\xff" * HEADER_BYTES), ("nested 10,000 deep", _framed(TOO_DEEP))):
         with sockets.socket(sockets.AF_UNIX) as client:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import peerload
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
 from peerload.text.format import counted, duration_text, printable
 
 KEY_FILES = ("tls/node.pem", "joining.pem", "invites", "trust", "launcher/launcher.sock")
@@ -41,7 +41,7 @@ class Fault(NamedTuple):
     fix: str
 
 
-def owner_of(facts: Facts) -> int:
+def owner_of(facts: DoctorInput) -> int:
     """The user of the agent, or of one that would be started."""
     return int(facts.security.get("user_id", facts.user_id))
 
@@ -76,7 +76,7 @@ def replaceable(path: Path, owner: int) -> Fault | None:
     return None
 
 
-def state(facts: Facts) -> Finding:
+def state(facts: DoctorInput) -> Finding:
     """The state directory and the keys in it."""
     place, owner = facts.state, owner_of(facts)
     if place is None or not os.path.lexists(place):
@@ -89,14 +89,14 @@ def state(facts: Facts) -> Finding:
     return Finding(OK, f"{place} and the keys in it are uid {owner}'s alone")
 
 
-def cluster_directory(facts: Facts) -> Path | None:
+def cluster_directory(facts: DoctorInput) -> Path | None:
     """Of the agent that runs, or else of one that would be started."""
     if named := facts.info.get("cluster_directory"):
         return Path(str(named))
     return facts.cluster.directory if facts.cluster is not None else None
 
 
-def cluster(facts: Facts) -> Finding:
+def cluster(facts: DoctorInput) -> Finding:
     """The cluster's directory."""
     place, owner = cluster_directory(facts), owner_of(facts)
     if facts.cluster_error is not None and not facts.info:
@@ -111,7 +111,7 @@ def cluster(facts: Facts) -> Finding:
     return Finding(OK, f"{place} is uid {owner}'s alone")
 
 
-def ca_key(facts: Facts) -> Finding:
+def ca_key(facts: DoctorInput) -> Finding:
     """Whether the CA's key lies where tasks of others run."""
     place = cluster_directory(facts)
     if place is None:
@@ -132,7 +132,7 @@ def ca_key(facts: Facts) -> Finding:
 
 
 @needs_agent
-def policy(facts: Facts) -> Finding:
+def policy(facts: DoctorInput) -> Finding:
     """Whether anybody but root (in user mode: the agent's user) can say as whom tasks run and what the agent believes, or
     gets at what the launcher of all users keeps."""
     if facts.security["mode"] != "system":
@@ -154,7 +154,7 @@ def policy(facts: Facts) -> Finding:
     return Finding(OK, f"only root can change {config} and the places of the launcher")
 
 
-def _own_settings(facts: Facts) -> Finding:
+def _own_settings(facts: DoctorInput) -> Finding:
     from peerload.model.errors import ConfigError
 
     words = facts.text(f"/proc/{facts.info['pid']}/cmdline").split("\0")
@@ -170,7 +170,7 @@ def _own_settings(facts: Facts) -> Finding:
 
 
 @needs_agent
-def invitations(facts: Facts) -> Finding:
+def invitations(facts: DoctorInput) -> Finding:
     """Whether what is kept of invitations lets anybody in."""
     place = facts.state
     fault = exposed(place / "invites", owner_of(facts)) if place is not None else None
@@ -181,7 +181,7 @@ def invitations(facts: Facts) -> Finding:
 
 
 @needs_agent
-def revocations(facts: Facts) -> Finding:
+def revocations(facts: DoctorInput) -> Finding:
     """Whether this node was shut out, and who else is."""
     if facts.checkup.get("revoked"):
         return Finding(FAIL, "this node was shut out of the cluster", "where the cluster is:  peerload invite")
@@ -190,7 +190,7 @@ def revocations(facts: Facts) -> Finding:
 
 
 @needs_agent
-def seal_key(facts: Facts) -> Finding:
+def seal_key(facts: DoctorInput) -> Finding:
     """How old the key of gossip and MQTT is, and whether anybody drew it."""
     place = cluster_directory(facts)
     key = _text(place / "seal.key").strip() if place is not None else ""
@@ -214,7 +214,7 @@ def _made_at(place: Path | None) -> float | None:
 
 
 @needs_agent
-def alone_stays_alone(facts: Facts) -> Finding:
+def alone_stays_alone(facts: DoctorInput) -> Finding:
     """Whether a node without a cluster can be reached from elsewhere."""
     host = str(facts.info.get("listen", "")).rpartition(":")[0].strip("[]")
     if not facts.info.get("cluster_local"):
@@ -225,7 +225,7 @@ def alone_stays_alone(facts: Facts) -> Finding:
 
 
 @needs_agent
-def spool(facts: Facts) -> Finding:
+def spool(facts: DoctorInput) -> Finding:
     """Whether only plain files lie where output of tasks is kept."""
     top = facts.state / "spool" if facts.state is not None else None
     if top is None or not top.is_dir():
@@ -247,7 +247,7 @@ def spool(facts: Facts) -> Finding:
     return Finding(OK, f"{counted(looked_at, 'plain file')} in {top}")
 
 
-def log_is_plain(facts: Facts) -> Finding:
+def log_is_plain(facts: DoctorInput) -> Finding:
     """Whether anything in the log could move a terminal's cursor."""
     told = _log(facts)
     if not told:
@@ -259,7 +259,7 @@ def log_is_plain(facts: Facts) -> Finding:
     return Finding(OK, f"{counted(told.count(chr(10)), 'line')} of the log hold text alone")
 
 
-def secrets_in_logs(facts: Facts) -> Finding:
+def secrets_in_logs(facts: DoctorInput) -> Finding:
     """Whether a key or a token was written down."""
     told = _log(facts)
     if not told:
@@ -270,7 +270,7 @@ def secrets_in_logs(facts: Facts) -> Finding:
     return Finding(OK, "no key and no token is in the log")
 
 
-def secrets(facts: Facts) -> dict[str, str]:
+def secrets(facts: DoctorInput) -> dict[str, str]:
     """What must not be found anywhere, by what it is."""
     found = {"a key": "PRIVATE KEY-----", "a token": "plj1-"}
     place = cluster_directory(facts)
@@ -279,7 +279,7 @@ def secrets(facts: Facts) -> dict[str, str]:
     return found
 
 
-def _log(facts: Facts) -> str:
+def _log(facts: DoctorInput) -> str:
     """The end of the agent's and of the launcher's log."""
     if facts.state is None:
         return ""
@@ -295,7 +295,7 @@ def _text(path: Path, bytes_max: int = 1 << 16) -> str:
         return ""
 
 
-def code(facts: Facts) -> Finding:
+def code(facts: DoctorInput) -> Finding:
     """Whether somebody else can change what the agent runs: peerload, or what it stands on."""
     owner, looked_at = owner_of(facts), 0
     for top in (Path(peerload.__file__).parent, *_stood_on()):

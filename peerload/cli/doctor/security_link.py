@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
 from peerload.cli.doctor.security_files import cluster_directory
 from peerload.security import certificates
 from peerload.security.tls import NO_DATES, PROTOCOL
@@ -35,13 +35,13 @@ RENEW = "peerload down && peerload up        on a node without the CA's key, and
 REPORT = "stop it (peerload down), and please report it: what starts programs must let nobody in"
 
 
-def address_of(facts: Facts) -> tuple[str, int]:
+def address_of(facts: DoctorInput) -> tuple[str, int]:
     """Where the agent listens."""
     host, _, port = str(facts.info["listen"]).rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def _connected(facts: Facts) -> socket.socket:
+def _connected(facts: DoctorInput) -> socket.socket:
     return socket.create_connection(address_of(facts), timeout=CONNECT_S_MAX)
 
 
@@ -66,7 +66,7 @@ def _answered(connection: socket.socket, within_s: float) -> bytes | None:
 
 
 @needs_agent
-def plain_is_closed(facts: Facts) -> Finding:
+def plain_is_closed(facts: DoctorInput) -> Finding:
     """Whether somebody who speaks no TLS is told anything."""
     with _connected(facts) as connection:
         connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -79,7 +79,7 @@ def plain_is_closed(facts: Facts) -> Finding:
 
 
 @needs_agent
-def silence_is_closed(facts: Facts) -> Finding:
+def silence_is_closed(facts: DoctorInput) -> Finding:
     """Whether somebody who says nothing can stay."""
     began_s = time.monotonic()
     with _connected(facts) as connection:
@@ -90,7 +90,7 @@ def silence_is_closed(facts: Facts) -> Finding:
     return Finding(OK, f"who says nothing is closed on after {took_s:.1f} s")
 
 
-def _context(facts: Facts) -> ssl.SSLContext:
+def _context(facts: DoctorInput) -> ssl.SSLContext:
     """Of a client who believes the cluster's CA and has nothing to show."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -103,7 +103,7 @@ def _context(facts: Facts) -> ssl.SSLContext:
     return context
 
 
-def _let_in(facts: Facts, context: ssl.SSLContext) -> str:
+def _let_in(facts: DoctorInput, context: ssl.SSLContext) -> str:
     """How far a client gets: "" if no farther than it should, else how far. Raises SSLError if it is told so."""
     with _connected(facts) as plain, context.wrap_socket(plain, do_handshake_on_connect=False) as secured:
         secured.settimeout(CLOSED_WITHIN_S + LATE_S)
@@ -117,7 +117,7 @@ def _let_in(facts: Facts, context: ssl.SSLContext) -> str:
         return f"is spoken to ({len(told)} bytes)" if told else ""
 
 
-def _refused(facts: Facts, context: ssl.SSLContext, who: str, *, only_for: tuple[str, ...] = ()) -> Finding:
+def _refused(facts: DoctorInput, context: ssl.SSLContext, who: str, *, only_for: tuple[str, ...] = ()) -> Finding:
     """only_for: the words of OpenSSL by which a refusal of the other end is known, where our own may refuse, too."""
     try:
         how_far = _let_in(facts, context)
@@ -134,10 +134,10 @@ def _refused(facts: Facts, context: ssl.SSLContext, who: str, *, only_for: tuple
     return Finding(OK, f"{who} is refused")
 
 
-def _readable(look: Callable[[Facts], Finding]) -> Callable[[Facts], Finding]:
+def _readable(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
     """A check that needs the certificate of the CA."""
 
-    def looked(facts: Facts) -> Finding:
+    def looked(facts: DoctorInput) -> Finding:
         place = cluster_directory(facts)
         if place is None or not os.access(place / "ca.pem", os.R_OK):
             return Finding(SKIP, "the cluster's directory cannot be read: ask as its owner")
@@ -147,7 +147,7 @@ def _readable(look: Callable[[Facts], Finding]) -> Callable[[Facts], Finding]:
 
 
 @_readable
-def old_tls_is_refused(facts: Facts) -> Finding:
+def old_tls_is_refused(facts: DoctorInput) -> Finding:
     """Whether anything before TLS 1.3 is spoken."""
     context = _context(facts)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -156,13 +156,13 @@ def old_tls_is_refused(facts: Facts) -> Finding:
 
 
 @_readable
-def nobody_is_refused(facts: Facts) -> Finding:
+def nobody_is_refused(facts: DoctorInput) -> Finding:
     """Whether somebody without a certificate is spoken to."""
     return _refused(facts, _context(facts), "who shows no certificate")
 
 
 @_readable
-def a_stranger_is_refused(facts: Facts) -> Finding:
+def a_stranger_is_refused(facts: DoctorInput) -> Finding:
     """Whether a certificate of another CA, in this node's own name, opens anything."""
     context = _context(facts)
     now = datetime.now(UTC)
@@ -175,14 +175,14 @@ def a_stranger_is_refused(facts: Facts) -> Finding:
     return _refused(facts, context, "a certificate of another CA")
 
 
-def _shown(facts: Facts) -> bytes:
+def _shown(facts: DoctorInput) -> bytes:
     """The certificate that the agent shows (DER); the CA's name is believed by what TLS verifies. Raises OSError."""
     with _connected(facts) as plain, _context(facts).wrap_socket(plain) as secured:
         return secured.getpeercert(binary_form=True) or b""
 
 
 @needs_agent
-def certificate(facts: Facts) -> Finding:
+def certificate(facts: DoctorInput) -> Finding:
     """Whether the certificate that this node shows is the cluster's, valid, and made anew in time. That it has expired the
     agent says itself, also to whoever cannot read the cluster's directory."""
     ends_at = facts.checkup.get("certificate_until") or facts.now + 1
@@ -192,7 +192,7 @@ def certificate(facts: Facts) -> Finding:
 
 
 @_readable
-def _shown_certificate(facts: Facts) -> Finding:
+def _shown_certificate(facts: DoctorInput) -> Finding:
     try:
         shown = certificates.proven_facts(_shown(facts))
     except ssl.SSLCertVerificationError as error:
@@ -214,7 +214,7 @@ def _shown_certificate(facts: Facts) -> Finding:
 
 
 @_readable
-def certificate_says_node(facts: Facts) -> Finding:
+def certificate_says_node(facts: DoctorInput) -> Finding:
     """Whether the certificate says that its holder is one node, and nothing else."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -233,7 +233,7 @@ def certificate_says_node(facts: Facts) -> Finding:
 
 
 @needs_agent
-def datagrams_unanswered(facts: Facts) -> Finding:
+def datagrams_unanswered(facts: DoctorInput) -> Finding:
     """Whether a datagram that nobody sealed is answered."""
     host, port = address_of(facts)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -6,17 +6,17 @@ import json
 import re
 from urllib.parse import unquote, urlsplit
 
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
 from peerload.cli.doctor.security_files import secrets
 
 
-def brokers(facts: Facts) -> list[str]:
+def brokers(facts: DoctorInput) -> list[str]:
     """Those configured, of the agent that runs or of one that would be started; with their passwords, if any are known."""
     told = (facts.checkup.get("broker") or {}).get("urls") or []
     return list(dict.fromkeys([*(facts.config.mqtt if facts.config is not None else ()), *told]))
 
 
-def broker(facts: Facts) -> Finding:
+def broker(facts: DoctorInput) -> Finding:
     """Whether what is said to brokers is encrypted, and whether they take anything from anybody."""
     from peerload.cli.doctor.broker import Way, anybody_may_publish, probed
 
@@ -53,7 +53,7 @@ def _is_here(url: str) -> bool:
 
 
 @needs_agent
-def secrets_in_answers(facts: Facts) -> Finding:
+def secrets_in_answers(facts: DoctorInput) -> Finding:
     """Whether the agent tells a key, a token or a password to whoever may ask."""
     told = json.dumps([facts.info, facts.nodes, facts.checkup, facts.settings], default=repr)
     wanted = secrets(facts)
@@ -68,7 +68,7 @@ def secrets_in_answers(facts: Facts) -> Finding:
     return Finding(OK, "no key, token or password is in the agent's answers")
 
 
-def was_asked(facts: Facts) -> Finding:
+def was_asked(facts: DoctorInput) -> Finding:
     """Whether there was an agent to look at."""
     if not facts.info:
         return Finding(FAIL, str(facts.agent_error or "no agent is running here"), "peerload up")

@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
+from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
 from peerload.cli.doctor.security_files import owner_of
 from peerload.text.format import counted, printable
 
@@ -35,11 +35,11 @@ class Listening(NamedTuple):
     where: str
 
 
-def _processes(facts: Facts) -> dict[str, int]:
+def _processes(facts: DoctorInput) -> dict[str, int]:
     return {"agent": int(facts.info["pid"]), "launcher": int(facts.info.get("launcher_pid") or 0)}
 
 
-def _inodes(facts: Facts, pid: int) -> set[str] | None:
+def _inodes(facts: DoctorInput, pid: int) -> set[str] | None:
     """Of the sockets that a process holds; None if that cannot be looked at."""
     found = set()
     try:
@@ -55,7 +55,7 @@ def _inodes(facts: Facts, pid: int) -> set[str] | None:
     return found
 
 
-def sockets_of(facts: Facts, pid: int) -> list[Listening] | None:
+def sockets_of(facts: DoctorInput, pid: int) -> list[Listening] | None:
     """Where a process waits for anybody; None if that cannot be looked at."""
     inodes = _inodes(facts, pid)
     if inodes is None:
@@ -90,7 +90,7 @@ def _address(text: str) -> str:
 
 
 @needs_agent
-def listening(facts: Facts) -> Finding:
+def listening(facts: DoctorInput) -> Finding:
     """Whether the agent listens on its Unix socket and its one address, the launcher on its own socket, and that is all."""
     processes = _processes(facts)
     held = sockets_of(facts, processes["agent"])
@@ -112,7 +112,7 @@ def listening(facts: Facts) -> Finding:
     return Finding(OK, f"the agent listens at {', '.join(where)}, and nowhere else")
 
 
-def _is_expected(facts: Facts, one: Listening, host: str, port: str) -> bool:
+def _is_expected(facts: DoctorInput, one: Listening, host: str, port: str) -> bool:
     if one.kind == "unix":
         return os.path.realpath(one.where) == os.path.realpath(str(facts.info.get("socket", "")))
     told_host, _, told_port = one.where.rpartition(":")
@@ -123,7 +123,7 @@ def _is_expected(facts: Facts, one: Listening, host: str, port: str) -> bool:
 
 
 @needs_agent
-def descriptors(facts: Facts) -> Finding:
+def descriptors(facts: DoctorInput) -> Finding:
     """Whether anything that agent or launcher hold open would be passed on to what they start."""
     looked_at = 0
     for who, pid in _processes(facts).items():
@@ -142,13 +142,13 @@ def descriptors(facts: Facts) -> Finding:
     return Finding(OK, f"all {looked_at} descriptors of agent and launcher close when a task starts")
 
 
-def _status(facts: Facts, pid: int | str) -> dict[str, str]:
+def _status(facts: DoctorInput, pid: int | str) -> dict[str, str]:
     lines = facts.text(f"/proc/{pid}/status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 @needs_agent
-def whose_tasks(facts: Facts) -> Finding:
+def whose_tasks(facts: DoctorInput) -> Finding:
     """As whom tasks of others run here."""
     uid = owner_of(facts)
     if facts.security["mode"] == "system":
@@ -174,7 +174,7 @@ def whose_tasks(facts: Facts) -> Finding:
 
 
 @needs_agent
-def hardening(facts: Facts) -> Finding:
+def hardening(facts: DoctorInput) -> Finding:
     """Whether the agent, as a service, can gain rights that it does not have."""
     if facts.security["mode"] != "system":
         return Finding(SKIP, "user mode: the agent has the rights of its user, and so have its tasks")
@@ -185,7 +185,7 @@ def hardening(facts: Facts) -> Finding:
 
 
 @needs_agent
-def containment(facts: Facts) -> Finding:
+def containment(facts: DoctorInput) -> Finding:
     """Whether what cannot be enforced here is told."""
     told = facts.checkup["launcher"]
     if told["units"] == "bare" and not told["unenforced"]:
@@ -197,7 +197,7 @@ def containment(facts: Facts) -> Finding:
 
 
 @needs_agent
-def launcher(facts: Facts) -> Finding:
+def launcher(facts: DoctorInput) -> Finding:
     """Whether what starts tasks is a process of its own, with rights that the agent has not."""
     processes = _processes(facts)
     if not processes["launcher"] or processes["launcher"] == processes["agent"]:
@@ -211,7 +211,7 @@ def launcher(facts: Facts) -> Finding:
 
 
 @needs_agent
-def isolated(facts: Facts) -> Finding:
+def isolated(facts: DoctorInput) -> Finding:
     """Whether the launcher's Python heeds its user's directories and variables."""
     words = facts.text(f"/proc/{_processes(facts)['launcher']}/cmdline").split("\0")
     if len(words) < 2:  # noqa: PLR2004 -- a program and its flags
@@ -222,7 +222,7 @@ def isolated(facts: Facts) -> Finding:
 
 
 @needs_agent
-def running_tasks(facts: Facts) -> Finding:
+def running_tasks(facts: DoctorInput) -> Finding:
     """Whether each task that runs has the ids of one ordinary user, no capabilities, and can gain none."""
     if facts.security["mode"] != "system":
         return Finding(SKIP, "user mode: nothing changes its user")
@@ -242,7 +242,7 @@ def running_tasks(facts: Facts) -> Finding:
 
 
 @needs_agent
-def command_lines(facts: Facts) -> Finding:
+def command_lines(facts: DoctorInput) -> Finding:
     """Whether every user of the machine can read a secret in the list of processes."""
     for who, pid in _processes(facts).items():
         if _SECRET_WORDS.search(facts.text(f"/proc/{pid}/cmdline").replace("\0", " ")):
@@ -252,7 +252,7 @@ def command_lines(facts: Facts) -> Finding:
 
 
 @needs_agent
-def memory_of_keys(facts: Facts) -> Finding:
+def memory_of_keys(facts: DoctorInput) -> Finding:
     """Whether the agent's memory, with its keys, can end up where others read it."""
     limits = facts.text(f"/proc/{facts.info['pid']}/limits")
     found = re.search(r"^Max core file size\s+(\S+)", limits, re.MULTILINE)

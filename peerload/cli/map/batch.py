@@ -19,7 +19,7 @@ WORD_BYTES = 5
 """What each word takes besides its own bytes."""
 
 
-class Task:
+class MapTask:
     """One that was submitted and has not ended."""
 
     __slots__ = ("argv", "number", "values")
@@ -30,12 +30,12 @@ class Task:
         self.argv = argv
 
 
-class Batch:
+class MapBatch:
     """Tasks that were submitted together, by member number. ``id``: "" until the agent has said it."""
 
     __slots__ = ("argv", "id", "left", "token")
 
-    def __init__(self, tasks: list[Task]) -> None:
+    def __init__(self, tasks: list[MapTask]) -> None:
         self.token = os.urandom(16).hex()
         self.left = dict(enumerate(tasks, start=1))
         self.argv = [task.argv for task in tasks]

@@ -34,7 +34,7 @@ class BadInput(UsageError):
     """An input that no task can be made of; nothing is read after it."""
 
 
-class Lines:
+class LineReader:
     """The lines of a file, read as they come, without their ends. ``ended``: there are no more than those in ``ahead``."""
 
     def __init__(self, name: str, end: bytes = b"\n", *, verb: str = "map") -> None:
@@ -98,18 +98,18 @@ class Lines:
         return found
 
 
-class Inputs:
+class MapInputs:
     """The inputs of each task, in order. ``width``: how many each has."""
 
-    def __init__(self, first: Lines | list[Values], others: Sequence[list[Values]], width: int) -> None:
+    def __init__(self, first: LineReader | list[Values], others: Sequence[list[Values]], width: int) -> None:
         self.width = width
-        self._stream = first if isinstance(first, Lines) else None
+        self._stream = first if isinstance(first, LineReader) else None
         self._first: Iterator[Values] = iter(first if isinstance(first, list) else ())
         self._others = others
         self._each_first = 1
         for other in others:
             self._each_first *= len(other)
-        self._known = None if isinstance(first, Lines) else len(first)
+        self._known = None if isinstance(first, LineReader) else len(first)
         self._came = 0
         self._current: Iterator[Values] = iter(())
         self._is_over = False
@@ -185,10 +185,10 @@ def split(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]
     return command, sources
 
 
-def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> Inputs:
+def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> MapInputs:
     """The inputs that these sources are; without any the lines of standard input. Raises UsageError."""
     if not sources:
-        return Inputs(Lines("-", end), [], 1)
+        return MapInputs(LineReader("-", end), [], 1)
     groups = _groups(sources)
     if sum(name == "-" for group in groups for kind, names in group if kind == "::::" for name in names) > 1:
         raise UsageError("map: standard input (-) can be read once only", hint="name a file:  :::: FILE")
@@ -197,8 +197,8 @@ def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> I
     width = sum(map(len, groups))
     if len(first) == 1 and first[0][0] == "::::":
         (name,) = first[0][1]
-        return Inputs(Lines(name, end), others, width)
-    return Inputs(_values(first, end), others, width)
+        return MapInputs(LineReader(name, end), others, width)
+    return MapInputs(_values(first, end), others, width)
 
 
 def _groups(sources: Sequence[tuple[str, list[str]]]) -> list[list[tuple[str, list[str]]]]:
@@ -222,6 +222,7 @@ def _groups(sources: Sequence[tuple[str, list[str]]]) -> list[list[tuple[str, li
 
 def _values(group: Sequence[tuple[str, list[str]]], end: bytes) -> list[Values]:
     columns = [
-        [os.fsencode(word) for word in words] if kind == ":::" else Lines(words[0], end).all() for kind, words in group
+        [os.fsencode(word) for word in words] if kind == ":::" else LineReader(words[0], end).all()
+        for kind, words in group
     ]
     return list(zip(*columns, strict=False))

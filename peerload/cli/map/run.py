@@ -14,9 +14,9 @@ import signal
 import time
 
 from peerload.cli.common import command
-from peerload.cli.map.batch import Batch, Task, sound_size
+from peerload.cli.map.batch import MapBatch, MapTask, sound_size
 from peerload.cli.map.inputs import BadInput
-from peerload.cli.map.show import Ended
+from peerload.cli.map.show import MapResult
 from peerload.cli.map.template import shown
 from peerload.client.connection import Client, OutputGaps, raise_refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from peerload.cli.map.halt import Halt
-    from peerload.cli.map.inputs import Inputs
+    from peerload.cli.map.inputs import MapInputs
     from peerload.cli.map.joblog import Joblog
-    from peerload.cli.map.template import Template
+    from peerload.cli.map.template import CommandTemplate
 
 SUBMITTED_MAX = 2000
 """Tasks that were submitted and have not ended."""
@@ -59,8 +59,8 @@ class Mapping:
         self,
         socket_path: str | None,
         fields: dict[str, Any],
-        template: Template,
-        inputs: Inputs,
+        template: CommandTemplate,
+        inputs: MapInputs,
         *,
         halt: Halt,
         joblog: Joblog | None = None,
@@ -75,16 +75,16 @@ class Mapping:
         self._joblog = joblog
         self._at_a_time = min(at_a_time or SUBMITTED_MAX, SUBMITTED_MAX)
         self._room_min = 1 if at_a_time else BATCH_TASKS_MAX
-        self.ended: Callable[[Ended], None] = lambda _: None
+        self.ended: Callable[[MapResult], None] = lambda _: None
         self.skipped: Callable[[int], None] = lambda _: None
         self.looked: Callable[[], None] = lambda: None
         self.is_full: Callable[[], bool] = lambda: False
         self._number = 0
         self._unfinished = 0
-        self._batches: dict[str, Batch] = {}
+        self._batches: dict[str, MapBatch] = {}
         self._said_declining = False
-        self._asked: dict[int, tuple[str, Batch | None]] = {}
-        self._held_back: list[Task] = []
+        self._asked: dict[int, tuple[str, MapBatch | None]] = {}
+        self._held_back: list[MapTask] = []
         self._retry_at_s = 0.0
         self._signals: list[int] = []
         self._before: dict[int, Any] = {}
@@ -168,9 +168,9 @@ class Mapping:
             tasks = self._next_tasks(room)
             if not tasks:
                 return
-            self._submit(Batch(tasks))
+            self._submit(MapBatch(tasks))
 
-    def _next_tasks(self, room: int) -> list[Task]:
+    def _next_tasks(self, room: int) -> list[MapTask]:
         tasks = self._held_back[:BATCH_TASKS_MAX][:room]
         del self._held_back[: len(tasks)]
         size = 0
@@ -185,7 +185,7 @@ class Mapping:
                     self.skipped(self._number)
                     continue
                 size += sound_size(self._number, argv)
-                tasks.append(Task(self._number, values, argv))
+                tasks.append(MapTask(self._number, values, argv))
         except PeerloadError as error:
             self._give_up(error)
         return tasks
@@ -197,7 +197,7 @@ class Mapping:
         self._stops = True
         self._inputs.stop()
 
-    def _submit(self, batch: Batch) -> None:
+    def _submit(self, batch: MapBatch) -> None:
         if batch.token not in self._batches:
             self._batches[batch.token] = batch
             self._unfinished += len(batch.left)
@@ -242,7 +242,7 @@ class Mapping:
         elif batch.left:
             self._lost(batch, kind, body)
 
-    def _submitted(self, batch: Batch, kind: str, body: dict[str, Any]) -> None:
+    def _submitted(self, batch: MapBatch, kind: str, body: dict[str, Any]) -> None:
         if kind == "error":
             self._not_submitted(batch, body)
             return
@@ -256,7 +256,7 @@ class Mapping:
         if self._signals or self.halted_by is not None:
             self._to_stop.append(batch.id)
 
-    def _not_submitted(self, batch: Batch, body: dict[str, Any]) -> None:
+    def _not_submitted(self, batch: MapBatch, body: dict[str, Any]) -> None:
         """Refused: a full queue is tried again, anything else ends the map."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
@@ -270,7 +270,7 @@ class Mapping:
             self._number -= len(batch.left) if self._number == len(batch.left) else 0
             self._give_up(error)
 
-    def _one_ended(self, batch: Batch, body: dict[str, Any]) -> None:
+    def _one_ended(self, batch: MapBatch, body: dict[str, Any]) -> None:
         member = str(body.get("id", "")).rpartition(".")[2]
         task = batch.left.pop(int(member), None) if member.isdecimal() else None
         if task is None:
@@ -294,17 +294,17 @@ class Mapping:
             self.note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
         if self._joblog is not None and not is_cancelled:
             self._joblog.add(task.number, body, line)
-        self.ended(Ended(task.number, b" ".join(task.values), {**body, "command": line}))
+        self.ended(MapResult(task.number, b" ".join(task.values), {**body, "command": line}))
         if not batch.left:
             del self._batches[batch.token]
         if not self._stops and self._halt.is_due(failed=self.failed, succeeded=self.succeeded):
             self._halts(body)
 
-    def _remember_failed(self, batch: Batch) -> None:
+    def _remember_failed(self, batch: MapBatch) -> None:
         if len(self.failed_batches) < FAILURES_KEPT_MAX:
             self.failed_batches[batch.id] = None
 
-    def _lost(self, batch: Batch, kind: str, body: dict[str, Any]) -> None:
+    def _lost(self, batch: MapBatch, kind: str, body: dict[str, Any]) -> None:
         """The agent waits for these no more, though they have not ended: it cannot read them."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)

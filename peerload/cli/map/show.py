@@ -27,7 +27,7 @@ _BAR_WIDTH = 30
 COLUMNS, COLUMNS_MIN = 80, 20
 
 
-class Ended:
+class MapResult:
     """One task that has ended: its number, the inputs it had, and how it ended, as `wait` tells it."""
 
     __slots__ = ("body", "number", "tag")
@@ -53,10 +53,10 @@ class Outputs:
         self._tags = tags
         self._before = before
         self._next = 1
-        self._waiting: dict[int, Ended | None] = {}
+        self._waiting: dict[int, MapResult | None] = {}
         self._kept_bytes = 0
 
-    def ended(self, task: Ended) -> None:
+    def ended(self, task: MapResult) -> None:
         """Print it; or keep it until its turn comes."""
         if not self._keeps_order:
             self._print(task)
@@ -91,12 +91,12 @@ class Outputs:
             self._release(self._waiting.pop(self._next))
             self._next += 1
 
-    def _release(self, task: Ended | None) -> None:
+    def _release(self, task: MapResult | None) -> None:
         if task is not None:
             self._kept_bytes -= _size(task.body)
             self._print(task)
 
-    def _print(self, task: Ended) -> None:
+    def _print(self, task: MapResult) -> None:
         body = task.body
         if not body.get("stdout_bytes") and not body.get("stderr_bytes"):
             return

@@ -20,7 +20,7 @@ _CHANGE = 3
 SHELL = (b"/bin/sh", b"-c")
 
 
-class Template:
+class CommandTemplate:
     """A command line whose places are filled for each task.
 
     ``words``: of a command; or one line for /bin/sh (``is_shell``), in which inputs are quoted, so that each stays one

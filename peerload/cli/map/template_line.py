@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peerload.cli.map.inputs import Lines
-from peerload.cli.map.template import Template
+from peerload.cli.map.inputs import LineReader
+from peerload.cli.map.template import CommandTemplate
 from peerload.model.errors import BadRequest, UsageError
 from peerload.text.format import printable, size_text
 
@@ -27,7 +27,7 @@ def commands(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
         raise UsageError("submit: --array and --each-line contradict each other", hint="the lines are the members")
     name = printable(flags.each_line)
     is_shell = flags.shell is not None
-    template = Template(spec["argv"][-1:] if is_shell else spec["argv"], is_shell=is_shell, verb="submit")
+    template = CommandTemplate(spec["argv"][-1:] if is_shell else spec["argv"], is_shell=is_shell, verb="submit")
     found = gathered(template, ((line,) for line in _lines(flags.each_line)), name)
     if not found:
         raise UsageError(f"submit: {name} has no lines", hint="a task is made for each line")
@@ -35,14 +35,14 @@ def commands(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
 
 
 def _lines(file: str) -> Iterator[bytes]:
-    lines = Lines(file, verb="submit")
+    lines = LineReader(file, verb="submit")
     while not lines.ended:
         lines.read()
         yield from lines.ahead
         lines.ahead.clear()
 
 
-def gathered(template: Template, rows: Iterable[tuple[bytes, ...]], name: str) -> list[list[bytes]]:
+def gathered(template: CommandTemplate, rows: Iterable[tuple[bytes, ...]], name: str) -> list[list[bytes]]:
     """The command line for each row of values. Raises BadRequest for too many, and for what no command can have. name: where
     they come from."""
     found: list[list[bytes]] = []

@@ -13,7 +13,7 @@ from peerload.cli.common.options import Options, duration, whole
 from peerload.model.errors import ConfigError, UsageError
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
-from peerload.sim.service import Service, read_service
+from peerload.sim.service import ServiceTimes, read_service
 from peerload.text.format import counted
 
 NODES_MAX, SLOTS_MAX, GPUS_MAX = 100_000, 65_536, 1024
@@ -160,7 +160,7 @@ def _scenario(
         load=load,
         hot=hot,
         trace=trace,
-        service=flags.service if isinstance(flags.service, Service) else None,
+        service=flags.service if isinstance(flags.service, ServiceTimes) else None,
         durations=durations,
         speeds=_speeds(flags.speeds, nodes, trace) if flags.speeds else (),
         transfer_s=_delay("--transfer-delay", flags.transfer_delay, in_seconds=in_seconds),
@@ -218,7 +218,7 @@ def arrivals(text: str) -> tuple[str, str]:
     return kind, subject
 
 
-def service(text: str) -> Service | str:
+def service(text: str) -> ServiceTimes | str:
     """A distribution, or the name of the file whose durations are drawn from."""
     if text.startswith("trace:") and text != "trace:":
         return text.removeprefix("trace:")

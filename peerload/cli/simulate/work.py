@@ -44,7 +44,7 @@ def run(scenarios: Sequence[Scenario], replications: int, seed: int, workers: in
     jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that nobody is idle at the end
     found: list[list[Sample | None]] = [[None] * replications for _ in scenarios]
     total = replications * sum(scenario.tasks for scenario in scenarios)
-    with _interruptible(), Progress(total) as progress:
+    with _interruptible(), SimProgress(total) as progress:
         for index, number, sample in _done(scenarios, jobs, min(workers, len(jobs)), progress):
             found[index][number] = sample
     return [[sample for sample in samples if sample is not None] for samples in found]
@@ -54,7 +54,7 @@ def _cost(scenario: Scenario) -> float:
     return scenario.tasks * (1 + (scenario.load or 1.0))  # the fuller, the more probes
 
 
-def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress: Progress) -> Iterator[Done]:
+def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress: SimProgress) -> Iterator[Done]:
     if workers == 1:
         yield from (_play(scenarios, job, progress.add) for job in jobs)
         return
@@ -177,7 +177,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class Progress:
+class SimProgress:
     """A bar on stderr, if that is a terminal: how many of so many tasks have come, and how long the rest may take."""
 
     def __init__(self, total: int) -> None:

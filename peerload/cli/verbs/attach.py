@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.standard_input import StandardInput, takes_input
-from peerload.cli.common.task_session import Detached, Following
+from peerload.cli.common.standard_input import StdinReader, takes_input
+from peerload.cli.common.task_session import Detached, TaskSession
 from peerload.cli.verbs.run import say_detached, told, told_missing
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, NoSuchTask
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
         stdin = _input(client, task) if takes_input() else None
         tail = None if has_terminal else flags.tail
         writer = OutputWriter(raw=is_raw, is_whole=tail is None, is_json=flags.json)
-        following = Following(client, writer.write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
+        following = TaskSession(client, writer.write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
         with following:
             try:
                 ended = following.follow(task)
@@ -81,7 +81,7 @@ def _single(client: Client, name: str) -> list[dict[str, Any]]:
     return shown
 
 
-def _input(client: Client, task: str) -> StandardInput | None:
+def _input(client: Client, task: str) -> StdinReader | None:
     """Our stdin for the task, if that takes any, and not somebody else's already."""
     try:
         reply = client.call("input", task=task)
@@ -91,6 +91,6 @@ def _input(client: Client, task: str) -> StandardInput | None:
         return None
     if reply.get("ended") or not reply.get("wanted", True):
         return None
-    stdin = StandardInput()
+    stdin = StdinReader()
     stdin.at = int(reply.get("offset") or 0)
     return stdin

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-    from peerload.security.cluster_dir import Cluster
+    from peerload.security.cluster_dir import ClusterDirectory
 
 EXAMPLE_PORT = 7117
 SOMEWHERE = "ADDRESS"
@@ -151,7 +151,7 @@ def _show(flags: Namespace) -> int:
     return 0
 
 
-def _configured() -> Cluster:
+def _configured() -> ClusterDirectory:
     """That of an agent that is started here now."""
     from peerload.cli.common.agent_flags import default_state
     from peerload.client.connection import user_socket_path
@@ -188,7 +188,7 @@ def _say_in_use(agent: dict[str, Any] | None, shown_id: str) -> None:
     )
 
 
-def _facts(found: Cluster) -> dict[str, Any]:
+def _facts(found: ClusterDirectory) -> dict[str, Any]:
     """What may be told to anybody: never a key."""
     return {
         "name": found.name,

@@ -195,7 +195,7 @@ class Demo:
                 "name": command.name,
             }
             ids.append(client.call("submit", token=os.urandom(16).hex(), spec=spec)["id"])
-        live = report.Live(SLOTS, HOME)
+        live = report.DemoScreen(SLOTS, HOME)
         within_s = max(TASKS_WITHIN_S, TASK_WITHIN_S * len(work))
         while True:
             timed_out = client.call("wait", tasks=ids, timeout_s=TICK_S)["timed_out"]

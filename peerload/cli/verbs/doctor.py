@@ -7,7 +7,7 @@ import threading
 
 from peerload.cli.common.options import Options
 from peerload.cli.doctor import agent, cluster, machine
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, Facts, Finding
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
 from peerload.text.format import coloured, counted, print_json, printable
 
 CHECKS = (
@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
         from peerload.cli.doctor import security
 
         return security.run(flags.socket, as_json=flags.json, quiet=flags.quiet)
-    facts = Facts(flags.socket)
+    facts = DoctorInput(flags.socket)
     found = [(check.name, looked_at(check, facts)) for check in CHECKS]
     counts = {result: sum(finding.result == result for _, finding in found) for result in (OK, WARN, FAIL, SKIP)}
     if flags.json:
@@ -82,7 +82,7 @@ def main(words: list[str]) -> int:
     return 1 if counts[FAIL] else 0
 
 
-def looked_at(check: Check, facts: Facts) -> Finding:
+def looked_at(check: Check, facts: DoctorInput) -> Finding:
     """What a check finds. One that breaks, or hangs (in a mount whose server is gone), says so, and the others are done all
     the same."""
     found: list[Finding] = []

@@ -9,8 +9,8 @@ from peerload.cli.common import command
 from peerload.cli.common.interactive import with_colours, with_term
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.standard_input import StandardInput, takes_input
-from peerload.cli.common.task_session import Following
+from peerload.cli.common.standard_input import StdinReader, takes_input
+from peerload.cli.common.task_session import TaskSession
 from peerload.cli.common.terminal import window
 from peerload.cli.main import CANNOT
 from peerload.cli.verbs.attach import is_ours
@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
     )
     reader.switch("-T", "--no-pty", help="give it none: stdout and stderr stay apart")
     flags, (ref, *argv) = _split(reader, words)
-    stdin = StandardInput() if takes_input() else None
+    stdin = StdinReader() if takes_input() else None
     with Client(flags.socket) as client:
         task = _running(client, ref)
         is_raw = flags.pty or is_ours(task, client.call("info"))
@@ -68,7 +68,7 @@ def main(words: list[str]) -> int:
     return code
 
 
-class FollowingInside(Following):
+class FollowingInside(TaskSession):
     """Follows one command inside a task, which ends with us: it can neither be left to itself nor be found again.
 
     ``asked``: the fields of the request that starts it."""
@@ -81,7 +81,7 @@ class FollowingInside(Following):
         write: Callable[[dict[str, Any]], None],
         asked: dict[str, object],
         *,
-        stdin: StandardInput | None,
+        stdin: StdinReader | None,
         has_terminal: bool,
     ) -> None:
         super().__init__(client, write, stdin=stdin, has_terminal=has_terminal)

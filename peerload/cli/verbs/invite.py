@@ -114,7 +114,9 @@ def _found(flags: Namespace, info: dict[str, Any]) -> None:
     else:
         name = flags.name or f"{node[: NODE_NAME_LENGTH_MAX - 5]}-{secrets.token_hex(2)}"
         made = cluster_dir.make(directory, name)
-    node_identity_file.write(Path(str(info["state"])), node_identity_file.Joined(str(directory), node, listen))
+    node_identity_file.write(
+        Path(str(info["state"])), node_identity_file.NodeIdentityFile(str(directory), node, listen)
+    )
     say(f"a cluster is made: {made.name} in {directory}; the agent starts again as its first member, tasks run on")
     after = restart(flags.socket, "the first member of a cluster")
     if after.get("cluster_local"):

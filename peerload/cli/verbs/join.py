@@ -150,7 +150,7 @@ def _admitted(
     from peerload.cli.common.joined import listen_at
     from peerload.security import cluster_dir, join_client, node_identity_file, private_files, revocation, tls
     from peerload.security.address import parse_address
-    from peerload.security.certificates import Pair
+    from peerload.security.certificates import KeyPair
 
     if flags.listen:
         parse_address("listen", flags.listen, loopback_only=False)
@@ -161,13 +161,13 @@ def _admitted(
     got = join_client.ask(token, node, state)
     welcome = got.welcome
     try:
-        cluster_dir.install(directory, welcome.name, welcome.cluster, Pair(got.ca, welcome.ca_key), welcome.seal_key)
+        cluster_dir.install(directory, welcome.name, welcome.cluster, KeyPair(got.ca, welcome.ca_key), welcome.seal_key)
         if welcome.trust:
             revocation.keep(state / "trust", welcome.trust)
         node_identity_file.write_private(state / tls.JOINED_FILE, got.key + welcome.certificate)
         peers = tuple(dict.fromkeys((got.address, *welcome.peers)))
         listen = flags.listen or listen_at(got.host, own)
-        node_identity_file.write(state, node_identity_file.Joined(str(directory), node, listen, peers))
+        node_identity_file.write(state, node_identity_file.NodeIdentityFile(str(directory), node, listen, peers))
     except OSError as error:
         hint = "make room, then the same again: the token is still good for this machine"
         raise PeerloadError(

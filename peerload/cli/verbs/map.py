@@ -11,8 +11,8 @@ from peerload.cli.map.halt import Halt
 from peerload.cli.map.inputs import opened, split
 from peerload.cli.map.joblog import Joblog
 from peerload.cli.map.run import Mapping
-from peerload.cli.map.show import Bar, Ended, Outputs
-from peerload.cli.map.template import Template, shown
+from peerload.cli.map.show import Bar, MapResult, Outputs
+from peerload.cli.map.template import CommandTemplate, shown
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
 from peerload.text.format import counted, print_json, printable, say, shortened, size_text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-    from peerload.cli.map.inputs import Inputs
+    from peerload.cli.map.inputs import MapInputs
 
 FAILURES_NAMED_MAX = 20
 """More are counted only."""
@@ -62,7 +62,7 @@ def main(words: list[str]) -> int:
     spec["followed"] = True  # its output comes here in full
     halt = Halt(flags.halt)
     inputs = opened(sources, end=b"\0" if flags.null else b"\n")
-    template = Template(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
+    template = CommandTemplate(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
     if not flags.dry_run:
         Client(flags.socket).close()  # without an agent a log that is there is left alone
     joblog = _joblog(flags)
@@ -134,7 +134,7 @@ def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec, **more, **({"terms": terms} if terms else {})}
 
 
-def _dry_run(flags: Namespace, template: Template, inputs: Inputs, joblog: Joblog | None) -> int:
+def _dry_run(flags: Namespace, template: CommandTemplate, inputs: MapInputs, joblog: Joblog | None) -> int:
     """Print the command of each task, as it would be."""
     number = 0
     while not inputs.is_over:
@@ -180,7 +180,7 @@ def _run(mapping: Mapping, flags: Namespace) -> int:
     return _told(mapping)
 
 
-def _print_ended(mapping: Mapping, task: Ended) -> None:
+def _print_ended(mapping: Mapping, task: MapResult) -> None:
     body = {key: task.body.get(key) for key in (*_JSON_KEYS, *_JSON_KEYS_OF_OUTPUT)}
     sizes = int(body["stdout_bytes"] or 0), int(body["stderr_bytes"] or 0)
     if "stdout" not in task.body and any(sizes):

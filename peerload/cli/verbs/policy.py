@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-    from peerload.policy.describe import Checked
+    from peerload.policy.describe import CheckedPolicy
     from peerload.sim.rehearsal import Rehearsal
 
 AGENT_S_MAX = 2.0
@@ -130,7 +130,7 @@ def _check(flags: Namespace) -> int:
     try:
         checked = describe.check(name)
     except ConfigError as error:
-        checked = describe.Checked(None, [error], [])
+        checked = describe.CheckedPolicy(None, [error], [])
     played = _play(name) if flags.play and checked.preset is not None else None
     is_ok = checked.preset is not None and (played is None or played.is_good)
     if flags.json:
@@ -177,7 +177,7 @@ def _say_played(name: str, played: Rehearsal) -> None:
         )
 
 
-def _as_json(name: str, checked: Checked, played: Rehearsal | None) -> dict[str, Any]:
+def _as_json(name: str, checked: CheckedPolicy, played: Rehearsal | None) -> dict[str, Any]:
     return {
         "preset": name,
         "played": None

@@ -10,8 +10,8 @@ import os
 
 from peerload.cli.common import command, interactive, terms_flags
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.standard_input import StandardInput, takes_input
-from peerload.cli.common.task_session import Detached, Following
+from peerload.cli.common.standard_input import StdinReader, takes_input
+from peerload.cli.common.task_session import Detached, TaskSession
 from peerload.cli.common.terminal import window
 from peerload.cli.main import CANNOT, INTERRUPTED
 from peerload.client.connection import Client
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
     flags.env = interactive.with_colours(flags.env, has_terminal=flags.pty)
     spec, secret = command.specification(flags, rest, "run")
     terms = terms_flags.terms(flags, "run")
-    stdin = StandardInput() if takes_input() else None
+    stdin = StdinReader() if takes_input() else None
     if flags.pty:
         rows, columns = window()
         spec["terminal"] = {"rows": rows, "columns": columns}
@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
         interactive.say_if_it_needs_a_terminal(spec["argv"])
     with Client(flags.socket) as client:
         writer = OutputWriter(is_json=flags.json)
-        following = Following(
+        following = TaskSession(
             client, writer.write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True
         )
         with following:

@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
     timed_out = False
     with Client(flags.socket) as client:
         refs = chosen.words if chosen.words and not chosen.is_narrowed else chosen.chosen(client, selection.UNFINISHED)
-        progress = Progress(client, refs or [], flags)
+        progress = WaitProgress(client, refs or [], flags)
         began_s, left_s = time.monotonic(), flags.timeout
         for number, part in enumerate(selection.batches(refs or [])):
             if number and flags.timeout is not None:
@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
     return progress.code
 
 
-class Progress:
+class WaitProgress:
     """What is shown of tasks that are waited for: a line of each that the user has named; of the others one bar, and in the end
     a summary with those that failed. code: the exit code of the first that did not succeed, else 0."""
 

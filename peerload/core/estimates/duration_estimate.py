@@ -14,7 +14,7 @@ DEVIATIONS = 1.28
 """Nine of ten lie below the mean and so many standard deviations, where logarithms are distributed normally."""
 
 
-class PastRuns:
+class PastDurations:
     """The durations of the last runs of one command, at most ``kept_max``. What they sum up to is kept, and how they are
     in order, since both are asked for more often than they change."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
-from peerload.core.estimates.duration_estimate import PastRuns
+from peerload.core.estimates.duration_estimate import PastDurations
 from peerload.model.devices import MIB
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
@@ -37,7 +37,7 @@ class GpuRuns:
 
     def __init__(self, kept_max: int) -> None:
         self._runs: deque[_Run] = deque(maxlen=kept_max)
-        self.durations = PastRuns(kept_max)
+        self.durations = PastDurations(kept_max)
         self._bytes: list[int] = []
         self._need = 0
 

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from peerload.core.estimates.duration_estimate import PastRuns
+from peerload.core.estimates.duration_estimate import PastDurations
 from peerload.core.estimates.gpu_history import GpuHistory
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
@@ -41,20 +41,20 @@ _INTERPRETER = re.compile(
 )
 
 
-class History:
+class DurationEstimates:
     """One per node. At most ``commands_kept_max`` keys (those not seen for longest are forgotten) with the last
     ``durations_kept_max`` runs each; ``all``: the last runs of any; ``gpu``: what those took of GPUs. ``learned(keys)`` is called when a run was added."""
 
     def __init__(self, commands_kept_max: int, durations_kept_max: int) -> None:
         self._commands_kept_max = commands_kept_max
         self._durations_kept_max = durations_kept_max
-        self._commands: OrderedDict[bytes, PastRuns] = OrderedDict()
-        self.all = PastRuns(durations_kept_max)
+        self._commands: OrderedDict[bytes, PastDurations] = OrderedDict()
+        self.all = PastDurations(durations_kept_max)
         self.gpu = GpuHistory(commands_kept_max, durations_kept_max)
         # All members of an array, and all tasks of many a simulation, share one spec: what was found for it is at hand.
         self._keyed: tuple[TaskSpec | None, Keys] = (None, ())
-        self._taught: tuple[Keys, tuple[PastRuns, ...]] = ((), ())
-        self._asked: tuple[Keys, PastRuns | None] = ((), None)
+        self._taught: tuple[Keys, tuple[PastDurations, ...]] = ((), ())
+        self._asked: tuple[Keys, PastDurations | None] = ((), None)
         self.learned: Callable[[Keys], None] | None = None
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class History:
         if self.learned is not None:
             self.learned(keys)
 
-    def past(self, keys: Keys) -> PastRuns | None:
+    def past(self, keys: Keys) -> PastDurations | None:
         """The runs that tell most of this command; None if nothing like it was seen."""
         if not self._commands:
             return None
@@ -93,14 +93,14 @@ class History:
             some = some or runs
         return some
 
-    def _newest(self, key: bytes) -> PastRuns:
+    def _newest(self, key: bytes) -> PastDurations:
         """The runs of a command, which is the last to be forgotten now; whatever was at hand may be forgotten."""
         self._asked = (), None
         runs = self._commands.get(key)
         if runs is not None:
             self._commands.move_to_end(key)
             return runs
-        runs = self._commands[key] = PastRuns(self._durations_kept_max)
+        runs = self._commands[key] = PastDurations(self._durations_kept_max)
         if len(self._commands) > self._commands_kept_max:
             self._commands.popitem(last=False)
         return runs
@@ -150,7 +150,7 @@ def _key(level: bytes, words: Sequence[bytes]) -> bytes:
     return blake2b(b"\0".join((level, *words)), digest_size=KEY_BYTES).digest()
 
 
-class Backlog:
+class BacklogEstimate:
     """How long the waiting work is expected to take, all of it together, on the reference machine.
 
     It is kept by command line, so that every change costs the same however much waits. What is expected of a command is
@@ -159,7 +159,7 @@ class Backlog:
 
     __slots__ = ("_commands", "_history", "_known_s", "_unknown")
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: DurationEstimates) -> None:
         self._history = history
         self._commands: dict[bytes, _Waiting] = {}
         self._known_s = 0.0

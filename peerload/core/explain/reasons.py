@@ -1,7 +1,7 @@
 """Why a waiting task does not start: for every node known whether it could ever run it, whether it has room now, and why.
 
 Of this node that is what admission says at this moment; of the others what follows from their profile and their newest
-report, and where these do not tell, that is said (`Verdict.now` None). A look only: no report is made, nothing is counted
+report, and where these do not tell, that is said (`EligibilityVerdict.now` None). A look only: no report is made, nothing is counted
 or decided, so that asking changes nothing. `suggestion.py` asks the same for a task that asked for a little less.
 """
 
@@ -17,13 +17,13 @@ from peerload.core.explain.reasons_here import cores_words, devices_words, durat
 from peerload.core.explain.reasons_there import room_told
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import lacks, why_never
-from peerload.core.resources.devices import Ask
+from peerload.core.resources.devices import DeviceRequest
 from peerload.core.tasks.work import HomePhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.core.membership.membership import Peer
+    from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
     from peerload.model.load import LoadReport
@@ -35,7 +35,7 @@ LOOKED_AT_MAX = 1000
 """Tasks of this home at one other node that are looked at."""
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class EligibilityVerdict(msgspec.Struct, frozen=True, gc=False):
     """What can be said of one node and one task. can_ever: whether it could ever run it; now: whether it would be admitted
     there now; either None where nobody here can tell. age_s: how old the facts are, None for this node's own."""
 
@@ -46,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     age_s: float | None = None
 
 
-class Reasons:
+class WaitReasons:
     """About one task of this home that waits, here or in the queue of another node; ``now_s`` is this moment (boot
     time)."""
 
@@ -60,7 +60,7 @@ class Reasons:
         self._peers = sorted(there, key=lambda peer: peer.identity.node)
         self._names = {work.key: work.task for work in node.runs.works()}
 
-    def verdicts(self, spec: TaskSpec | None = None) -> Iterator[Verdict]:
+    def verdicts(self, spec: TaskSpec | None = None) -> Iterator[EligibilityVerdict]:
         """Of every node known, this one first, the others by name. ``spec``: as if the task had asked for this."""
         spec = spec or self._task.spec
         yield self._here(spec.request, spec.placement, ignores_turn=False)
@@ -86,7 +86,7 @@ class Reasons:
         return here.node if here.now else ""
 
     @cached_property
-    def _reachable(self) -> list[tuple[Peer, LoadReport]]:
+    def _reachable(self) -> list[tuple[PeerInfo, LoadReport]]:
         """The peers to which the task could be given now, if they had room, with what they told."""
         believed_s = self._node.state.config.report_age_s_max
         found = []
@@ -99,19 +99,23 @@ class Reasons:
 
     # -- this node -----------------------------------------------------------------------------------------------------
 
-    def _here(self, request: ResourceRequest, placement: Placement, *, ignores_turn: bool) -> Verdict:
+    def _here(self, request: ResourceRequest, placement: Placement, *, ignores_turn: bool) -> EligibilityVerdict:
         state = self._node.state
         never = lacks(state.profile, request, placement, state.node)
         if self._task.cannot_here:
             never.append(self._task.cannot_here)
         if never:
-            return Verdict(state.node, can_ever=False, now=None, reason=self._and_drained(never, state.profile.drained))
+            return EligibilityVerdict(
+                state.node, can_ever=False, now=None, reason=self._and_drained(never, state.profile.drained)
+            )
         because = self._not_now_here(request, ignores_turn=ignores_turn)
         if because:
-            return Verdict(state.node, can_ever=True, now=False, reason=because)
+            return EligibilityVerdict(state.node, can_ever=True, now=False, reason=because)
         if self._task.withheld:
-            return Verdict(state.node, can_ever=True, now=True, reason="room; a better place is looked for first")
-        return Verdict(state.node, can_ever=True, now=True, reason="room")
+            return EligibilityVerdict(
+                state.node, can_ever=True, now=True, reason="room; a better place is looked for first"
+            )
+        return EligibilityVerdict(state.node, can_ever=True, now=True, reason="room")
 
     def _and_drained(self, never: list[str], drained: bool) -> str:
         return ", ".join([*never, "drained"] if drained else never)
@@ -130,7 +134,7 @@ class Reasons:
             run_s = node.state.run_s_max(task, ledger.devices.models)
             learned = node.state.learned_gpu_bytes(task, ledger.devices.models)
             waited_s = ledger.now_s - task.arrived_s
-            ask = Ask(request, ledger.devices.config, learned, run_s)
+            ask = DeviceRequest(request, ledger.devices.config, learned, run_s)
             kept = None if ignores_turn else ledger.kept
             words.append(devices_words(ledger, request, ask, task.task, waited_s, kept, self._names))
         words.append(cores_words(ledger, request, self._names))
@@ -139,36 +143,38 @@ class Reasons:
 
     # -- the others ----------------------------------------------------------------------------------------------------
 
-    def _there(self, peer: Peer, request: ResourceRequest, placement: Placement) -> Verdict:
+    def _there(self, peer: PeerInfo, request: ResourceRequest, placement: Placement) -> EligibilityVerdict:
         node, home, task = peer.identity.node, self._node.state.node, self._task
         heard = self._node.membership.last_report(node)
         age_s = max(self._now_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
         if not peer.knows_profile:
             gone = self._gone(peer)
             known = gone or "what it has is not known here yet"
-            return Verdict(node, can_ever=None, now=False if gone else None, reason=known, age_s=age_s)
+            return EligibilityVerdict(node, can_ever=None, now=False if gone else None, reason=known, age_s=age_s)
         never = why_never(peer.profile, request, placement, home)
         if never:
             all_lacking = lacks(peer.profile, request, placement, home)
             reason = self._and_drained(all_lacking, peer.profile.drained)
             if peer.state is PeerState.DEAD:
                 reason = f"{self._gone(peer)}; {reason}"
-            return Verdict(node, can_ever=False, now=None, reason=reason, age_s=age_s)
+            return EligibilityVerdict(node, can_ever=False, now=None, reason=reason, age_s=age_s)
         because = self._not_now_there(peer)
         if because:
-            return Verdict(node, can_ever=True, now=False, reason=because, age_s=age_s)
+            return EligibilityVerdict(node, can_ever=True, now=False, reason=because, age_s=age_s)
         believed_s = self._node.state.config.report_age_s_max
         if heard is None:
-            return Verdict(node, can_ever=True, now=None, reason="nothing was heard of its load so far", age_s=age_s)
+            return EligibilityVerdict(
+                node, can_ever=True, now=None, reason="nothing was heard of its load so far", age_s=age_s
+            )
         if age_s > believed_s:
             reason = f"its last word on its load is {duration_words(age_s)} old"
-            return Verdict(node, can_ever=True, now=None, reason=reason, age_s=age_s)
+            return EligibilityVerdict(node, can_ever=True, now=None, reason=reason, age_s=age_s)
         now, reason = room_told(peer.profile, heard.report, request)
         if request.takes_devices and not now:
             reason += self._own_there(node)
         if task.phase is HomePhase.AWAY and task.record.node == node and request == task.spec.request:
             reason = f"{'it is to start' if now else 'it waits'} there: {reason}"
-        return Verdict(node, can_ever=True, now=now, reason=reason, age_s=age_s)
+        return EligibilityVerdict(node, can_ever=True, now=now, reason=reason, age_s=age_s)
 
     def _own_there(self, node: str) -> str:
         """Which tasks of this home have devices there; whose the others are is not told."""
@@ -176,7 +182,7 @@ class Reasons:
         holders = [f"{task.task} ({len(task.devices)})" for task in tasks if task.devices and task.running_at]
         return f"; of this home: {named(holders)}" if holders else ""
 
-    def _gone(self, peer: Peer) -> str:
+    def _gone(self, peer: PeerInfo) -> str:
         """That nobody is there to be asked."""
         since = duration_words(max(self._now_s - peer.since_s, 0.0))
         match peer.state:
@@ -187,7 +193,7 @@ class Reasons:
             case _:
                 return ""
 
-    def _not_now_there(self, peer: Peer) -> str:
+    def _not_now_there(self, peer: PeerInfo) -> str:
         """Why nothing is sent there now, whatever room it has."""
         node, task = self._node, self._task
         name = peer.identity.node

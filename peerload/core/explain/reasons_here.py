@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.resources.backfill import Backfill
-    from peerload.core.resources.devices import Ask, DeviceState
+    from peerload.core.resources.devices import DeviceRequest, DeviceState
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.tasks.work import HomeTask
     from peerload.model.resources import ResourceRequest
@@ -80,7 +80,7 @@ def _by(names: Mapping[str, str], held: Mapping[str, float], form: str) -> str:
 def devices_words(
     ledger: Ledger,
     request: ResourceRequest,
-    ask: Ask,
+    ask: DeviceRequest,
     task: str,
     waited_s: float,
     kept: Backfill | None,
@@ -88,7 +88,7 @@ def devices_words(
 ) -> str:
     """Why its devices are not free; "" if they are. ``kept``: for others, as when this task was last looked at."""
 
-    def allows(state: DeviceState, asked: Ask) -> bool:
+    def allows(state: DeviceState, asked: DeviceRequest) -> bool:
         return kept is None or kept.allows(state, asked, task)
 
     if place(ledger.devices, request, ask, ledger.now_s, waited_s, allows) is not None:
@@ -104,7 +104,7 @@ def devices_words(
 
 def _gpu_words(
     request: ResourceRequest,
-    ask: Ask,
+    ask: DeviceRequest,
     scope: Scope,
     why: partial[str],
     names: Mapping[str, str],
@@ -129,7 +129,7 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
 
 
-def _why_not(ledger: Ledger, ask: Ask, task: str, kept: Backfill | None, state: DeviceState) -> str:
+def _why_not(ledger: Ledger, ask: DeviceRequest, task: str, kept: Backfill | None, state: DeviceState) -> str:
     """Why this device is not to be had."""
     words = state.why_not(ask, ledger.now_s)
     if words or kept is None or kept.allows(state, ask, task):

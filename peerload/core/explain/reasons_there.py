@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.explain.reasons_here import GIB, duration_words
 from peerload.core.resources.admission import EPSILON
-from peerload.core.resources.devices import Ask
+from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.placement import is_meant
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, MIB, DeviceMode, GpuWait
@@ -104,7 +104,7 @@ def _devices(profile: Profile, report: LoadReport, request: ResourceRequest) -> 
         return is_free and (is_sure or None), _waits(report, f"{report.gpus_free} of {profile.gpus} GPUs free")
     if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE:
         gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in request.gpu_prefer)]
-    ask = Ask(request, GpuConfig())
+    ask = DeviceRequest(request, GpuConfig())
     rooms = [_has_room(gpu, loads.get(gpu.mark), ask) for gpu in gpus]
     words = _words(gpus, loads, request, ask, rooms)
     sure, possible = rooms.count(True), len(rooms) - rooms.count(False)
@@ -119,7 +119,7 @@ def _waits(report: LoadReport, words: str) -> str:
     return f"{words}; {report.waiting} wait there already" if report.waiting else words
 
 
-def _has_room(gpu: Device, load: DeviceLoad | None, ask: Ask) -> bool | None:
+def _has_room(gpu: Device, load: DeviceLoad | None, ask: DeviceRequest) -> bool | None:
     """Whether this GPU has room for the task; None: that depends on what is not told."""
     if load is None:
         return None
@@ -140,7 +140,11 @@ def _has_room(gpu: Device, load: DeviceLoad | None, ask: Ask) -> bool | None:
 
 
 def _words(
-    gpus: list[Device], loads: dict[int, DeviceLoad], request: ResourceRequest, ask: Ask, rooms: list[bool | None]
+    gpus: list[Device],
+    loads: dict[int, DeviceLoad],
+    request: ResourceRequest,
+    ask: DeviceRequest,
+    rooms: list[bool | None],
 ) -> str:
     busy = rooms.count(False)
     told = [load for gpu in gpus if (load := loads.get(gpu.mark)) is not None]

@@ -1,7 +1,7 @@
 """The smallest change to a waiting task with which it would start now: one flag, tried on every node.
 
 Changes that cost the user nothing come first (wait for any GPU, state the memory), then a little less of what was asked for,
-then where it may run; to go before others comes last. Only single changes are tried, and only those that `Reasons` is
+then where it may run; to go before others comes last. Only single changes are tried, and only those that `WaitReasons` is
 sure of are told.
 """
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.resources.devices import Ask
+from peerload.core.resources.devices import DeviceRequest
 from peerload.model.devices import GPU, MIB, GpuShare, GpuWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from peerload.core.explain.reasons import Reasons
+    from peerload.core.explain.reasons import WaitReasons
     from peerload.core.node import Node
     from peerload.model.resources import Placement, ResourceRequest
     from peerload.model.task import TaskSpec
@@ -35,14 +35,14 @@ STEP = 10
 GIB = 1 << 30
 
 
-class Change(msgspec.Struct, frozen=True, gc=False):
+class Suggestion(msgspec.Struct, frozen=True, gc=False):
     """What to change, as it is typed, and where the task would start then."""
 
     words: str
     node: str
 
 
-def smallest_change(node: Node, reasons: Reasons, spec: TaskSpec) -> Change | None:
+def smallest_change(node: Node, reasons: WaitReasons, spec: TaskSpec) -> Suggestion | None:
     """The first change that is sure to help; None if no single one is."""
     for same in (*_other_gpus(node, spec.request), *_less(node, spec.request)):
         asking = [
@@ -53,14 +53,14 @@ def smallest_change(node: Node, reasons: Reasons, spec: TaskSpec) -> Change | No
             continue  # where the most that it could do without does not help, less does not
         for words, changed in asking:
             if name := reasons.has_room(changed):
-                return Change(words, name)
+                return Suggestion(words, name)
     for words, changes in _elsewhere(spec.placement):
         changed = msgspec.structs.replace(spec, placement=msgspec.structs.replace(spec.placement, **changes))
         if name := reasons.has_room(changed):
-            return Change(words, name)
+            return Suggestion(words, name)
     highest = max((work.spec.priority for work in islice(node.queue.oldest_first(), 1)), default=spec.priority)
     name = reasons.has_room_here(spec, ignores_turn=True)
-    return Change(f"with --prio {highest + 1}", name) if name else None
+    return Suggestion(f"with --prio {highest + 1}", name) if name else None
 
 
 def _other_gpus(node: Node, request: ResourceRequest) -> Iterator[list[Told]]:
@@ -69,7 +69,7 @@ def _other_gpus(node: Node, request: ResourceRequest) -> Iterator[list[Told]]:
         return
     if request.gpu_wait is GpuWait.QUEUE and request.gpu_prefer:
         yield [("with --gpu-wait schedule", {"gpu_wait": GpuWait.SCHEDULE})]
-    doubt = ", if that is enough for it," if Ask(request, node.ledger.devices.config).wants_empty else ""
+    doubt = ", if that is enough for it," if DeviceRequest(request, node.ledger.devices.config).wants_empty else ""
     yield [
         (f"with --gpu-mem {mem_bytes / GIB:g}G{doubt}", {"gpu_mem_bytes": mem_bytes})
         for mem_bytes in _gpu_memory(node, request)

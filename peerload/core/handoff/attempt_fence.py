@@ -12,7 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.model.actions import DropFloors, PutFloor
-from peerload.model.task import FloorKind
+from peerload.model.task import FenceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,16 +24,16 @@ DROPPED_AT_ONCE_MAX = 1000
 DROP_AGAIN_S = 1.0
 
 
-class Floor(NamedTuple):
+class AttemptFence(NamedTuple):
     """``at_s``: this node's clock when it was last of use; ``home``: whose task it is, "" if nobody knows."""
 
     attempt: int
-    kind: FloorKind
+    kind: FenceKind
     at_s: float
     home: str
 
 
-class Floors:
+class AttemptFences:
     """By uid, the one that was longest of no use first; its timer is ``floors``.
 
     ``is_here(uid)``: whether an attempt of the task is on this node now."""
@@ -41,7 +41,7 @@ class Floors:
     def __init__(self, state: CoreState, is_here: Callable[[bytes], bool]) -> None:
         self._state = state
         self._is_here = is_here
-        self._floors: dict[bytes, Floor] = {}
+        self._floors: dict[bytes, AttemptFence] = {}
 
     def __contains__(self, uid: bytes) -> bool:
         return uid in self._floors
@@ -49,10 +49,10 @@ class Floors:
     def __len__(self) -> int:
         return len(self._floors)
 
-    def restore(self, floors: Iterable[tuple[bytes, int, FloorKind, str]]) -> None:
+    def restore(self, floors: Iterable[tuple[bytes, int, FenceKind, str]]) -> None:
         """As they were durable, at start; each is kept as if it had been of use just now."""
         now_s = self._state.now.boot_s
-        self._floors.update((uid, Floor(attempt, kind, now_s, home)) for uid, attempt, kind, home in floors)
+        self._floors.update((uid, AttemptFence(attempt, kind, now_s, home)) for uid, attempt, kind, home in floors)
 
     def attempt(self, uid: bytes) -> int:
         """The floor itself; 0: there is none."""
@@ -67,18 +67,18 @@ class Floors:
     def was_refused(self, uid: bytes, attempt: int) -> bool:
         """Whether this very attempt was refused: then it has never started here."""
         floor = self._floors.get(uid)
-        return floor is not None and floor.attempt == attempt and floor.kind is FloorKind.REFUSED
+        return floor is not None and floor.attempt == attempt and floor.kind is FenceKind.REFUSED
 
-    def row(self, uid: bytes, attempt: int, kind: FloorKind, home: str) -> PutFloor:
+    def row(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> PutFloor:
         """Raise the floor (or say otherwise why it is there) → what is to be made durable. Where there are too many, the
         oldest are forgotten."""
         now = self._state.now
         self._floors.pop(uid, None)  # so that it comes last
         self._bound()
-        self._floors[uid] = Floor(attempt, kind, now.boot_s, home)
+        self._floors[uid] = AttemptFence(attempt, kind, now.boot_s, home)
         return PutFloor(uid, attempt, now.wall_s, kind, home)
 
-    def raise_to(self, uid: bytes, attempt: int, kind: FloorKind, home: str) -> None:
+    def raise_to(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> None:
         """Raise the floor durably; it never sinks."""
         if self.attempt(uid) < attempt:
             self._state.persist(self.row(uid, attempt, kind, home))
@@ -87,13 +87,13 @@ class Floors:
         """The launcher has an attempt that nobody here knows (the database was lost): it has started, whatever comes."""
         uid, _, attempt = key.rpartition("-")
         with contextlib.suppress(ValueError):
-            self.raise_to(bytes.fromhex(uid), int(attempt), FloorKind.STARTED, self.home(bytes.fromhex(uid)))
+            self.raise_to(bytes.fromhex(uid), int(attempt), FenceKind.STARTED, self.home(bytes.fromhex(uid)))
 
     def noted(self, uid: bytes, attempt: int) -> None:
         """The home has taken note of the end of an attempt that may run once only."""
         floor = self._floors.get(uid)
-        if floor is not None and floor.attempt == attempt and floor.kind is FloorKind.STARTED_ONCE:
-            self._state.persist(self.row(uid, attempt, FloorKind.STARTED, floor.home))
+        if floor is not None and floor.attempt == attempt and floor.kind is FenceKind.STARTED_ONCE:
+            self._state.persist(self.row(uid, attempt, FenceKind.STARTED, floor.home))
 
     def expire(self) -> None:
         """Forget what has been of no use for floor_kept_s."""
@@ -115,7 +115,7 @@ class Floors:
             if floor.at_s > before_s:
                 break
             del self._floors[uid]
-            if floor.kind is FloorKind.STARTED_ONCE or self._is_here(uid):
+            if floor.kind is FenceKind.STARTED_ONCE or self._is_here(uid):
                 self._floors[uid] = floor._replace(at_s=self._state.now.boot_s)
             else:
                 gone.append(uid)

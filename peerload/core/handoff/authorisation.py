@@ -17,7 +17,7 @@ from peerload.model.task import task_home
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from peerload.core.handoff.executor import Executor
+    from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.tasks.home import Home
 
 
@@ -33,7 +33,7 @@ class Role(enum.StrEnum):
     STRANGER = "anybody else"
 
 
-class Verdict(enum.StrEnum):
+class AuthorisationVerdict(enum.StrEnum):
     """What becomes of a message."""
 
     TAKEN = "taken"
@@ -41,11 +41,11 @@ class Verdict(enum.StrEnum):
     DROPPED = "dropped"
 
 
-TAKEN, PASSED_OVER, DROPPED = Verdict.TAKEN, Verdict.PASSED_OVER, Verdict.DROPPED
+TAKEN, PASSED_OVER, DROPPED = AuthorisationVerdict.TAKEN, AuthorisationVerdict.PASSED_OVER, AuthorisationVerdict.DROPPED
 """TAKEN: what it says is weighed. PASSED_OVER: nothing of it counts, and that may be nobody's fault: it may be late; who
 sent it may be told how things stand. DROPPED: no node that keeps the rules says that; an event of security."""
 
-Row = dict[Role, Verdict]
+Row = dict[Role, AuthorisationVerdict]
 _NOBODY: Row = dict.fromkeys(Role, DROPPED)
 ANY_MEMBER: Row = _NOBODY | {Role.HOME: TAKEN, Role.HOLDER: TAKEN, Role.FORMER: TAKEN, Role.MEMBER: TAKEN}
 """Advice, and who is there: it moves nothing that anybody has."""
@@ -126,7 +126,7 @@ TABLE: Mapping[type[Any], Row] = {
     gossip.GossipAck: ANY_MEMBER,
     gossip.GossipPingRequest: ANY_MEMBER,
     gossip.GossipNack: ANY_MEMBER,
-    gossip.Rumour: ANY_MEMBER,
+    gossip.MembershipUpdate: ANY_MEMBER,
     gossip.Load: ANY_MEMBER,
 }
 
@@ -140,12 +140,12 @@ _BY_HOLDER = frozenset(kind for kind, row in TABLE.items() if row in (ITS_HOLDER
 class Authorisation:
     """The table, for one node that knows what it has of others (``executor``) and what others have of it (``home``)."""
 
-    def __init__(self, node: str, home: Home, executor: Executor) -> None:
+    def __init__(self, node: str, home: Home, executor: ExecutorHandoff) -> None:
         self._node = node
         self._home = home
         self._executor = executor
 
-    def verdict(self, src: str, message: Any) -> Verdict:  # noqa: ANN401 -- any of the table
+    def verdict(self, src: str, message: Any) -> AuthorisationVerdict:  # noqa: ANN401 -- any of the table
         """What becomes of this message of this member. Of one about several attempts: of the best of them, since each is
         looked at where it is read."""
         kind = type(message)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.core.handoff.attempt_fence import Floors
-from peerload.core.handoff.guest_leases import GuestLeases
-from peerload.core.handoff.guest_results import GuestResults
+from peerload.core.handoff.attempt_fence import AttemptFences
+from peerload.core.handoff.guest_leases import ExecutorLeases
+from peerload.core.handoff.guest_results import ExecutorResults
 from peerload.core.resources.admission import why_never
-from peerload.core.tasks.work import Guest, GuestPhase
+from peerload.core.tasks.work import RemotePhase, RemoteTask
 from peerload.model.actions import (
     Answer,
     DropExecution,
@@ -41,7 +41,7 @@ from peerload.model.messages import (
 from peerload.model.task import (
     ExecutionRecord,
     ExecutionState,
-    FloorKind,
+    FenceKind,
     Guarantee,
     execution_key,
     task_home,
@@ -62,7 +62,7 @@ OFFERS_MAX = 1024
 """Offers of one peer that may be outstanding here: more are declined (rule P2)."""
 
 
-class Executor:
+class ExecutorHandoff:
     """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task."""
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
@@ -70,14 +70,14 @@ class Executor:
         self._mediator = mediator
         self._queue = queue
         self._ledger = ledger
-        self.guests: dict[str, Guest] = {}
-        self.by_uid: dict[bytes, Guest] = {}
+        self.guests: dict[str, RemoteTask] = {}
+        self.by_uid: dict[bytes, RemoteTask] = {}
         self._reserved: dict[str, set[str]] = {}
-        self.floors = Floors(state, self.by_uid.__contains__)
-        self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back, self.prioritize)
-        self.results = GuestResults(state, ledger, self.floors, self.guests, self._remove)
+        self.floors = AttemptFences(state, self.by_uid.__contains__)
+        self.leases = ExecutorLeases(state, self.guests, self._guest_of, self._tell, self.give_back, self.prioritize)
+        self.results = ExecutorResults(state, ledger, self.floors, self.guests, self._remove)
 
-    def _reserved_no_more(self, guest: Guest) -> None:
+    def _reserved_no_more(self, guest: RemoteTask) -> None:
         reserved = self._reserved.get(guest.home)
         if reserved is not None:
             reserved.discard(guest.key)
@@ -101,7 +101,7 @@ class Executor:
         stale = self.by_uid.get(offer.uid)
         if (
             stale is not None
-            and stale.phase is GuestPhase.RESERVED
+            and stale.phase is RemotePhase.RESERVED
             and stale.attempt < offer.attempt
             and stale.home == src
         ):
@@ -120,7 +120,7 @@ class Executor:
             return
         guest = self.by_uid.get(offer.uid)
         if guest is None:
-            guest = Guest(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
+            guest = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
             self.guests[guest.key] = guest
             self.by_uid[offer.uid] = guest
             self._reserved.setdefault(src, set()).add(guest.key)
@@ -145,7 +145,7 @@ class Executor:
             return "a task of another home has that uid here"
         return ""
 
-    def _guest_of(self, src: str, uid: bytes) -> Guest | None:
+    def _guest_of(self, src: str, uid: bytes) -> RemoteTask | None:
         """What is here of a task of src. That another speaks of it is counted."""
         guest = self.by_uid.get(uid)
         if guest is None or guest.home == src:
@@ -162,7 +162,7 @@ class Executor:
         self._state.broken("P3", src, f"it speaks of {task}: {objection}")
         return True
 
-    def _accept(self, guest: Guest) -> None:
+    def _accept(self, guest: RemoteTask) -> None:
         """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
         accept = Accept(
             guest.task,
@@ -185,7 +185,7 @@ class Executor:
         profile = self._state.profile
         known = self.by_uid.get(offer.uid)
         if known is not None and not (
-            known.phase is GuestPhase.RESERVED and known.attempt == offer.attempt and known.home == src
+            known.phase is RemotePhase.RESERVED and known.attempt == offer.attempt and known.home == src
         ):
             self._tell(known)  # an earlier attempt is still here: its home had better know
             return "floor", "an earlier attempt of it is still here"
@@ -242,13 +242,13 @@ class Executor:
             return
         guest = self.by_uid.get(commit.uid)
         if guest is not None and guest.attempt == commit.attempt and guest.home == src:
-            if guest.phase is not GuestPhase.RESERVED:
+            if guest.phase is not RemotePhase.RESERVED:
                 self._tell(guest)
                 return
             if guest.nonce == commit.nonce and guest.ts == commit.ts:
                 self._state.clear_timer("reserved", guest.key)
                 self._ledger.expect_no_more(guest.uid)
-                guest.phase = GuestPhase.WAITING
+                guest.phase = RemotePhase.WAITING
                 self._reserved_no_more(guest)
                 guest.lease_s = commit.lease_s
                 guest.deadline_s = guest.ts + commit.lease_s
@@ -268,7 +268,7 @@ class Executor:
         if self._mediator.is_ending(execution_key(uid, attempt)):
             return
         if attempt > self.floors.attempt(uid):
-            self.floors.raise_to(uid, attempt, FloorKind.REFUSED, src)
+            self.floors.raise_to(uid, attempt, FenceKind.REFUSED, src)
             self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
         store = self._state.store
         if self.floors.was_refused(uid, attempt):
@@ -279,7 +279,7 @@ class Executor:
     def not_committed(self, key: str) -> None:
         """No COMMIT came so far: said again, or the reservation ends."""
         guest = self.guests.get(key)
-        if guest is None or guest.phase is not GuestPhase.RESERVED:
+        if guest is None or guest.phase is not RemotePhase.RESERVED:
             return
         if self._state.now.boot_s < guest.ts + self._state.config.reservation_s:
             self._accept(guest)
@@ -289,17 +289,17 @@ class Executor:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def start(self, guest: Guest) -> bool:
+    def start(self, guest: RemoteTask) -> bool:
         """START, durable, then the process. A lease that has run out meanwhile is given back instead (→ False)."""
         if guest.deadline_s <= self._state.now.boot_s:
             self.give_back(guest, "its lease ran out while it waited")
             return False
-        guest.phase = GuestPhase.HERE
+        guest.phase = RemotePhase.HERE
         is_once = guest.spec.guarantee is Guarantee.ONCE
         self._state.persist(
             PutExecution(guest.record(ExecutionState.START)),
             self.floors.row(
-                guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED, guest.home
+                guest.uid, guest.attempt, FenceKind.STARTED_ONCE if is_once else FenceKind.STARTED, guest.home
             ),
         )
         self._state.note_guest(guest, "started", "room here")
@@ -319,14 +319,14 @@ class Executor:
         )
         return True
 
-    def _holds_room(self, guest: Guest) -> None:
+    def _holds_room(self, guest: RemoteTask) -> None:
         run_s = self._state.run_s_max(guest, self._ledger.devices.models) if guest.devices else 0.0
         learned = self._state.learned_gpu_bytes(guest, self._ledger.devices.models) if guest.devices else {}
         self._ledger.start(
             guest.key, guest.spec.request, is_local=False, devices=guest.devices, run_s=run_s, learned=learned
         )
 
-    def started(self, guest: Guest, started_at: float, reason: str = "its process is there") -> None:
+    def started(self, guest: RemoteTask, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""
         guest.running_at = started_at
         self._state.note_guest(guest, "running", reason)
@@ -340,14 +340,14 @@ class Executor:
         guest = self._guest_of(src, ack.uid)
         if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
             self.floors.noted(ack.uid, ack.attempt)  # that it died
-        if guest is not None and guest.attempt == ack.attempt and guest.phase is GuestPhase.ENDED:
+        if guest is not None and guest.attempt == ack.attempt and guest.phase is RemotePhase.ENDED:
             self.results.acknowledged(guest)
 
-    def _tell(self, guest: Guest) -> None:
+    def _tell(self, guest: RemoteTask) -> None:
         """What its home should know of an attempt that is here."""
-        if guest.phase is GuestPhase.ENDED:
+        if guest.phase is RemotePhase.ENDED:
             self.results.say(guest)
-        elif guest.phase is not GuestPhase.RESERVED:
+        elif guest.phase is not RemotePhase.RESERVED:
             self.leases.renew_one(guest)
 
     # -- what home asks ------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class Executor:
             return
         guest = self.by_uid.get(query.uid)
         if guest is not None and guest.home == src and guest.attempt == query.attempt:
-            if guest.phase is GuestPhase.RESERVED:
+            if guest.phase is RemotePhase.RESERVED:
                 self._accept(guest)
             else:
                 self._tell(guest)
@@ -371,11 +371,11 @@ class Executor:
         guest = self._guest_of(src, revoke.uid)
         if guest is None or guest.attempt != revoke.attempt:
             return
-        if guest.phase is GuestPhase.RESERVED:
+        if guest.phase is RemotePhase.RESERVED:
             self._drop(guest)
-        elif guest.phase is GuestPhase.WAITING:
+        elif guest.phase is RemotePhase.WAITING:
             self.give_back(guest, revoke.reason or "revoked")
-        elif guest.phase is GuestPhase.HERE:
+        elif guest.phase is RemotePhase.HERE:
             self._state.note_guest(guest, "revoked", revoke.reason)
             self._end(guest, revoke.signal)
 
@@ -384,11 +384,11 @@ class Executor:
         to ``until`` (Unix s). The attempt is forgotten durably before its processes are gone: an agent that starts
         meanwhile finds processes that nobody wants, and ends them."""
         for guest in [guest for guest in self.guests.values() if guest.home == home]:
-            if guest.phase is GuestPhase.RESERVED:
+            if guest.phase is RemotePhase.RESERVED:
                 self._drop(guest)
-            elif guest.phase is GuestPhase.WAITING:
+            elif guest.phase is RemotePhase.WAITING:
                 self.give_back(guest, REVOKED)
-            elif guest.phase is GuestPhase.HERE and guest.running_at <= until:
+            elif guest.phase is RemotePhase.HERE and guest.running_at <= until:
                 guest.is_revoked = True
                 self._state.persist(DropExecution(guest.uid, guest.attempt))
                 self._state.note_guest(guest, "revoked", REVOKED)
@@ -401,18 +401,18 @@ class Executor:
         ended: list[str] = []
         wanted = frozenset(event.tasks)
         for guest in [guest for guest in self.guests.values() if guest.task in wanted or guest.array in wanted]:
-            (ended if guest.phase is GuestPhase.ENDED else cancelled).append(guest.task)
-            if guest.phase is GuestPhase.RESERVED:
+            (ended if guest.phase is RemotePhase.ENDED else cancelled).append(guest.task)
+            if guest.phase is RemotePhase.RESERVED:
                 self._drop(guest)
-            elif guest.phase is GuestPhase.WAITING:
+            elif guest.phase is RemotePhase.WAITING:
                 self.give_back(guest, event.reason)
-            elif guest.phase is GuestPhase.HERE:
+            elif guest.phase is RemotePhase.HERE:
                 guest.killed_because = event.reason
                 self._state.note_guest(guest, "cancelled", event.reason)
                 self._end(guest, SIGKILL if event.force else event.signal)
         self._state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
 
-    def _end(self, guest: Guest, signal: int) -> None:
+    def _end(self, guest: RemoteTask, signal: int) -> None:
         """Its processes get a signal, and later SIGKILL."""
         self._state.actions.append(SignalTask(guest.key, signal))
         self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
@@ -422,22 +422,22 @@ class Executor:
         guest = self._guest_of(src, message.uid)
         if guest is None or guest.attempt != message.attempt:
             return
-        if guest.phase is GuestPhase.HERE:
+        if guest.phase is RemotePhase.HERE:
             self._state.actions.append(SignalTask(guest.key, message.signal))
 
-    def prioritize(self, guest: Guest, priority: int) -> None:
+    def prioritize(self, guest: RemoteTask, priority: int) -> None:
         """Its user wants another priority: one that has not started stands elsewhere in the queue from now on."""
-        if guest.spec.priority == priority or guest.phase not in (GuestPhase.RESERVED, GuestPhase.WAITING):
+        if guest.spec.priority == priority or guest.phase not in (RemotePhase.RESERVED, RemotePhase.WAITING):
             return
         self._queue.prioritize(guest, priority)
-        if guest.phase is GuestPhase.WAITING:
+        if guest.phase is RemotePhase.WAITING:
             self._state.note_guest(guest, "queued", f"its priority is {priority} now")
 
-    def give_back(self, guest: Guest, reason: str, to: str = "") -> None:
+    def give_back(self, guest: RemoteTask, reason: str, to: str = "") -> None:
         """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
         self._queue.remove(guest)
         self._remove(guest)
-        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
+        self.floors.raise_to(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
         self._state.note_guest(guest, "returned", reason)
         store = self._state.store
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
@@ -446,15 +446,15 @@ class Executor:
         """Nothing of others is to start here any more → how many went home; room that was kept is not kept any longer."""
         guests = list(self.guests.values())
         for guest in guests:
-            if guest.phase is GuestPhase.RESERVED:
+            if guest.phase is RemotePhase.RESERVED:
                 self._drop(guest)
-            elif guest.phase is GuestPhase.WAITING:
+            elif guest.phase is RemotePhase.WAITING:
                 self.give_back(guest, reason)
-        return sum(guest.phase is GuestPhase.WAITING for guest in guests)
+        return sum(guest.phase is RemotePhase.WAITING for guest in guests)
 
     def give_unrunnable_back(self) -> None:
         """Those that wait here for what this node has no more."""
-        for guest in [guest for guest in self.guests.values() if guest.phase is GuestPhase.WAITING]:
+        for guest in [guest for guest in self.guests.values() if guest.phase is RemotePhase.WAITING]:
             never = why_never(self._state.profile, guest.spec.request, guest.spec.placement, guest.home)
             if never:
                 self.give_back(guest, never)
@@ -462,7 +462,7 @@ class Executor:
     def give_waiting_back(self) -> None:
         """Nobody can say when those that wait here could start."""
         for guest in list(self.guests.values()):
-            if guest.phase is GuestPhase.WAITING:
+            if guest.phase is RemotePhase.WAITING:
                 self.give_back(guest, STUCK)
 
     def home_is_back(self, home: str) -> None:
@@ -474,9 +474,9 @@ class Executor:
 
     # -- after a restart of this agent ---------------------------------------------------------------------------------
 
-    def adopt(self, record: ExecutionRecord) -> Guest:
+    def adopt(self, record: ExecutionRecord) -> RemoteTask:
         """An attempt found in the store; the caller says whether it runs, has ended or died."""
-        guest = Guest.of(record, self._state.now.boot_s)
+        guest = RemoteTask.of(record, self._state.now.boot_s)
         self.guests[guest.key] = guest
         self.by_uid[guest.uid] = guest
         if record.state is ExecutionState.RESULT:
@@ -484,7 +484,7 @@ class Executor:
             self.results.say(guest)
         return guest
 
-    def adopted_running(self, guest: Guest, started_at: float, ts: float) -> None:
+    def adopted_running(self, guest: RemoteTask, started_at: float, ts: float) -> None:
         """It runs on: hold its room, tell its home. ts: the newest that the launcher was told with its deadline."""
         guest.ts = max(guest.ts, ts)
         self._holds_room(guest)
@@ -495,13 +495,13 @@ class Executor:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _drop(self, guest: Guest) -> None:
+    def _drop(self, guest: RemoteTask) -> None:
         """A reservation ends; nothing was started and nothing is promised."""
         self._state.clear_timer("reserved", guest.key)
         self._ledger.expect_no_more(guest.uid)
         self._remove(guest)
 
-    def _remove(self, guest: Guest) -> None:
+    def _remove(self, guest: RemoteTask) -> None:
         self.guests.pop(guest.key, None)
         self._reserved_no_more(guest)
         if self.by_uid.get(guest.uid) is guest:

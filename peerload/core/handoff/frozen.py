@@ -20,11 +20,11 @@ from peerload.model.task import Guarantee, task_home
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from peerload.core.handoff.executor import Executor
+    from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Guest
+    from peerload.core.tasks.work import RemoteTask
     from peerload.model.messages import Offer
 
 LOOKED_AT_MAX = 64
@@ -35,7 +35,7 @@ ONE_CORE = ResourceRequest()
 class Frozen:
     """One per node, over its guests; its timer is ``frozen``."""
 
-    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, executor: Executor) -> None:
+    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, executor: ExecutorHandoff) -> None:
         self._state = state
         self._queue = queue
         self._ledger = ledger
@@ -117,5 +117,5 @@ class Frozen:
                 return one.task
         return None
 
-    def _order(self, guest: Guest) -> tuple[bool, float]:
+    def _order(self, guest: RemoteTask) -> tuple[bool, float]:
         return guest.spec.guarantee is Guarantee.ONCE, self._since_s[guest.key]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import GuestPhase
+from peerload.core.tasks.work import RemotePhase
 from peerload.model.actions import SetLease
 from peerload.model.messages import RENEWALS_MAX, Renew, Renewal
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Guest
+    from peerload.core.tasks.work import RemoteTask
     from peerload.model.messages import Park, RenewOk
 
 RENEWALS_PER_LEASE = 4
 
 
-class GuestLeases:
+class ExecutorLeases:
     """One per node, over its guests; its timer is ``renew``. ``guest_of(home, uid)`` finds one; ``tell(guest)`` says to its home what is here of it,
     ``give_back(guest, reason)`` ends one that waits, ``prioritize(guest, priority)`` has it wait elsewhere in the queue."""
 
     def __init__(
         self,
         state: CoreState,
-        guests: dict[str, Guest],
-        guest_of: Callable[[str, bytes], Guest | None],
-        tell: Callable[[Guest], None],
-        give_back: Callable[[Guest, str], None],
-        prioritize: Callable[[Guest, int], None],
+        guests: dict[str, RemoteTask],
+        guest_of: Callable[[str, bytes], RemoteTask | None],
+        tell: Callable[[RemoteTask], None],
+        give_back: Callable[[RemoteTask, str], None],
+        prioritize: Callable[[RemoteTask, int], None],
     ) -> None:
         self._state = state
         self._guests = guests
@@ -45,7 +45,7 @@ class GuestLeases:
         self._prioritize = prioritize
         self._renew_at_s = math.inf
 
-    def began(self, guest: Guest) -> None:
+    def began(self, guest: RemoteTask) -> None:
         """A lease that has to be renewed from here on."""
         self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
 
@@ -62,9 +62,9 @@ class GuestLeases:
         shortest_s = math.inf
         now_s = self._state.now.boot_s
         for guest in list(self._guests.values()):
-            if guest.phase not in (GuestPhase.WAITING, GuestPhase.HERE):
+            if guest.phase not in (RemotePhase.WAITING, RemotePhase.HERE):
                 continue
-            if guest.phase is GuestPhase.WAITING and guest.deadline_s <= now_s:
+            if guest.phase is RemotePhase.WAITING and guest.deadline_s <= now_s:
                 self._give_back(guest, "its lease ran out while it waited")
                 continue
             shortest_s = min(shortest_s, guest.lease_s)
@@ -75,12 +75,12 @@ class GuestLeases:
         if shortest_s < math.inf:
             self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
-    def renew_one(self, guest: Guest) -> None:
+    def renew_one(self, guest: RemoteTask) -> None:
         """Out of turn: its home has asked, or should know."""
-        devices = guest.devices if guest.phase is GuestPhase.HERE else ()
+        devices = guest.devices if guest.phase is RemotePhase.HERE else ()
         self._state.send(guest.home, Renew((self._renewal(guest, devices),)))
 
-    def _renewal(self, guest: Guest, devices: tuple[str, ...] = ()) -> Renewal:
+    def _renewal(self, guest: RemoteTask, devices: tuple[str, ...] = ()) -> Renewal:
         now_s = self._state.now.boot_s
         ran_s = max(now_s - guest.started_s, 0.0) if guest.spec.lease_auto and guest.running_at else 0.0
         deadline_ts = 0.0 if guest.is_parked else guest.ts
@@ -104,7 +104,7 @@ class GuestLeases:
             if extension.lease_s < guest.lease_s:
                 self._renew_within(extension.lease_s / RENEWALS_PER_LEASE)
             guest.lease_s = extension.lease_s
-            if guest.phase is GuestPhase.HERE:
+            if guest.phase is RemotePhase.HERE:
                 self._state.actions.append(SetLease(guest.key, guest.deadline_s, guest.ts))
             if was_parked:
                 self._tell(guest)
@@ -116,10 +116,10 @@ class GuestLeases:
             guest = self._guest_of(src, parking.uid)
             if guest is None or guest.attempt != parking.attempt or parking.ts < guest.ts:
                 continue
-            if guest.phase not in (GuestPhase.WAITING, GuestPhase.HERE):
+            if guest.phase not in (RemotePhase.WAITING, RemotePhase.HERE):
                 continue
             guest.ts = parking.ts
             guest.deadline_s = math.inf
             guest.is_parked = True
-            if guest.phase is GuestPhase.HERE:
+            if guest.phase is RemotePhase.HERE:
                 self._state.actions.append(SetLease(guest.key, 0.0, guest.ts))

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import GuestPhase
+from peerload.core.tasks.work import RemotePhase
 from peerload.model.actions import DropExecution, ForgetTask, PutExecution, SendResult
 from peerload.model.messages import Died, NotStarted
-from peerload.model.task import ExecutionState, FloorKind, how_it_ended
+from peerload.model.task import ExecutionState, FenceKind, how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.core.handoff.attempt_fence import Floors
+    from peerload.core.handoff.attempt_fence import AttemptFences
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Guest
+    from peerload.core.tasks.work import RemoteTask
     from peerload.model.task import Exit
 
 
-class GuestResults:
+class ExecutorResults:
     """One per node, over its guests by key; its timers are ``result``. ``remove(guest)``: nothing more is to be known of it
     here."""
 
@@ -31,9 +31,9 @@ class GuestResults:
         self,
         state: CoreState,
         ledger: Ledger,
-        floors: Floors,
-        guests: dict[str, Guest],
-        remove: Callable[[Guest], None],
+        floors: AttemptFences,
+        guests: dict[str, RemoteTask],
+        remove: Callable[[RemoteTask], None],
     ) -> None:
         self._state = state
         self._ledger = ledger
@@ -41,15 +41,15 @@ class GuestResults:
         self._guests = guests
         self._remove = remove
 
-    def ended(self, guest: Guest, exit_: Exit) -> None:
+    def ended(self, guest: RemoteTask, exit_: Exit) -> None:
         """RESULT, durable, then said until it is acknowledged."""
-        if guest.phase is GuestPhase.ENDED:
+        if guest.phase is RemotePhase.ENDED:
             return
         if guest.is_revoked:  # that it was killed is nobody's result
             self.died(guest, "it was ended there: its home was shut out of the cluster")
             self._state.actions.append(ForgetTask(guest.key, output=True))
             return
-        guest.phase = GuestPhase.ENDED
+        guest.phase = RemotePhase.ENDED
         guest.exit = exit_
         self._state.history.learn(guest.spec, exit_)
         guest.repeat_s = self._state.config.repeat_s
@@ -59,7 +59,7 @@ class GuestResults:
         self._state.note_guest(guest, "ended", how_it_ended(exit_))
         self.say(guest)
 
-    def say(self, guest: Guest) -> None:
+    def say(self, guest: RemoteTask) -> None:
         """Its result, and again after a while."""
         if guest.exit is not None:
             self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
@@ -68,11 +68,11 @@ class GuestResults:
     def repeat(self, key: str) -> None:
         """No RESULT_ACK yet."""
         guest = self._guests.get(key)
-        if guest is not None and guest.phase is GuestPhase.ENDED:
+        if guest is not None and guest.phase is RemotePhase.ENDED:
             guest.repeat_s = min(guest.repeat_s * 2, self._state.config.repeat_s_max)
             self.say(guest)
 
-    def acknowledged(self, guest: Guest) -> None:
+    def acknowledged(self, guest: RemoteTask) -> None:
         """Recorded at home: what is kept of it here may go; the floor stays."""
         self._state.clear_timer("result", guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
@@ -81,7 +81,7 @@ class GuestResults:
         self._state.actions.append(ForgetTask(guest.key, output=True))
         self._remove(guest)
 
-    def died(self, guest: Guest, reason: str) -> None:
+    def died(self, guest: RemoteTask, reason: str) -> None:
         """START without a result, and its processes are gone."""
         self._ledger.end(guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
@@ -90,10 +90,10 @@ class GuestResults:
         self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason, store))
         self._remove(guest)
 
-    def never_started(self, guest: Guest, reason: str) -> None:
+    def never_started(self, guest: RemoteTask, reason: str) -> None:
         """START is durable, but the launcher gives its word that there never was a process, and will be none (D6)."""
         self._ledger.end(guest.key)
-        refused = self._floors.row(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
+        refused = self._floors.row(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
         self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
         self._state.note_guest(guest, "refused", reason)
         store = self._state.store

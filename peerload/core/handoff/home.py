@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.handoff.leases import Leases
-from peerload.core.handoff.parking import Parking
+from peerload.core.handoff.leases import HomeLeases
+from peerload.core.handoff.parking import TaskParking
 from peerload.core.sharing.effective_request import asked_of
-from peerload.core.tasks.lost_attempts import Losses
+from peerload.core.tasks.lost_attempts import LostAttempts
 from peerload.core.tasks.memory_retries import MemoryRetries
 from peerload.core.tasks.retries import Retries
 from peerload.core.tasks.work import HomePhase
@@ -33,7 +33,7 @@ UNCOLLECTED_CHARS_MAX = 300
 """Of why a result could not be kept."""
 
 
-class Handoff:
+class HomeHandoff:
     """The conversation of a home with the nodes that run its tasks; its timer is ``offer``.
 
     ``declined(task, node, reason)`` is called when an offer came to nothing.
@@ -44,11 +44,11 @@ class Handoff:
         self._queue = queue
         self._membership = membership
         self._home = home
-        self.losses = Losses(state, membership, home)
+        self.losses = LostAttempts(state, membership, home)
         self.memory = MemoryRetries(state, membership, home)
         self.retries = Retries(state, home, self.memory, self.losses)
-        self.parking = Parking(state, membership, home)
-        self.leases = Leases(state, home, self.losses, self.parking)
+        self.parking = TaskParking(state, membership, home)
+        self.leases = HomeLeases(state, home, self.losses, self.parking)
         self._mediator = home.mediator
 
     # -- offering ------------------------------------------------------------------------------------------------------

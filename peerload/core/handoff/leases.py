@@ -19,10 +19,10 @@ from peerload.model.task import Guarantee, TaskState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.core.handoff.parking import Parking
+    from peerload.core.handoff.parking import TaskParking
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.lost_attempts import Losses
+    from peerload.core.tasks.lost_attempts import LostAttempts
     from peerload.core.tasks.work import HomeTask
     from peerload.model.messages import Identity, Renewal
     from peerload.model.task import TaskSpec
@@ -35,10 +35,10 @@ AUTO_PART = 10.0
 """A lease that grows with the work at stake is this part of the time that its task has run."""
 
 
-class Leases:
+class HomeLeases:
     """One per node; its timers are ``lease`` and ``ask``."""
 
-    def __init__(self, state: CoreState, home: Home, losses: Losses, parking: Parking) -> None:
+    def __init__(self, state: CoreState, home: Home, losses: LostAttempts, parking: TaskParking) -> None:
         self._state = state
         self._home = home
         self._losses = losses

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peerload.model.messages import Renewal
 
 
-class Parking:
+class TaskParking:
     """One per node. ``is_away``: this home has said good-bye and grants nothing until it is back."""
 
     def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:

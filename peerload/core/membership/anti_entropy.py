@@ -11,14 +11,14 @@ import math
 from typing import TYPE_CHECKING, TypeVar
 
 from peerload.model.actions import Dial, DialAddress
-from peerload.model.gossip import Standing
+from peerload.model.gossip import MemberStatus
 from peerload.model.messages import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.core.membership.gossip_state import GossipListener, GossipState
-    from peerload.model.gossip import Rumour
+    from peerload.model.gossip import MembershipUpdate
     from peerload.model.messages import Sync
 
 Thing = TypeVar("Thing")
@@ -29,7 +29,7 @@ JITTER = 0.1
 """Exchanges come at sync_s ± this share, so that nodes that start together do not beat together."""
 
 
-class Contacts:
+class AntiEntropy:
     """``everything``: makes a `Sync`. known: members of earlier starts not met yet; seeds: addresses to try."""
 
     def __init__(self, shared: GossipState, everything: Callable[..., Sync], listener: GossipListener) -> None:
@@ -58,12 +58,12 @@ class Contacts:
         if is_new and identity.address and len(self.known) < shared.core.config.peers_max:
             self.known[identity.node] = identity
 
-    def changed(self, rumour: Rumour) -> None:
+    def changed(self, rumour: MembershipUpdate) -> None:
         """What is believed of a member has changed."""
         self.known.pop(rumour.node, None)
-        if rumour.standing is Standing.ALIVE and not self._shared.is_armed("sync"):
+        if rumour.standing is MemberStatus.ALIVE and not self._shared.is_armed("sync"):
             self._arm_sync()
-        elif rumour.standing is Standing.DEAD:
+        elif rumour.standing is MemberStatus.DEAD:
             self._look_again()
 
     def linked(self, node: str) -> None:
@@ -73,7 +73,7 @@ class Contacts:
         if member is None:
             return
         is_due = shared.now_s - member.synced_s >= min(shared.preset.reconnect_s, shared.preset.sync_s)
-        if is_due or member.rumour.standing is not Standing.ALIVE:
+        if is_due or member.rumour.standing is not MemberStatus.ALIVE:
             self._exchange(node)
 
     def _exchange(self, node: str) -> None:
@@ -118,7 +118,7 @@ class Contacts:
     def _sync(self) -> None:
         shared = self._shared
         self._bury()
-        alive = [node for node in shared.there if shared.members[node].rumour.standing is Standing.ALIVE]
+        alive = [node for node in shared.there if shared.members[node].rumour.standing is MemberStatus.ALIVE]
         if alive:
             self._exchange(shared.rng.choice(alive))
             self._arm_sync()
@@ -127,7 +127,7 @@ class Contacts:
         """Forget those that left long ago."""
         shared = self._shared
         until_s = shared.now_s - shared.preset.tombstone_s
-        for node in [name for name, member in shared.members.items() if member.rumour.standing >= Standing.LEFT]:
+        for node in [name for name, member in shared.members.items() if member.rumour.standing >= MemberStatus.LEFT]:
             if shared.members[node].since_s < until_s:
                 del shared.members[node]
                 self._listener.member_forgotten(node)
@@ -138,14 +138,14 @@ class Contacts:
         """Members called dead, members of earlier starts not heard of since, seeds where nobody known is alive."""
         members = self._shared.members.values()
         addresses = {member.rumour.address for member in members if member.is_there}
-        dead = [identity_of(member.rumour) for member in members if member.rumour.standing is Standing.DEAD]
+        dead = [identity_of(member.rumour) for member in members if member.rumour.standing is MemberStatus.DEAD]
         seeds = [address for address in self.seeds if address not in addresses]
         return [*dead, *self.known.values(), *seeds]
 
     def _count_lost(self) -> int:
         """How many `_lost` has: this is asked at every death, of which there may be many at once."""
         members = self._shared.members.values()
-        dead = sum(member.rumour.standing is Standing.DEAD for member in members)
+        dead = sum(member.rumour.standing is MemberStatus.DEAD for member in members)
         there = {member.rumour.address for member in members if member.is_there} if self.seeds else ()
         return dead + len(self.known) + sum(address not in there for address in self.seeds)
 
@@ -188,6 +188,6 @@ class Contacts:
             self._exchange(one.node)
 
 
-def identity_of(rumour: Rumour) -> Identity:
+def identity_of(rumour: MembershipUpdate) -> Identity:
     """Who is meant."""
     return Identity(rumour.node, rumour.boot, rumour.machine_boot, rumour.store, rumour.incarnation, rumour.address)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.model.gossip import MESSAGES_BYTES_MAX, MESSAGES_MAX, Rumour, Standing, size_bytes
+from peerload.model.gossip import MESSAGES_BYTES_MAX, MESSAGES_MAX, MembershipUpdate, MemberStatus, size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +39,7 @@ def transmissions(mult: int, members: int) -> int:
     return mult * max(math.ceil(math.log10(members + 1)), 2)
 
 
-class Rumours:
+class BroadcastQueue:
     """The queue; rumours, loads: how many of each. ``mult``, ``loads_max``: of the preset."""
 
     def __init__(self, mult: int, loads_max: int) -> None:
@@ -50,9 +50,9 @@ class Rumours:
         self._news: dict[tuple[bool, str], _News] = {}
         self._number = 0
 
-    def put(self, rumour: Rumour, *, grave: bool = False) -> None:
+    def put(self, rumour: MembershipUpdate, *, grave: bool = False) -> None:
         """What is to be known of a member from now on. ``grave``: it goes first whatever it says."""
-        grave = grave or rumour.standing in (Standing.SUSPECT, Standing.DEAD)
+        grave = grave or rumour.standing in (MemberStatus.SUSPECT, MemberStatus.DEAD)
         self._put((True, rumour.node), rumour, GRAVE if grave else PRESENCE)
 
     def put_load(self, load: Load) -> None:
@@ -87,7 +87,7 @@ class Rumours:
         if not self._news:
             return taken
         left = MESSAGES_BYTES_MAX - sum(size_bytes(message) for message in taken)
-        told = {message.node for message in taken if isinstance(message, Rumour)}
+        told = {message.node for message in taken if isinstance(message, MembershipUpdate)}
         limit = transmissions(self._mult, members)
         loads = 0
         for key, news in sorted(self._news.items(), key=_order):

@@ -23,7 +23,7 @@ ELIGIBLE_KEPT_MAX = 1024
 """Distinct needs whose eligible nodes are remembered."""
 
 
-class Names(Sequence[str]):
+class NamesWithout(Sequence[str]):
     """Names in order, without one of them, which costs nothing to leave out; that a name is in is found by bisection."""
 
     __slots__ = ("_all", "_count", "_skipped")

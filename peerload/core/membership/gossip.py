@@ -1,6 +1,6 @@
 """Gossip: what this node believes of every other, how a word changes it, and what is passed on ([SWIM02], [LIFEGUARD17]).
 
-Of each node counts the weightiest word (`Rumour.weight`): a later run before an earlier, within a run a later word of
+Of each node counts the weightiest word (`MembershipUpdate.weight`): a later run before an earlier, within a run a later word of
 the node about itself, and of words about the same the graver. So a node that is called dead only has to say that it is
 not. No clock is compared with another's, and the order in which words arrive makes no difference.
 
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.membership.anti_entropy import Contacts
+from peerload.core.membership.anti_entropy import AntiEntropy
 from peerload.core.membership.detector import Detector
-from peerload.core.membership.gossip_state import GossipState, Member
+from peerload.core.membership.gossip_state import GossipMember, GossipState
 from peerload.core.membership.suspicion import Suspicion
 from peerload.model.events import GossipReceived
 from peerload.model.gossip import (
@@ -28,8 +28,8 @@ from peerload.model.gossip import (
     GossipPing,
     GossipPingRequest,
     Load,
-    Rumour,
-    Standing,
+    MembershipUpdate,
+    MemberStatus,
     merged,
 )
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, RUMOURS_MAX, Sync
@@ -60,7 +60,7 @@ class Gossip:
         self._listener = listener
         self.shared = GossipState(state, listener)
         self.detector = Detector(self.shared, self._unheard)
-        self.contacts = Contacts(self.shared, self.everything, listener)
+        self.contacts = AntiEntropy(self.shared, self.everything, listener)
         self.refutation = 0
         self._is_leaving = False
         self._raised_s = float("-inf")
@@ -68,11 +68,11 @@ class Gossip:
     # -- this node itself ----------------------------------------------------------------------------------------------
 
     @property
-    def own(self) -> Rumour:
+    def own(self) -> MembershipUpdate:
         """This node's word about itself."""
         state = self.shared.core
         rumour = rumour_of(state.identity, state.profile, self.refutation)
-        return msgspec.structs.replace(rumour, standing=Standing.LEFT) if self._is_leaving else rumour
+        return msgspec.structs.replace(rumour, standing=MemberStatus.LEFT) if self._is_leaving else rumour
 
     def speak(self, *, grave: bool = False) -> None:
         """Something about this node has changed: say so."""
@@ -92,7 +92,7 @@ class Gossip:
 
     # -- what is said of others ----------------------------------------------------------------------------------------
 
-    def told(self, rumour: Rumour, src: str, *, spread: bool = True) -> bool:
+    def told(self, rumour: MembershipUpdate, src: str, *, spread: bool = True) -> bool:
         """Somebody says this; true if it is news. ``src``: who passed it on; spread: whether it is worth passing on."""
         if rumour.node == self.shared.core.node:
             self._about_this_node(rumour, src)
@@ -104,12 +104,12 @@ class Gossip:
         age_s = rumour.age_s
         rumour = msgspec.structs.replace(rumour, age_s=0.0) if age_s else rumour
         if member is None:
-            if age_s >= self.shared.preset.tombstone_s and rumour.standing >= Standing.LEFT:
+            if age_s >= self.shared.preset.tombstone_s and rumour.standing >= MemberStatus.LEFT:
                 return False
             if not self._admits(rumour):
                 self.shared.core.count("members refused")
                 return False
-            member = self.shared.members[rumour.node] = Member(rumour, self.shared.now_s - age_s)
+            member = self.shared.members[rumour.node] = GossipMember(rumour, self.shared.now_s - age_s)
             self._believe(member, None, rumour, src)
         else:
             was, now = member.rumour, merged(member.rumour, rumour)
@@ -124,28 +124,28 @@ class Gossip:
             self.pass_on(member.rumour)
         return True
 
-    def _admits(self, rumour: Rumour) -> bool:
+    def _admits(self, rumour: MembershipUpdate) -> bool:
         """Whether one more member may be kept. Names of those that are gone for good are kept only while there is room, and
         make it for whoever comes: the longest known first."""
         shared = self.shared
-        is_gone = rumour.standing is Standing.FORGOTTEN
+        is_gone = rumour.standing is MemberStatus.FORGOTTEN
         if not is_gone and not self._listener.has_room_for_member():
             return False
         if len(shared.members) < 2 * shared.core.config.peers_max:
             return True
-        forgotten = Standing.FORGOTTEN
+        forgotten = MemberStatus.FORGOTTEN
         gone = [(that.since_s, node) for node, that in shared.members.items() if that.rumour.standing is forgotten]
         if is_gone or not gone:
             return False
         self.drop(min(gone)[1])
         return True
 
-    def _believe(self, member: Member, was: Rumour | None, now: Rumour, src: str) -> None:
+    def _believe(self, member: GossipMember, was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
         """The word of a member has changed: what follows for probing and suspicion."""
         shared = self.shared
         if was is None or was.standing is not now.standing:
             shared.changed()
-        if now.standing is not Standing.SUSPECT:
+        if now.standing is not MemberStatus.SUSPECT:
             member.suspicion = None
             shared.disarm("suspect", now.node)
         elif member.suspicion is None or was is None or was.weight != now.weight:
@@ -154,18 +154,18 @@ class Gossip:
         if member.suspicion is not None:
             self._arm_suspicion(member)
         if member.is_there:
-            if was is None or was.standing > Standing.SUSPECT:
+            if was is None or was.standing > MemberStatus.SUSPECT:
                 self.detector.joined(now.node)
             self.detector.start()
             self._spread_soon()
         else:
             self.detector.gone(now.node)
-        if now.standing >= Standing.LEFT:
+        if now.standing >= MemberStatus.LEFT:
             shared.news.drop(now.node)
         self.contacts.changed(now)
         self._listener.member_changed(was, now, src)
 
-    def _follow_up(self, rumour: Rumour) -> None:
+    def _follow_up(self, rumour: MembershipUpdate) -> None:
         """Of a suspicion of others: perhaps confirm it, or else bring the suspect the word to refute."""
         shared = self.shared
         chance = shared.preset.corroborators / max(shared.size - 2, 1)
@@ -177,9 +177,9 @@ class Gossip:
         member = self.shared.members.get(node)
         if member is not None and member.is_there:
             accusers = (*member.rumour.by, self.shared.core.node)
-            self.told(msgspec.structs.replace(member.rumour, standing=Standing.SUSPECT, by=accusers[-1:]), "")
+            self.told(msgspec.structs.replace(member.rumour, standing=MemberStatus.SUSPECT, by=accusers[-1:]), "")
 
-    def _arm_suspicion(self, member: Member) -> None:
+    def _arm_suspicion(self, member: GossipMember) -> None:
         suspicion, rumour = member.suspicion, member.rumour
         if suspicion is not None:
             over_s = suspicion.over_s(len(rumour.by), self.shared.health.factor)
@@ -197,13 +197,13 @@ class Gossip:
         elif member.suspicion.over_s(len(member.rumour.by), shared.health.factor) > shared.now_s + EPSILON_S:
             self._arm_suspicion(member)
         else:
-            self.told(msgspec.structs.replace(member.rumour, standing=Standing.DEAD, by=(shared.core.node,)), "")
+            self.told(msgspec.structs.replace(member.rumour, standing=MemberStatus.DEAD, by=(shared.core.node,)), "")
 
     def forget(self, node: str) -> None:
         """It is gone for good, says its operator: everybody is told, and nobody looks for it any more."""
         member = self.shared.members.get(node)
         if member is not None:
-            self.told(msgspec.structs.replace(member.rumour, standing=Standing.FORGOTTEN, by=()), "")
+            self.told(msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=()), "")
 
     def drop(self, node: str) -> None:
         """Think no more of a member that is gone."""
@@ -214,7 +214,7 @@ class Gossip:
             self.detector.gone(node)
             shared.changed()
 
-    def _about_this_node(self, rumour: Rumour, src: str) -> None:
+    def _about_this_node(self, rumour: MembershipUpdate, src: str) -> None:
         """What others say of this node: it is put right."""
         own = self.own
         if self._is_leaving:
@@ -244,7 +244,7 @@ class Gossip:
 
     # -- passing on ----------------------------------------------------------------------------------------------------
 
-    def pass_on(self, rumour: Rumour, *, grave: bool = False) -> None:
+    def pass_on(self, rumour: MembershipUpdate, *, grave: bool = False) -> None:
         """Let everybody know."""
         self.shared.news.put(rumour, grave=grave)
         self._spread_soon()
@@ -312,7 +312,7 @@ class Gossip:
             case GossipNack():
                 if is_current:
                     self.detector.nacked(src, message.sequence)
-            case Rumour():
+            case MembershipUpdate():
                 self.told(message, src)
             case Load():
                 self._load_told(message, src)
@@ -329,11 +329,11 @@ class Gossip:
         if member is not None:
             self._spoke(member, over_link=True)
 
-    def _spoke(self, member: Member, *, over_link: bool) -> None:
+    def _spoke(self, member: GossipMember, *, over_link: bool) -> None:
         """A word of the run that is believed in; if that is called dead, it should know."""
         shared = self.shared
         member.heard_s = shared.now_s
-        if member.rumour.standing is Standing.ALIVE or shared.now_s - member.warned_s < WARN_S:
+        if member.rumour.standing is MemberStatus.ALIVE or shared.now_s - member.warned_s < WARN_S:
             return
         member.warned_s = shared.now_s
         if over_link:
@@ -395,16 +395,16 @@ class Gossip:
                 self.contacts.timer(kind)
 
 
-def rumour_of(identity: Identity, profile: Profile, refutation: int) -> Rumour:
+def rumour_of(identity: Identity, profile: Profile, refutation: int) -> MembershipUpdate:
     """That a run of a node is alive, as it says itself."""
-    return Rumour(
+    return MembershipUpdate(
         identity.node,
         identity.boot,
         identity.machine_boot,
         identity.store,
         identity.incarnation,
         refutation,
-        Standing.ALIVE,
+        MemberStatus.ALIVE,
         identity.address,
         profile.version,
         profile.protocol_min,

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
-from peerload.core.membership.broadcast_queue import Rumours
+from peerload.core.membership.broadcast_queue import BroadcastQueue
 from peerload.core.membership.health import LocalHealth
 from peerload.model.actions import SendGossip
-from peerload.model.gossip import Load, Standing
+from peerload.model.gossip import Load, MemberStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from peerload.core.membership.suspicion import Suspicion
     from peerload.core.state import CoreState
-    from peerload.model.gossip import GossipMessage, GossipPreset, Rumour
+    from peerload.model.gossip import GossipMessage, GossipPreset, MembershipUpdate
     from peerload.model.load import LoadReport
 
 
-class Member:
+class GossipMember:
     """What is believed of another node. since_s: boot time since when; heard_s: of its own last word to this node."""
 
     __slots__ = ("heard_s", "rumour", "since_s", "suspicion", "synced_s", "warned_s")
 
-    def __init__(self, rumour: Rumour, since_s: float) -> None:
+    def __init__(self, rumour: MembershipUpdate, since_s: float) -> None:
         self.rumour = rumour
         self.since_s = since_s
         self.heard_s = float("-inf")
@@ -35,13 +35,13 @@ class Member:
     @property
     def is_there(self) -> bool:
         """Alive, or suspected and not given up yet: it is probed, and told the news."""
-        return self.rumour.standing <= Standing.SUSPECT
+        return self.rumour.standing <= MemberStatus.SUSPECT
 
 
 class GossipListener(Protocol):
     """What gossip tells the machine that keeps the peers, and what it asks of it."""
 
-    def member_changed(self, was: Rumour | None, now: Rumour, src: str, /) -> None:
+    def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str, /) -> None:
         """A member is believed to be ``now``; ``was``: before, None if nothing was; ``src`` said so."""
 
     def member_forgotten(self, node: str, /) -> None:
@@ -67,8 +67,8 @@ class GossipState:
         self.core = state
         self.rng = type(state.rng)(f"{state.identity.boot} gossip")
         self.preset: GossipPreset = state.config.gossip
-        self.members: dict[str, Member] = {}
-        self.news = Rumours(self.preset.retransmit_mult, self.preset.loads_max)
+        self.members: dict[str, GossipMember] = {}
+        self.news = BroadcastQueue(self.preset.retransmit_mult, self.preset.loads_max)
         self.health = LocalHealth(self.preset.health_max)
         self._listener = listener
         self._there: tuple[str, ...] | None = None
@@ -103,7 +103,7 @@ class GossipState:
         """The names of the members that are alive and not suspected, in the order of `ring_place`; if there is none, of
         the suspects."""
         if self._ring is None:
-            alive = [name for name in self.there if self.members[name].rumour.standing is Standing.ALIVE]
+            alive = [name for name in self.there if self.members[name].rumour.standing is MemberStatus.ALIVE]
             self._ring = tuple(sorted((crc32(name.encode()), name) for name in alive or self.there))
         return self._ring
 

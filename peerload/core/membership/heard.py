@@ -10,14 +10,14 @@ AHEAD_MAX = 1000
 """What others tell of a node is no further ahead of the node's own word than this many reports, or it is not true."""
 
 
-class Heard(msgspec.Struct, frozen=True, gc=False):
+class HeardReport(msgspec.Struct, frozen=True, gc=False):
     """A report and the boot time when it came; by_itself: from the node that it is about."""
 
     report: LoadReport
     at_s: float
     by_itself: bool = True
 
-    def gives_way_to(self, other: Heard, incarnation: int) -> bool:
+    def gives_way_to(self, other: HeardReport, incarnation: int) -> bool:
         """Whether the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
         keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
         mine, its = self.report, other.report

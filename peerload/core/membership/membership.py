@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.anti_entropy import identity_of
-from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, Names
+from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, NamesWithout
 from peerload.core.membership.gossip import Gossip, rumour_of
-from peerload.core.membership.heard import Heard
+from peerload.core.membership.heard import HeardReport
 from peerload.core.membership.profiles import Profiles
 from peerload.core.resources.admission import why_never
-from peerload.core.sharing.circuit_breaker import BlackHoles
+from peerload.core.sharing.circuit_breaker import CircuitBreaker
 from peerload.model.actions import ForgetPeer
-from peerload.model.gossip import Load, Standing
+from peerload.model.gossip import Load, MemberStatus
 from peerload.model.messages import DECLINES_LASTING, Hello, Leaving, Need, Pong, decline_subject
 from peerload.model.resources import Profile
 from peerload.policy.api import KnownReport
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from peerload.core.mediator import Mediator
     from peerload.core.membership.directory import Directory
     from peerload.core.state import CoreState
-    from peerload.model.gossip import Rumour
+    from peerload.model.gossip import MembershipUpdate
     from peerload.model.load import LoadReport
     from peerload.model.messages import DirectoryTold, Identity, Ping
     from peerload.model.task import TaskSpec
@@ -58,15 +58,15 @@ class PeerState(enum.StrEnum):
 
 
 STANDINGS = {
-    Standing.ALIVE: PeerState.ALIVE,
-    Standing.SUSPECT: PeerState.SUSPECT,
-    Standing.DEAD: PeerState.DEAD,
-    Standing.LEFT: PeerState.LEFT,
-    Standing.FORGOTTEN: PeerState.LEFT,
+    MemberStatus.ALIVE: PeerState.ALIVE,
+    MemberStatus.SUSPECT: PeerState.SUSPECT,
+    MemberStatus.DEAD: PeerState.DEAD,
+    MemberStatus.LEFT: PeerState.LEFT,
+    MemberStatus.FORGOTTEN: PeerState.LEFT,
 }
 
 
-class Peer:
+class PeerInfo:
     """One peer as seen from here. heard_s: boot time of its last word to this node; since_s: since when it is in this
     state; knows_profile: whether its profile is that of this run, else it is an old one or, at first, an empty one; boots:
     those of its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX."""
@@ -103,28 +103,28 @@ class Membership:
         self._state = state
         believed_s = getattr(state.policies.information, "believed_s", state.config.report_age_s_max)
         self._believed_s = min(believed_s, state.config.report_age_s_max)
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, PeerInfo] = {}
         self._directory = NOBODY
         self._met_s = 0.0
         self._names: Sequence[str] = ()
-        self._reports: dict[str, Heard] = {}
-        self._eligible: dict[Need, Names] = {}
+        self._reports: dict[str, HeardReport] = {}
+        self._eligible: dict[Need, NamesWithout] = {}
         self._declined: dict[tuple[str, str, bytes], float] = {}
         self._back: list[str] = []
         self.has_bus = False
         self._told_itself = state.profile.version, state.identity.boot
         self._mediator = mediator
         self.gossip = Gossip(state, self)
-        self.black_holes = BlackHoles(state, self._eligible.clear)
+        self.black_holes = CircuitBreaker(state, self._eligible.clear)
         self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible.clear)
 
-    def __iter__(self) -> Iterator[Peer]:
+    def __iter__(self) -> Iterator[PeerInfo]:
         yield from self._peers.values()
-        for name in Names(self._directory.names, without=self._state.node):
+        for name in NamesWithout(self._directory.names, without=self._state.node):
             if name not in self._peers:
                 yield self._listed(name)
 
-    def get(self, node: str) -> Peer | None:
+    def get(self, node: str) -> PeerInfo | None:
         """The peer of this name, whatever is believed of it; to be looked at only."""
         peer = self._peers.get(node)
         return self._listed(node) if peer is None and self._is_listed(node) else peer
@@ -148,7 +148,7 @@ class Membership:
         age_s = self._state.now.boot_s - heard.at_s
         return KnownReport(heard.report, age_s) if age_s <= self._believed_s else None
 
-    def last_report(self, node: str) -> Heard | None:
+    def last_report(self, node: str) -> HeardReport | None:
         """The newest report of a peer, however old."""
         return self._reports.get(node)
 
@@ -185,7 +185,7 @@ class Membership:
         """Everybody in it, at once; it may name this node, too. Only before anybody else was met."""
         self._directory = directory
         self._met_s = self._state.now.boot_s
-        self._names = Names(directory.names, without=self._state.node)
+        self._names = NamesWithout(directory.names, without=self._state.node)
         self._eligible.clear()
 
     def meet(
@@ -232,7 +232,7 @@ class Membership:
             self.heard_report(node, report)
         return is_new
 
-    def _met_earlier(self, known: Peer, identity: Identity, *, in_person: bool) -> None:
+    def _met_earlier(self, known: PeerInfo, identity: Identity, *, in_person: bool) -> None:
         """A start from before the one that is known introduced itself: a late word, unless nobody has heard of that start."""
         if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
             self._mediator.peer_came_back_older(identity.node)
@@ -247,7 +247,7 @@ class Membership:
 
     def heard_report(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
         """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
-        known, heard = self._reports.get(node), Heard(report, self._state.now.boot_s - age_s, by_itself)
+        known, heard = self._reports.get(node), HeardReport(report, self._state.now.boot_s - age_s, by_itself)
         if known is None:
             if node not in self._peers and not self._is_listed(node):
                 return False
@@ -276,7 +276,7 @@ class Membership:
         """A peer said good-bye."""
         member = self.gossip.shared.members.get(node)
         if member is not None:
-            rumour = msgspec.structs.replace(member.rumour, standing=Standing.LEFT, by=())
+            rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.LEFT, by=())
             self.gossip.told(rumour, node)
         elif (peer := self._own(node)) is not None:
             self._become(peer, PeerState.LEFT, "it said good-bye")
@@ -298,17 +298,17 @@ class Membership:
 
     # -- what gossip tells ---------------------------------------------------------------------------------------------
 
-    def member_changed(self, was: Rumour | None, now: Rumour, src: str) -> None:
+    def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
         """What is believed of a peer has changed."""
         node = now.node
-        if now.standing is Standing.FORGOTTEN:
+        if now.standing is MemberStatus.FORGOTTEN:
             self._state.note("node", "forgotten", node=node, reason="an operator said so")
             self.member_forgotten(node)
             self._state.actions.append(ForgetPeer(node))
             return
         peer = self._own(node)
         if peer is None:
-            peer = self._peers[node] = Peer(identity_of(now), None, self._state.now.boot_s)
+            peer = self._peers[node] = PeerInfo(identity_of(now), None, self._state.now.boot_s)
             self._names = sorted([*self._names, node])
         is_new_run = was is None or was.boot != now.boot
         if is_new_run or now.incarnation != peer.identity.incarnation or now.address != peer.identity.address:
@@ -390,22 +390,24 @@ class Membership:
             self._eligible[key] = found
         return found
 
-    def _eligible_now(self, need: Need, home: str) -> Names:
+    def _eligible_now(self, need: Need, home: str) -> NamesWithout:
         listed = self._directory.eligible(need, home)
         if not self._peers:
-            return Names(listed, without=self._state.node)
+            return NamesWithout(listed, without=self._state.node)
         own = (
             name
             for name, peer in self._peers.items()
             if self.is_usable(name) and not why_never(peer.profile, need.request, need.placement, home)
         )
-        return Names(tuple(sorted([*own, *(name for name in listed if name not in self._peers)])), self._state.node)
+        return NamesWithout(
+            tuple(sorted([*own, *(name for name in listed if name not in self._peers)])), self._state.node
+        )
 
-    def _not_skipped(self, names: Names) -> Names:
+    def _not_skipped(self, names: NamesWithout) -> NamesWithout:
         if not self.black_holes.is_any():
             return names
         left = tuple(name for name in names if not self.black_holes.why(name))
-        return Names(left, self._state.node) if left else names
+        return NamesWithout(left, self._state.node) if left else names
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:
         """Whether any peer not known to have left could run this, also one that is silent or drained now, or whose file
@@ -491,18 +493,18 @@ class Membership:
     def _is_listed(self, node: str) -> bool:
         return node in self._directory.members and node != self._state.node
 
-    def _listed(self, node: str) -> Peer:
+    def _listed(self, node: str) -> PeerInfo:
         identity, profile = self._directory.members[node]
-        return Peer(identity, profile, self._met_s)
+        return PeerInfo(identity, profile, self._met_s)
 
-    def _own(self, node: str) -> Peer | None:
+    def _own(self, node: str) -> PeerInfo | None:
         """The peer of this name, to be changed."""
         peer = self._peers.get(node)
         if peer is None and self._is_listed(node):
             peer = self._peers[node] = self._listed(node)
         return peer
 
-    def _become(self, peer: Peer, state: PeerState, reason: str) -> None:
+    def _become(self, peer: PeerInfo, state: PeerState, reason: str) -> None:
         if peer.state is not state:
             peer.state = state
             self._state.note("node", state.value, node=peer.identity.node, reason=reason)
@@ -511,14 +513,14 @@ class Membership:
             self._state.count(f"peers became {state.value}")
 
 
-def _reason(now: Rumour, *, is_new: bool) -> str:
+def _reason(now: MembershipUpdate, *, is_new: bool) -> str:
     """Why a peer is believed to be what it is now, for people."""
     match now.standing:
-        case Standing.ALIVE:
+        case MemberStatus.ALIVE:
             return "met" if is_new else "heard again"
-        case Standing.SUSPECT:
+        case MemberStatus.SUSPECT:
             return f"{', '.join(now.by) or 'a peer'} had no answer"
-        case Standing.DEAD:
+        case MemberStatus.DEAD:
             return "it did not speak up in time"
         case _:
             return "it said good-bye"

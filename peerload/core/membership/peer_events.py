@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerload.core.handoff.executor import Executor
-    from peerload.core.handoff.home import Handoff
+    from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
     from peerload.core.sharing.sharing import Sharing
     from peerload.model.events import PeerMet
     from peerload.model.gossip import Load
 
 
-class Meetings:
+class PeerEvents:
     """One per node."""
 
-    def __init__(self, membership: Membership, handoff: Handoff, executor: Executor, sharing: Sharing) -> None:
+    def __init__(
+        self, membership: Membership, handoff: HomeHandoff, executor: ExecutorHandoff, sharing: Sharing
+    ) -> None:
         self._membership = membership
         self._handoff = handoff
         self._executor = executor

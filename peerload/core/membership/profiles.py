@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from peerload.core.membership.gossip_state import GossipState
-    from peerload.core.membership.membership import Peer
+    from peerload.core.membership.membership import PeerInfo
     from peerload.model.resources import Profile
 
 GATHER_S = 0.05
@@ -41,7 +41,7 @@ class _Wanted:
 class Profiles:
     """Those that are wanted: at most one per member. ``changed`` is called when one has come that is new."""
 
-    def __init__(self, shared: GossipState, peers: Mapping[str, Peer], changed: Callable[[], object]) -> None:
+    def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], changed: Callable[[], object]) -> None:
         self._shared = shared
         self._peers = peers
         self._changed = changed
@@ -108,7 +108,7 @@ class Profiles:
                 found = self.has(peer, known.profile, is_new=False, by_itself=node == src) or found
         return found
 
-    def has(self, peer: Peer, profile: Profile, *, is_new: bool, by_itself: bool = False) -> bool:
+    def has(self, peer: PeerInfo, profile: Profile, *, is_new: bool, by_itself: bool = False) -> bool:
         """The profile of this run, unless a newer one is known and this is not, by_itself, the node's answer. True if it
         is another than was believed."""
         if peer.knows_profile and not is_new and not by_itself and profile.version < peer.profile.version:

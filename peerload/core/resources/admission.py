@@ -9,7 +9,7 @@ import msgspec
 
 from peerload.core.resources.backfill import Backfill
 from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import CROWDED, NOTHING_LEARNED, Ask
+from peerload.core.resources.devices import CROWDED, NOTHING_LEARNED, DeviceRequest
 from peerload.core.resources.placement import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
@@ -297,13 +297,13 @@ class Ledger:
         one with more work than this, its own counted."""
         devices, tried = self.devices, []
         for number, other in enumerate(others):
-            ask = Ask(other, devices.config)
+            ask = DeviceRequest(other, devices.config)
             names = place(devices, other, ask, self.now_s)
             if names:
                 tried.append(f"?{number}")
                 devices.grant(tried[-1], names, ask, self.now_s)
         try:
-            ask = Ask(request, devices.config)
+            ask = DeviceRequest(request, devices.config)
             ask.activity_max = min(ask.activity_max, activity_max)
             if not leaves_kept:
                 return place(devices, request, ask, self.now_s, without=without) is not None
@@ -343,10 +343,12 @@ class Ledger:
         learned: Mapping[str, int] = NOTHING_LEARNED,
     ) -> None:
         """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure; ``learned``: as of
-        `Ask`."""
+        `DeviceRequest`."""
         if key not in self.running:
             if devices:
-                self.devices.grant(key, devices, Ask(request, self.devices.config, learned, run_s), self.now_s)
+                self.devices.grant(
+                    key, devices, DeviceRequest(request, self.devices.config, learned, run_s), self.now_s
+                )
             self.running[key] = (request, is_local)
             self.running_local += is_local
             self.cpus_running += request.cpus

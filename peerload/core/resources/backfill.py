@@ -19,7 +19,7 @@ from peerload.model.devices import GPU
 
 if TYPE_CHECKING:
     from peerload.core.resources.device_ledger import DeviceLedger
-    from peerload.core.resources.devices import Ask, DeviceState
+    from peerload.core.resources.devices import DeviceRequest, DeviceState
     from peerload.model.resources import ResourceRequest
 
 STARVES_AFTER_RUNS = 3
@@ -34,7 +34,7 @@ class Reservation:
     __slots__ = ("ask", "devices", "is_hard", "number", "starts_s", "task")
 
     def __init__(
-        self, ask: Ask, devices: tuple[str, ...], starts_s: float, number: int, task: str, *, is_hard: bool
+        self, ask: DeviceRequest, devices: tuple[str, ...], starts_s: float, number: int, task: str, *, is_hard: bool
     ) -> None:
         self.ask = ask
         self.number = number
@@ -75,7 +75,7 @@ class Backfill:
                 return kept
         return None
 
-    def allows(self, state: DeviceState, ask: Ask, task: str = "") -> bool:
+    def allows(self, state: DeviceState, ask: DeviceRequest, task: str = "") -> bool:
         """Whether a later task may start on this device; if its name is given, as when it was last looked at."""
         kept = self.kept(state.id, task) if task else self._by_device.get(state.id)
         if kept is None:
@@ -86,7 +86,7 @@ class Backfill:
             return ask.run_s < NEVER_S
         return kept.starts_s < NEVER_S and self._leaves_room(state, kept, ask)
 
-    def _leaves_room(self, state: DeviceState, kept: Reservation, ask: Ask) -> bool:
+    def _leaves_room(self, state: DeviceState, kept: Reservation, ask: DeviceRequest) -> bool:
         """Whether at S there is room for both."""
         if (
             state.device.kind != GPU
@@ -107,7 +107,7 @@ class Backfill:
         return is_small and count <= config.tasks_max and activity <= config.activity_max
 
     def reserve(
-        self, request: ResourceRequest, ask: Ask, waited_s: float, held: tuple[str, ...] = (), task: str = ""
+        self, request: ResourceRequest, ask: DeviceRequest, waited_s: float, held: tuple[str, ...] = (), task: str = ""
     ) -> Reservation | None:
         """Keep room for a task that does not fit, on those of its devices that are not kept for another yet. ``held``: what
         it had reserved when that hardened. None if not enough devices are sound."""
@@ -141,7 +141,9 @@ class Backfill:
         state = self._ledger.states.get(name)
         return state is not None and state.reading.health.is_usable
 
-    def _soonest(self, request: ResourceRequest, ask: Ask, waited_s: float) -> tuple[tuple[str, ...], float] | None:
+    def _soonest(
+        self, request: ResourceRequest, ask: DeviceRequest, waited_s: float
+    ) -> tuple[tuple[str, ...], float] | None:
         """The devices that have room first, of equal ones those that nobody waits for, and when."""
         chosen: list[str] = []
         starts_s = self.now_s
@@ -160,7 +162,7 @@ class Backfill:
             starts_s = max(starts_s, times[count - 1][0])
         return tuple(chosen), starts_s
 
-    def _room_at_s(self, state: DeviceState, ask: Ask) -> float:
+    def _room_at_s(self, state: DeviceState, ask: DeviceRequest) -> float:
         """When so many of its tasks are expected to have ended that there is room."""
         if not state.why_not(ask, self.now_s):
             return self.now_s

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.resources.devices import NEVER_S, DeviceState, Grant
+from peerload.core.resources.devices import NEVER_S, DeviceGrant, DeviceState
 from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, Health
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.core.resources.devices import Ask
+    from peerload.core.resources.devices import DeviceRequest
     from peerload.model.config import GpuConfig
     from peerload.model.resources import Profile
 
@@ -111,13 +111,13 @@ class DeviceLedger:
 
     # -- grants --------------------------------------------------------------------------------------------------------
 
-    def grant(self, key: str, names: Sequence[str], ask: Ask, now_s: float) -> None:
+    def grant(self, key: str, names: Sequence[str], ask: DeviceRequest, now_s: float) -> None:
         """These devices are this attempt's from now on; one that is not there (any more) is noted all the same."""
         for name in names:
             state = self.states.get(name)
             if state is None:
                 state = self.states[name] = self._gone(DeviceState(Device(name, kind=_kind_of(name)), self.config))
-            state.grants[key] = Grant(key, ask, state.device, now_s)
+            state.grants[key] = DeviceGrant(key, ask, state.device, now_s)
         if names:
             self.version += 1
             self.holding[key] = tuple(names)

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.resources.backfill import Backfill
-from peerload.core.resources.devices import NEVER_S, Ask
+from peerload.core.resources.devices import NEVER_S, DeviceRequest
 from peerload.core.resources.placement import place
 from peerload.model.devices import GpuWait
 
@@ -37,7 +37,7 @@ Scope = tuple[tuple[str, ...] | None, tuple[str, ...]]
 ANY_GPU: Scope = ((), ())
 
 
-class DeviceLine:
+class DeviceQueue:
     """One per queue. due_s: when a task that waits for certain GPUs will take others, infinite = never; lacks_cores: of
     each priority the first whose devices are free, but not the cores that it asks for; depends_on_cores: whether one might
     start if there were others."""
@@ -130,7 +130,7 @@ class DeviceLine:
         """Whether its devices are free; if not, some are kept for it."""
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
-        ask = Ask(request, self._ledger.devices.config, learned, run_s)
+        ask = DeviceRequest(request, self._ledger.devices.config, learned, run_s)
         if len(self._ledger.kept.seen) < PASSED_MAX:
             self._ledger.kept.seen[work.task] = self._ledger.kept.number
         names = place(self._ledger.devices, request, ask, now_s, waited_s, self._ledger.kept.allows)

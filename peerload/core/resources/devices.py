@@ -35,7 +35,7 @@ NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
 SMALL_MAX = (1 << 31) - 1
 
 
-class Ask:
+class DeviceRequest:
     """What one task asks of each device that it is given.
 
     need_bytes: of memory, as its user said, None = that was not said; learned: what its command has needed of GPUs of each
@@ -99,14 +99,14 @@ def grantable_bytes(device: Device, config: GpuConfig) -> int:
     return max(int(device.mem_bytes * config.memory_share_max) - config.reserve_bytes, 0)
 
 
-class Grant:
+class DeviceGrant:
     """One device given to one attempt. ends_s: when that is expected to be over nearly for sure, infinite = not known;
     leaves_s: since when the attempt is over, though its processes may still be on the device; 0 = it runs. stable: how
     many readings in a row have seen the same memory of it."""
 
     __slots__ = ("ask", "ends_s", "key", "leaves_s", "now_bytes", "peak_bytes", "promised_bytes", "since_s", "stable")
 
-    def __init__(self, key: str, ask: Ask, device: Device, now_s: float) -> None:
+    def __init__(self, key: str, ask: DeviceRequest, device: Device, now_s: float) -> None:
         self.key = key
         self.ask = ask
         self.promised_bytes = ask.bytes_of(device)
@@ -142,7 +142,7 @@ class DeviceState:
         self.reading = DeviceReading(device.id)
         if device.is_read:
             self.reading = DeviceReading(device.id, Health.UNKNOWN, "it was not read so far")
-        self.grants: dict[str, Grant] = {}
+        self.grants: dict[str, DeviceGrant] = {}
         self._config = config
 
     @property
@@ -222,7 +222,7 @@ class DeviceState:
         by_reading = self.device.mem_bytes - self.reading.mem_used_bytes + leaving - unused
         return max(min(by_promise, by_reading), 0)
 
-    def why_not(self, ask: Ask, now_s: float, without: Sequence[str] = ()) -> str:
+    def why_not(self, ask: DeviceRequest, now_s: float, without: Sequence[str] = ()) -> str:
         """Why it has no room for this task, if the grants ``without`` were over; "" if it has."""
         reading = self.reading
         if not reading.health.is_usable:
@@ -232,7 +232,7 @@ class DeviceState:
             return "taken" if count else ""
         return self._why_no_room(ask, now_s, without, count)
 
-    def _why_no_room(self, ask: Ask, now_s: float, without: Sequence[str], count: int) -> str:
+    def _why_no_room(self, ask: DeviceRequest, now_s: float, without: Sequence[str], count: int) -> str:
         foreign, config = self.foreign, self._config
         others = [grant for key, grant in self.grants.items() if key not in without]
         if any(grant.ask.is_exclusive for grant in others):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.core.resources.device_ledger import DeviceLedger
-    from peerload.core.resources.devices import DeviceState, Grant
+    from peerload.core.resources.devices import DeviceGrant, DeviceState
     from peerload.model.resources import ResourceRequest
     from peerload.model.task import Exit
 
@@ -79,11 +79,11 @@ def _by_device(exit_: Exit, state: DeviceState) -> Exit:
     )
 
 
-def _peak_bytes(grant: Grant | None) -> int:
+def _peak_bytes(grant: DeviceGrant | None) -> int:
     return grant.peak_bytes if grant is not None else 0
 
 
-def _had_bytes(state: DeviceState, grant: Grant | None, promised_bytes: int | None) -> int:
+def _had_bytes(state: DeviceState, grant: DeviceGrant | None, promised_bytes: int | None) -> int:
     """How much of the card it could have had; 0 if others have taken what was promised to it, or was to be its own."""
     others_bytes = max(state.reading.mem_used_bytes - (grant.now_bytes if grant is not None else 0), 0)
     left_bytes = max(state.device.mem_bytes - others_bytes, 0)

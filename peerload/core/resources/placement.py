@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.core.resources.device_ledger import DeviceLedger
-    from peerload.core.resources.devices import Ask, DeviceState
+    from peerload.core.resources.devices import DeviceRequest, DeviceState
     from peerload.model.devices import Device
     from peerload.model.resources import ResourceRequest
 
@@ -53,10 +53,10 @@ class Scope:
 def place(
     ledger: DeviceLedger,
     request: ResourceRequest,
-    ask: Ask,
+    ask: DeviceRequest,
     now_s: float,
     waited_s: float = 0.0,
-    allows: Callable[[DeviceState, Ask], bool] = lambda _state, _ask: True,
+    allows: Callable[[DeviceState, DeviceRequest], bool] = lambda _state, _ask: True,
     without: Sequence[str] = (),
 ) -> tuple[str, ...] | None:
     """The ids of the devices that the task is to have, None if there are not enough. ``allows``: whether a device that
@@ -90,7 +90,7 @@ def _gpus(scope: Scope, count: int, fits: Callable[[DeviceState], bool], rank: R
     return tuple(state.id for state in [*wanted, *nearest(wanted, ranked, count - len(wanted))])
 
 
-def _rank(ask: Ask, now_s: float) -> Rank:
+def _rank(ask: DeviceRequest, now_s: float) -> Rank:
     """The smallest is the best."""
 
     def key(state: DeviceState) -> tuple[float, ...]:

@@ -12,21 +12,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerload.core.handoff.executor import Executor
+    from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.own_profile import OwnProfile
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
-    from peerload.core.tasks.leaving import Leaving
+    from peerload.core.tasks.leaving import TaskEvacuation
 
 TROUBLE = "shortage"
 TIMER = "shortage"
 
 
-class Shortage:
+class ResourceShortage:
     """One per node. ``words``: what this node is short of, as far as is known; "" while the breaker is closed."""
 
     def __init__(
-        self, state: CoreState, own_profile: OwnProfile, executor: Executor, information: Information, leaving: Leaving
+        self,
+        state: CoreState,
+        own_profile: OwnProfile,
+        executor: ExecutorHandoff,
+        information: Information,
+        leaving: TaskEvacuation,
     ) -> None:
         self._state = state
         self._own_profile = own_profile

@@ -30,7 +30,7 @@ FAILED_ON_MANY = ""
 """In place of the node of a command that has failed fast on more than one."""
 
 
-class BlackHoles:
+class CircuitBreaker:
     """As one home sees them. ``changed()``: called when a node is skipped from now on, or no more."""
 
     def __init__(self, state: CoreState, changed: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from peerload.core.resources.foreign_load import foreign_slots
 from peerload.core.sharing.view import View
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
-from peerload.model.load import LoadReport, Marks, Region
+from peerload.model.load import LoadReport, Region, Thresholds
 from peerload.model.messages import UNASKED, State, StateAnswer
 from peerload.policy.api import KnownReport
 from peerload.policy.validation import sound_answer, sound_audience, sound_marks
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
-    from peerload.core.sharing.peer_hints import Memory
+    from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.tasks.work import Work
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Standing = tuple[Region, bool, bool]
 
-MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
+MARKS_AT_FIRST = Thresholds(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Until the transfer policy has spoken, and while it fails."""
 NOT_SETTLED = (-1, 0, 0, 0)
 LEVEL_DIGITS = 6
@@ -53,7 +53,7 @@ class Information:
         queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
-        memory: Memory,
+        memory: PeerHints,
         stranded: Sized,
         mediator: Mediator,
     ) -> None:
@@ -125,7 +125,7 @@ class Information:
             uncounted,
         )
 
-    def marks(self) -> Marks:
+    def marks(self) -> Thresholds:
         """The transfer policy's marks; asked for once an event."""
         policy = self._state.policies.transfer
         if policy is self._steady or self._marks_at is self._state.now:
@@ -180,7 +180,7 @@ class Information:
         return marks.receive_below > 1.0 or self._ledger.load_tasks + expected < self._slots + marks.prefetch
 
     def asks_ahead(self) -> bool:
-        """Whether a task that it asks for would have to wait here (`Marks.prefetch`)."""
+        """Whether a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
         return self.level() >= self.marks().receive_below * self._slots
 
     def gives(self) -> bool:
@@ -213,7 +213,7 @@ class Information:
             self._said = report
             self._settled_version = NOT_SETTLED
 
-    def _described(self, marks: Marks) -> LoadReport:
+    def _described(self, marks: Thresholds) -> LoadReport:
         ledger, sensed = self._ledger, self._sensed
         n, slots = ledger.load_tasks, ledger.profile.slots
         stranded, devices = len(self._stranded), ledger.devices
@@ -271,7 +271,7 @@ class Information:
             return True
         return len(self._queue) > 0 and self.gives()
 
-    def _own_view(self, marks: Marks) -> View:
+    def _own_view(self, marks: Thresholds) -> View:
         """A report goes with every probe and reply, so one view is kept for it."""
         view = self._own
         if view is None:

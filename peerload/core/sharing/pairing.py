@@ -18,8 +18,8 @@ from peerload.policy.validation import sound_answer, sound_partner
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.sharing.information import Information
-    from peerload.core.sharing.retry_rate import Pace
-    from peerload.core.sharing.task_donor import Giver
+    from peerload.core.sharing.retry_rate import RetryRate
+    from peerload.core.sharing.task_donor import TaskDonor
     from peerload.core.state import CoreState
     from peerload.core.tasks.work import Work
     from peerload.model.load import LoadReport
@@ -29,11 +29,11 @@ PARTNERS_ASKED_MAX = 8
 """Nodes asked in one turn, one after the other, until one of them pairs."""
 
 
-class Pairing:
+class PairProtocol:
     """One per node; its timers are ``pair`` (time to ask) and ``paired`` (the other one has not spoken for too long)."""
 
     def __init__(
-        self, state: CoreState, membership: Membership, information: Information, giver: Giver, pace: Pace
+        self, state: CoreState, membership: Membership, information: Information, giver: TaskDonor, pace: RetryRate
     ) -> None:
         self._state = state
         self._membership = membership

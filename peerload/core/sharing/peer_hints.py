@@ -16,7 +16,7 @@ NAMES_MAX = 16
 """Names on each list; a further one drops the oldest."""
 
 
-class Memory:
+class PeerHints:
     """The two lists of one node, newest last. Where the preset has no memory both stay empty."""
 
     __slots__ = ("_busy", "_idle", "_is_on", "leaves_footprints")

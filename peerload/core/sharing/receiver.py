@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
-    from peerload.core.sharing.peer_hints import Memory
-    from peerload.core.sharing.retry_rate import Pace
+    from peerload.core.sharing.peer_hints import PeerHints
+    from peerload.core.sharing.retry_rate import RetryRate
     from peerload.core.sharing.search import Search, Searches
-    from peerload.core.sharing.task_donor import Giver
+    from peerload.core.sharing.task_donor import TaskDonor
     from peerload.core.state import CoreState
     from peerload.core.tasks.work import Work
     from peerload.model.load import LoadReport
@@ -40,11 +40,11 @@ class Receiver:
         state: CoreState,
         ledger: Ledger,
         membership: Membership,
-        memory: Memory,
+        memory: PeerHints,
         information: Information,
         searches: Searches,
-        giver: Giver,
-        pace: Pace,
+        giver: TaskDonor,
+        pace: RetryRate,
     ) -> None:
         self._state = state
         self._ledger = ledger

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
 
 
-class Requests:
+class StateRequests:
     """One per node; its timer is ``answer``.
 
     ``wants_more()``: whether this node would still take a task; ``met(src, report)``: a useful node has answered."""

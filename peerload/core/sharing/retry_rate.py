@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
 
 
-class Pace:
+class RetryRate:
     """What the learned durations say of the time a task takes here."""
 
     __slots__ = ("_state",)

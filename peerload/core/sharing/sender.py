@@ -29,17 +29,17 @@ from peerload.policy.validation import sound_step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.core.handoff.executor import Executor
-    from peerload.core.handoff.home import Handoff
+    from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
-    from peerload.core.sharing.peer_hints import Memory
+    from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.sharing.search import Search, Searches
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Guest
+    from peerload.core.tasks.work import RemoteTask
     from peerload.model.load import LoadReport
     from peerload.model.messages import Offer, StateAnswer
 
@@ -56,10 +56,10 @@ class Sender:
         queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
-        memory: Memory,
+        memory: PeerHints,
         home: Home,
-        handoff: Handoff,
-        executor: Executor,
+        handoff: HomeHandoff,
+        executor: ExecutorHandoff,
         information: Information,
         searches: Searches,
         stranded: dict[bytes, HomeTask],
@@ -396,7 +396,7 @@ class Sender:
         """Whether the policy places without asking, so that its test comes where the task is."""
         return bool(getattr(self._state.policies.sender, "passes_on", False))
 
-    def guest_arrived(self, guest: Guest) -> None:
+    def guest_arrived(self, guest: RemoteTask) -> None:
         """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
         if not self.passes_on or not guest.may_move:
             return

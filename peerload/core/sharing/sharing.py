@@ -19,21 +19,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.sharing.information import Information
-from peerload.core.sharing.pairing import Pairing
-from peerload.core.sharing.peer_hints import Memory
+from peerload.core.sharing.pairing import PairProtocol
+from peerload.core.sharing.peer_hints import PeerHints
 from peerload.core.sharing.receiver import Receiver
-from peerload.core.sharing.requests import Requests
-from peerload.core.sharing.retry_rate import Pace
+from peerload.core.sharing.requests import StateRequests
+from peerload.core.sharing.retry_rate import RetryRate
 from peerload.core.sharing.search import Searches
 from peerload.core.sharing.sender import Sender
-from peerload.core.sharing.task_donor import Giver
+from peerload.core.sharing.task_donor import TaskDonor
 from peerload.model.load import Region
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.core.handoff.executor import Executor
-    from peerload.core.handoff.home import Handoff
+    from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.handoff.home import HomeHandoff
     from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
@@ -55,15 +55,15 @@ class Sharing:
         ledger: Ledger,
         membership: Membership,
         home: Home,
-        handoff: Handoff,
-        executor: Executor,
+        handoff: HomeHandoff,
+        executor: ExecutorHandoff,
         mediator: Mediator,
     ) -> None:
         self._state = state
         self._membership = membership
         by_refusal = state.policies.information.reports_guide_probing
-        self._memory = Memory(is_on=state.policies.memory, by_refusal=by_refusal)
-        self._pace = Pace(state)
+        self._memory = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
+        self._pace = RetryRate(state)
         self._searches = Searches(state)
         self._has_receiver = state.policies.names["location.receiver"] != "none"
         self.stranded: dict[bytes, HomeTask] = {}
@@ -81,7 +81,7 @@ class Sharing:
             self._searches,
             self.stranded,
         )
-        self.giver = Giver(state, queue, ledger, membership, home, handoff, executor, self.sender)
+        self.giver = TaskDonor(state, queue, ledger, membership, home, handoff, executor, self.sender)
         self.receiver = Receiver(
             state,
             ledger,
@@ -92,8 +92,8 @@ class Sharing:
             self.giver,
             self._pace,
         )
-        self.pairing = Pairing(state, membership, self.information, self.giver, self._pace)
-        self.requests = Requests(
+        self.pairing = PairProtocol(state, membership, self.information, self.giver, self._pace)
+        self.requests = StateRequests(
             state,
             membership,
             self.information,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.gpu_terms import has_room
 from peerload.core.sharing.effective_request import asked_of
-from peerload.core.sharing.view import Movable
-from peerload.core.tasks.work import Guest, GuestPhase, HomePhase, HomeTask
+from peerload.core.sharing.view import MovableTasksView
+from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model.messages import Need
 from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD
@@ -20,8 +20,8 @@ from peerload.policy.api import ANY_LOAD
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from peerload.core.handoff.executor import Executor
-    from peerload.core.handoff.home import Handoff
+    from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.sender import Sender
@@ -36,7 +36,7 @@ LOOKED_AT_MAX = 64
 """Tasks that wait for devices and are held against the room of a node that asks for work."""
 
 
-class Giver:
+class TaskDonor:
     """One per node; its timer is ``inbound``."""
 
     def __init__(
@@ -46,8 +46,8 @@ class Giver:
         ledger: Ledger,
         membership: Membership,
         home: Home,
-        handoff: Handoff,
-        executor: Executor,
+        handoff: HomeHandoff,
+        executor: ExecutorHandoff,
         sender: Sender,
     ) -> None:
         self._state = state
@@ -79,7 +79,7 @@ class Giver:
     def choose(self, profile: Profile, besides: Container[bytes] = ()) -> Work | None:
         """The waiting task that the selection policy lets go to that node; not one of ``besides``, by uid, nor one that
         takes devices."""
-        movable = Movable(
+        movable = MovableTasksView(
             self._queue,
             lambda work: (
                 work.uid not in besides and not work.spec.request.takes_devices and self._may_go(work, profile)
@@ -100,7 +100,7 @@ class Giver:
             self._sender.drop_search(work)
             voluntary = not work.stranded_because
             self._handoff.offer(work, to, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
-        elif isinstance(work, Guest):
+        elif isinstance(work, RemoteTask):
             self._executor.give_back(work, reason, to=to)
 
     def _may_go(self, work: Work, profile: Profile) -> bool:
@@ -114,8 +114,8 @@ class Giver:
                 self._home.may_migrate(work) and not spec.placement.local and work.phase is HomePhase.WAITING
             )
         return (
-            isinstance(work, Guest)
-            and work.phase is GuestPhase.WAITING
+            isinstance(work, RemoteTask)
+            and work.phase is RemotePhase.WAITING
             and work.may_move
             and (to != work.home or work.migrations > 0)  # 0: its home could not run it itself
             and self._membership.is_usable(work.home)
@@ -144,5 +144,5 @@ class Giver:
     def inbound_timed_out(self, uid: bytes) -> None:
         """A promised task did not come."""
         guest = self._executor.by_uid.get(uid)
-        if guest is None or guest.phase is not GuestPhase.RESERVED:
+        if guest is None or guest.phase is not RemotePhase.RESERVED:
             self._ledger.expect_no_more(uid)

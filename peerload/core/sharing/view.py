@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
-    from peerload.core.sharing.peer_hints import Memory
+    from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.tasks.work import Work
     from peerload.model.events import LoadSampled
-    from peerload.model.load import Marks
+    from peerload.model.load import Thresholds
     from peerload.model.resources import ResourceRequest
 
 ANYTHING = Need()
@@ -49,7 +49,7 @@ class View:
         state: CoreState,
         ledger: Ledger,
         membership: Membership,
-        memory: Memory,
+        memory: PeerHints,
         queue: WaitingQueue,
         running: Callable[[], Iterable[Work]],
         sensed: LoadSampled,
@@ -68,7 +68,7 @@ class View:
         self._uncounted = uncounted
         self.sensed = sensed
         self.for_request: ResourceRequest | None = None
-        self.marks: Marks
+        self.marks: Thresholds
         self.told: KnownReport | None = None
 
     @property
@@ -194,9 +194,9 @@ class View:
         return work_s / self.speed
 
     @property
-    def running(self) -> Sequence[Running]:
+    def running(self) -> Sequence[RunningTasksView]:
         """What runs here."""
-        return tuple(Running(work, self._state) for work in self._running())
+        return tuple(RunningTasksView(work, self._state) for work in self._running())
 
     @property
     def idle_list(self) -> Sequence[str]:
@@ -216,7 +216,7 @@ class View:
         return KnownReport(seen_by(self.for_request, known.report), known.age_s)
 
 
-class Running:
+class RunningTasksView:
     """`policy.api.RunningView`: an attempt that has room here."""
 
     __slots__ = ("_state", "_work")
@@ -238,7 +238,7 @@ class Running:
         return past.ascending(self._state.profile.speed)
 
 
-class Movable:
+class MovableTasksView:
     """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views."""
 
     __slots__ = ("_may_go", "_queue", "_state", "works")

@@ -15,7 +15,7 @@ TASKS_AT_A_TIME = 250
 """Steps that one request takes before others have their turn: some milliseconds, with what the agent does about each."""
 
 
-class Turns:
+class BatchedRequests:
     """One per node; its timer is ``request``. What is under way is not durable: an agent that is killed meanwhile has
     answered nobody."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from peerload.core.state import CoreState
-    from peerload.core.tasks.batched_requests import Turns
+    from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.work import HomeTask
     from peerload.model import events
@@ -31,10 +31,10 @@ DETACHED = "left to itself by its client"
 CUT = "more was sent to its standard input than is kept for another attempt"
 
 
-class Attendance:
+class ClientBinding:
     """One per node; its timer is ``attended``."""
 
-    def __init__(self, state: CoreState, home: Home, turns: Turns) -> None:
+    def __init__(self, state: CoreState, home: Home, turns: BatchedRequests) -> None:
         self._state = state
         self._home = home
         self._turns = turns

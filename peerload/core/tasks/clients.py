@@ -1,7 +1,7 @@
 """What clients want of the tasks of this home, and of this node: cancel, signal, hold, release, drain, forget.
 
 Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
-the actions. One about many tasks is carried out in `Turns`, and answered at its end.
+the actions. One about many tasks is carried out in `BatchedRequests`, and answered at its end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from peerload.model.task import TaskState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.core.handoff.leases import Leases
+    from peerload.core.handoff.leases import HomeLeases
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
-    from peerload.core.tasks.batched_requests import Turns
-    from peerload.core.tasks.drain import Drain
-    from peerload.core.tasks.eligibility import Gates
+    from peerload.core.tasks.batched_requests import BatchedRequests
+    from peerload.core.tasks.drain import NodeDrain
+    from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.work import HomeTask
     from peerload.model import events
@@ -32,18 +32,18 @@ RELEASED = "released"
 WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
 
 
-class Clients:
+class ClientRequests:
     """One per node."""
 
     def __init__(
         self,
         state: CoreState,
         home: Home,
-        leases: Leases,
+        leases: HomeLeases,
         membership: Membership,
-        drain: Drain,
-        turns: Turns,
-        gates: Gates,
+        drain: NodeDrain,
+        turns: BatchedRequests,
+        gates: Eligibility,
     ) -> None:
         self._state = state
         self._home = home

@@ -16,7 +16,7 @@ import msgspec
 from peerload.core.membership.membership import PeerState
 from peerload.model.actions import DropFates, FindTasks, PutFate
 from peerload.model.messages import AWAITED_MAX, AwaitTasks
-from peerload.model.submit_options import Fate, failed_words
+from peerload.model.submit_options import TaskOutcome, failed_words
 from peerload.model.task import TaskState, submission_of, task_home
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.work import HomeTask
     from peerload.model.actions import Row
     from peerload.model.messages import TasksTold
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord
 
 NAMED_MAX = 2
@@ -41,7 +41,7 @@ class Dependents:
 
     __slots__ = ("number", "tasks", "terms")
 
-    def __init__(self, number: int, terms: Terms) -> None:
+    def __init__(self, number: int, terms: SubmitOptions) -> None:
         self.number = number
         self.terms = terms
         self.tasks: dict[bytes, HomeTask] = {}
@@ -55,7 +55,7 @@ class Awaited:
     __slots__ = ("dependents", "fate", "is_kept", "is_known", "left", "says")
 
     def __init__(self, name: str) -> None:
-        self.fate = Fate(name)
+        self.fate = TaskOutcome(name)
         self.dependents: dict[int, Dependents] = {}
         self.left = 0
         self.is_known = False
@@ -74,12 +74,12 @@ class Dependencies:
         self._dependents: dict[int, Dependents] = {}
         self._elsewhere: dict[str, dict[str, None]] = {}
         """Names whose fate another home has to tell, by that home."""
-        self._restored: dict[str, Fate] = {}
+        self._restored: dict[str, TaskOutcome] = {}
         self.news: deque[Dependents] = deque()
 
     # -- who waits for what --------------------------------------------------------------------------------------------
 
-    def restore(self, fates: Iterable[Fate]) -> None:
+    def restore(self, fates: Iterable[TaskOutcome]) -> None:
         """After a restart, before the tasks are adopted: what was durable."""
         self._restored = {fate.task: fate for fate in fates}
 
@@ -156,7 +156,7 @@ class Dependencies:
         awaited.is_known = awaited.is_known or awaited.left > 0
         return not awaited.left and not awaited.fate.is_over
 
-    def rows(self, terms: Terms) -> list[Row]:
+    def rows(self, terms: SubmitOptions) -> list[Row]:
         """To be kept with tasks that are submitted on these terms: what has become of what they wait for."""
         rows: list[Row] = []
         for name in names_of(terms):
@@ -172,7 +172,7 @@ class Dependencies:
 
     # -- whether a task may go on --------------------------------------------------------------------------------------
 
-    def verdict(self, terms: Terms) -> tuple[str, str]:
+    def verdict(self, terms: SubmitOptions) -> tuple[str, str]:
         """(OPEN, "") if nothing of this is waited for any more; (DOOMED, why) if one has failed that had to succeed; (LOST,
         why) if nobody can tell; else (WAITS, "")."""
         lost = ""
@@ -191,15 +191,15 @@ class Dependencies:
             return LOST, lost
         return (OPEN, "") if is_open else (WAITS, "")
 
-    def _fate(self, name: str) -> Fate:
+    def _fate(self, name: str) -> TaskOutcome:
         awaited = self._awaited.get(name)
-        return awaited.fate if awaited is not None else Fate(name)
+        return awaited.fate if awaited is not None else TaskOutcome(name)
 
-    def waits_for(self, terms: Terms) -> list[str]:
+    def waits_for(self, terms: SubmitOptions) -> list[str]:
         """What is still waited for, each with where it stands: ``ws1/3 (running on ws2)``."""
         return [f"{name} ({self._stands(name)})" for name in names_of(terms) if not self._fate(name).is_over]
 
-    def words(self, terms: Terms) -> str:
+    def words(self, terms: SubmitOptions) -> str:
         """The same in one line."""
         left = self.waits_for(terms)
         more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
@@ -241,12 +241,12 @@ class Dependencies:
             if not failed and record.state is not TaskState.DONE:
                 is_cancelled = record.state is TaskState.CANCELLED
                 failed = failed_words(record.task, is_cancelled=is_cancelled, reason=record.reason)
-            fate = Fate(name, is_over=not awaited.left, failed=failed)
+            fate = TaskOutcome(name, is_over=not awaited.left, failed=failed)
             if fate != awaited.fate:
                 rows += self._becomes(awaited, fate)
         return rows
 
-    def _becomes(self, awaited: Awaited, fate: Fate) -> list[Row]:
+    def _becomes(self, awaited: Awaited, fate: TaskOutcome) -> list[Row]:
         awaited.fate = fate
         awaited.is_kept = True
         self.news.extend(awaited.dependents.values())
@@ -259,7 +259,9 @@ class Dependencies:
             return
         awaited.is_known = awaited.is_known or is_known
         if is_known:  # it may have ended since it was looked up
-            fate = Fate(name, is_over=awaited.fate.is_over or not awaited.left, failed=awaited.fate.failed or failed)
+            fate = TaskOutcome(
+                name, is_over=awaited.fate.is_over or not awaited.left, failed=awaited.fate.failed or failed
+            )
             self._heard(awaited, fate)
         elif not awaited.left and not awaited.fate.is_over:
             self._loses(awaited, f"{self._state.node} does not know {name} any more")
@@ -275,12 +277,12 @@ class Dependencies:
             awaited.says = told.says
             awaited.is_known = awaited.is_known or told.is_known
             if told.is_known:
-                self._heard(awaited, Fate(told.task, is_over=told.is_over, failed=told.failed))
+                self._heard(awaited, TaskOutcome(told.task, is_over=told.is_over, failed=told.failed))
             else:
                 self._loses(awaited, f"{src} does not know {told.task} any more")
             self._home.mediator.awaited_task_heard(told.task)
 
-    def _heard(self, awaited: Awaited, fate: Fate) -> None:
+    def _heard(self, awaited: Awaited, fate: TaskOutcome) -> None:
         if fate != awaited.fate:
             if awaited.is_kept or any(number >= 0 for number in awaited.dependents):
                 self._state.persist(*self._becomes(awaited, fate))
@@ -322,7 +324,7 @@ class Dependencies:
         return bool(self._elsewhere.get(node))
 
 
-def names_of(terms: Terms) -> Iterator[str]:
+def names_of(terms: SubmitOptions) -> Iterator[str]:
     """All that is waited for, each once."""
     return iter(dict.fromkeys((*terms.after, *terms.after_ok)))
 

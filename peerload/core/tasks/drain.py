@@ -12,28 +12,28 @@ from peerload.model.actions import Answer, PutDrain
 from peerload.model.errors import BadRequest, SlowDown
 
 if TYPE_CHECKING:
-    from peerload.core.handoff.executor import Executor
+    from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.own_profile import OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
-    from peerload.core.tasks.leaving import Leaving
+    from peerload.core.tasks.leaving import TaskEvacuation
 
 AWAITING_MAX = 1000
 """Requests that wait until the node is empty."""
 
 
-class Drain:
+class NodeDrain:
     """One per node."""
 
     def __init__(
         self,
         state: CoreState,
         ledger: Ledger,
-        executor: Executor,
+        executor: ExecutorHandoff,
         own_profile: OwnProfile,
         information: Information,
-        leaving: Leaving,
+        leaving: TaskEvacuation,
     ) -> None:
         self._state = state
         self._ledger = ledger

@@ -12,8 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from peerload.core.tasks.dependencies import DOOMED, LOST, OPEN, Dependencies
-from peerload.core.tasks.groups import Groups
-from peerload.core.tasks.remote_status import Inquiries
+from peerload.core.tasks.groups import TaskGroups
+from peerload.core.tasks.remote_status import RemoteStatusQueries
 from peerload.core.tasks.work import HomePhase
 from peerload.model.task import TaskState
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
-    from peerload.core.tasks.batched_requests import Turns
+    from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.work import HomeTask
     from peerload.model.events import GroupRequested
-    from peerload.model.submit_options import Fate, GroupSettings
+    from peerload.model.submit_options import GroupSettings, TaskOutcome
 
 PASSED_AT_A_TIME = 250
 """Tasks that pass, or are given up, before other events have their turn."""
 SIGTERM = 15
 
 
-class Gates:
+class Eligibility:
     """One per node; its timer is ``gates``."""
 
-    def __init__(self, state: CoreState, home: Home, membership: Membership, turns: Turns) -> None:
+    def __init__(self, state: CoreState, home: Home, membership: Membership, turns: BatchedRequests) -> None:
         self._state = state
         self._home = home
         self.dependencies = Dependencies(state, home, membership)
-        self.inquiries = Inquiries(state, home, membership, self.dependencies)
-        self.groups = Groups(state, home, turns)
+        self.inquiries = RemoteStatusQueries(state, home, membership, self.dependencies)
+        self.groups = TaskGroups(state, home, turns)
         self._due: deque[HomeTask] = deque()
         """Tasks of whose gate something may have changed."""
 
-    def restore(self, fates: Iterable[Fate], groups: Iterable[GroupSettings]) -> None:
+    def restore(self, fates: Iterable[TaskOutcome], groups: Iterable[GroupSettings]) -> None:
         """After a restart, before the tasks are adopted."""
         self.dependencies.restore(fates)
         self.groups.restore(groups)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from peerload.core.state import CoreState
-    from peerload.core.tasks.batched_requests import Turns
+    from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.work import HomeTask
     from peerload.model.events import GroupRequested
@@ -34,7 +34,7 @@ Place = tuple[int, int, int]
 """Where a task stands in the line of its group: the higher priority first, then as they were submitted."""
 
 
-class Group:
+class TaskGroup:
     """One group: its ``settings``; ``members``: its unfinished tasks; ``taken``: those of them that have a slot; ``waiting``:
     those that wait for one, in the ``line``."""
 
@@ -95,24 +95,24 @@ class Group:
             heapq.heapify(self.line)
 
 
-class Groups:
+class TaskGroups:
     """One per node."""
 
-    def __init__(self, state: CoreState, home: Home, turns: Turns) -> None:
+    def __init__(self, state: CoreState, home: Home, turns: BatchedRequests) -> None:
         self._state = state
         self._home = home
         self._turns = turns
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, TaskGroup] = {}
         self._changed: dict[str, None] = {}
         """Groups of which somebody may be let through."""
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[TaskGroup]:
         return iter([self._groups[name] for name in sorted(self._groups)])
 
     def restore(self, settings: Iterable[GroupSettings]) -> None:
         """After a restart: what a user has set."""
         for one in settings:
-            self._groups[one.name] = Group(one)
+            self._groups[one.name] = TaskGroup(one)
 
     def adopt(self, task: HomeTask) -> None:
         """A task of this home. One that a node has, or may have still, has its slot."""
@@ -121,7 +121,7 @@ class Groups:
             return
         group = self._groups.get(name)
         if group is None:
-            group = self._groups[name] = Group(GroupSettings(name))
+            group = self._groups[name] = TaskGroup(GroupSettings(name))
         group.members[task.uid] = task
         record = task.record
         may_be_elsewhere = record.state is TaskState.QUEUED and record.last_node
@@ -199,7 +199,7 @@ class Groups:
         group.taken[task.uid] = task
         return True
 
-    def _of(self, task: HomeTask) -> Group | None:
+    def _of(self, task: HomeTask) -> TaskGroup | None:
         return self._groups.get(task.terms.group) if task.terms.group else None
 
     # -- for users -----------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Groups:
             return
         self._state.actions.append(Answer(event.request, {"group": told(group)}))
 
-    def _remove(self, name: str) -> Group:
+    def _remove(self, name: str) -> TaskGroup:
         group = self._groups.get(name)
         if group is None:
             raise BadRequest(f"there is no group {name}", hint="peerload group")
@@ -235,7 +235,7 @@ class Groups:
         self._state.persist(DropGroup(name))
         return group
 
-    def _set(self, event: GroupRequested) -> Group:
+    def _set(self, event: GroupRequested) -> TaskGroup:
         group = self._groups.get(event.name)
         if group is None:
             if event.slots is None:
@@ -244,7 +244,7 @@ class Groups:
                     why="no unfinished task names it, and nobody has set it",
                     hint=f"peerload group        make it:  peerload group set {event.name} --slots N",
                 )
-            group = Group(GroupSettings(event.name))
+            group = TaskGroup(GroupSettings(event.name))
         before = group.settings
         wanted = GroupSettings(
             event.name,
@@ -266,7 +266,7 @@ class Groups:
         self._changed[event.name] = None
         return group
 
-    def _take_back(self, group: Group) -> Iterator[None]:
+    def _take_back(self, group: TaskGroup) -> Iterator[None]:
         """Those that were let through and that no node has wait at the gate again, if they may not go on now: of a paused
         group all, else the last that were let through beyond its slots."""
         waiting = [task for task in group.taken.values() if task.phase in IN_QUEUE]
@@ -309,12 +309,12 @@ class Groups:
         return f"group {name}: {len(group.taken)} of {slots} slot{'' if slots == 1 else 's'} taken"
 
 
-def told(group: Group) -> dict[str, object]:
+def told(group: TaskGroup) -> dict[str, object]:
     """What a client is told of a group. slots: null = any number; waiting: for a slot, or for other tasks; queued: in all."""
     return _told(group, group.members.values(), group.running)
 
 
-def own_part(group: Group, sees: Callable[[HomeTask], bool]) -> dict[str, object] | None:
+def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, object] | None:
     """The same of those of its tasks that somebody sees; None: there is none of them, and nobody has set the group. The slots
     taken are those of all, where there is a limit: it is one for all."""
     members = [task for task in group.members.values() if sees(task)]
@@ -325,7 +325,7 @@ def own_part(group: Group, sees: Callable[[HomeTask], bool]) -> dict[str, object
     return now if is_set else now | {"taken": sum(1 for task in members if task.uid in group.taken)}
 
 
-def _told(group: Group, members: Iterable[HomeTask], running: int) -> dict[str, object]:
+def _told(group: TaskGroup, members: Iterable[HomeTask], running: int) -> dict[str, object]:
     states = Counter(task.record.state for task in members)
     return {
         "name": group.settings.name,

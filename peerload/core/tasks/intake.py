@@ -17,14 +17,14 @@ from peerload.model.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.core.handoff.executor import Executor
-    from peerload.core.handoff.home import Handoff
+    from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
     from peerload.core.sharing.sharing import Sharing
     from peerload.core.state import CoreState
-    from peerload.core.tasks.batched_requests import Turns
-    from peerload.core.tasks.client_binding import Attendance
-    from peerload.core.tasks.eligibility import Gates
+    from peerload.core.tasks.batched_requests import BatchedRequests
+    from peerload.core.tasks.client_binding import ClientBinding
+    from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.tasks.work import HomeTask
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskSpec
 
 
-class Arrivals:
+class Intake:
     """One per node; it keeps nothing but the submissions. ``attendance`` hears of each new task."""
 
     def __init__(
@@ -42,13 +42,13 @@ class Arrivals:
         queue: WaitingQueue,
         membership: Membership,
         home: Home,
-        handoff: Handoff,
-        executor: Executor,
+        handoff: HomeHandoff,
+        executor: ExecutorHandoff,
         sharing: Sharing,
-        submissions: submission.Submissions,
-        turns: Turns,
-        gates: Gates,
-        attendance: Attendance,
+        submissions: submission.SubmissionLog,
+        turns: BatchedRequests,
+        gates: Eligibility,
+        attendance: ClientBinding,
     ) -> None:
         self._state = state
         self._queue = queue

@@ -25,7 +25,7 @@ LOOKED_AT_MAX = 256
 """Waiting tasks that may leave that are looked at for some that can now, after each event."""
 
 
-class Leaving:
+class TaskEvacuation:
     """One per node."""
 
     def __init__(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit
 
 
-class Losses:
+class LostAttempts:
     """One per node; it keeps nothing of its own: how often a task was lost, and where, is in its durable record."""
 
     def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.history import Backlog
-from peerload.core.resources.device_queue import DeviceLine
+from peerload.core.estimates.history import BacklogEstimate
+from peerload.core.resources.device_queue import DeviceQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,13 +55,13 @@ class WaitingQueue:
         self._state = state
         self._ledger = ledger
         self._levels: dict[int, Level] = {}
-        self._devices = DeviceLine(state, ledger)
+        self._devices = DeviceQueue(state, ledger)
         self._work: dict[bytes, Work] = {}
         self._next_order = 0
         self._nothing_startable_at = NEVER
         self._no_room_at = NEVER
         self._arrived: list[Work] = []
-        self._backlog: Backlog | None = None
+        self._backlog: BacklogEstimate | None = None
 
     def __len__(self) -> int:
         return len(self._work)
@@ -131,7 +131,7 @@ class WaitingQueue:
         """How long all that waits is expected to take on the reference machine; nothing is kept of it before the first
         who asks, a load policy."""
         if self._backlog is None:
-            self._backlog = Backlog(self._state.history)
+            self._backlog = BacklogEstimate(self._state.history)
             for work in self._work.values():
                 self._backlog.add(work)
         return self._backlog.expected_s

@@ -35,7 +35,7 @@ ENDING = "ending"
 """What is said of one that has ended, which is not on the disk yet."""
 
 
-class Inquiry(Dependents):
+class RemoteStatusQuery(Dependents):
     """A submission that names tasks, until it is known that there are such. left: those of which nobody has said so yet;
     has_timer: whether it is refused after a while."""
 
@@ -48,7 +48,7 @@ class Inquiry(Dependents):
         self.left = dict.fromkeys(names_of(event.terms))
 
 
-class Inquiries:
+class RemoteStatusQueries:
     """One per node; its timer is ``inquiry``."""
 
     def __init__(self, state: CoreState, home: Home, membership: Membership, dependencies: Dependencies) -> None:
@@ -56,7 +56,7 @@ class Inquiries:
         self._home = home
         self._membership = membership
         self._dependencies = dependencies
-        self._inquiries: dict[int, Inquiry] = {}
+        self._inquiries: dict[int, RemoteStatusQuery] = {}
         self._last = 0
         self._watched: dict[str, dict[str, None]] = {}
         self._failure_told: dict[str, None] = {}
@@ -75,7 +75,7 @@ class Inquiries:
             self._state.actions.append(Answer(event.request, error=error))
             return
         self._last += 1
-        inquiry = self._inquiries[-self._last] = Inquiry(-self._last, event)
+        inquiry = self._inquiries[-self._last] = RemoteStatusQuery(-self._last, event)
         dependencies = self._dependencies
         dependencies.await_all(inquiry)
         unknown: list[str] = []
@@ -144,7 +144,7 @@ class Inquiries:
         awaited = self._dependencies.get(name)
         if awaited is None:
             return
-        for inquiry in [one for one in awaited.dependents.values() if isinstance(one, Inquiry)]:
+        for inquiry in [one for one in awaited.dependents.values() if isinstance(one, RemoteStatusQuery)]:
             if name not in inquiry.left:
                 continue
             if not awaited.is_known or awaited.fate.lost:
@@ -158,17 +158,17 @@ class Inquiries:
             if not inquiry.left:
                 self._submit(inquiry)
 
-    def _closes(self, inquiry: Inquiry) -> None:
+    def _closes(self, inquiry: RemoteStatusQuery) -> None:
         if inquiry.has_timer:
             self._state.clear_timer("inquiry", str(inquiry.number))
         del self._inquiries[inquiry.number]
 
-    def _submit(self, inquiry: Inquiry) -> None:
+    def _submit(self, inquiry: RemoteStatusQuery) -> None:
         self._closes(inquiry)
         self._home.mediator.submission_checked(inquiry.event)
         self._dependencies.await_no_more(inquiry)
 
-    def _refuse(self, inquiry: Inquiry, error: BadRequest) -> None:
+    def _refuse(self, inquiry: RemoteStatusQuery, error: BadRequest) -> None:
         self._closes(inquiry)
         self._dependencies.await_no_more(inquiry)
         self._state.actions.append(Answer(inquiry.event.request, error=error))

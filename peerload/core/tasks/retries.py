@@ -17,7 +17,7 @@ from peerload.model.task import how_it_ended
 if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.lost_attempts import Losses
+    from peerload.core.tasks.lost_attempts import LostAttempts
     from peerload.core.tasks.memory_retries import MemoryRetries
     from peerload.core.tasks.work import HomeTask
     from peerload.model.config import CoreConfig
@@ -33,7 +33,7 @@ MEANT = "it was signalled by its user, so it is not tried again"
 class Retries:
     """One per node; it keeps nothing of its own."""
 
-    def __init__(self, state: CoreState, home: Home, memory: MemoryRetries, losses: Losses) -> None:
+    def __init__(self, state: CoreState, home: Home, memory: MemoryRetries, losses: LostAttempts) -> None:
         self._state = state
         self._home = home
         self._memory = memory

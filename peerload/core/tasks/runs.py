@@ -1,6 +1,6 @@
 """What runs on this node, tasks of this home and guests alike: started when it fits, followed until its process is gone.
 
-Every attempt in `Runs` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
+Every attempt in `RunningTasks` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
 the launcher (or another one) came back and neither runs it nor has its exit record.
 """
 
@@ -13,16 +13,16 @@ import msgspec
 
 from peerload.core.handoff.frozen import Frozen
 from peerload.core.resources.gpu_use import with_gpu_use
-from peerload.core.tasks.work import Guest, HomeTask
+from peerload.core.tasks.work import HomeTask, RemoteTask
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.core.handoff.executor import Executor
+    from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.resources.admission import Ledger
-    from peerload.core.resources.shortage import Shortage
+    from peerload.core.resources.shortage import ResourceShortage
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
@@ -36,7 +36,7 @@ SILENT = "it does not answer: what it has may stand still, and no lease is enfor
 RUNS_ON = "it runs on; the agent is back"
 
 
-class Runs:
+class RunningTasks:
     """The attempts that are to run here, by execution key; its timers are ``limit``, ``kill`` and ``devices``."""
 
     def __init__(
@@ -45,8 +45,8 @@ class Runs:
         queue: WaitingQueue,
         ledger: Ledger,
         home: Home,
-        executor: Executor,
-        shortage: Shortage,
+        executor: ExecutorHandoff,
+        shortage: ResourceShortage,
     ) -> None:
         self.frozen = Frozen(state, queue, ledger, executor)
         self._state = state
@@ -55,7 +55,7 @@ class Runs:
         self._home = home
         self._executor = executor
         self._shortage = shortage
-        self._works: dict[str, HomeTask | Guest] = {}
+        self._works: dict[str, HomeTask | RemoteTask] = {}
         self._launcher_away = False
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
@@ -75,11 +75,11 @@ class Runs:
         """Whether anything can be started now."""
         return not self._launcher_away
 
-    def works(self) -> Iterable[HomeTask | Guest]:
+    def works(self) -> Iterable[HomeTask | RemoteTask]:
         """Them all."""
         return self._works.values()
 
-    def restore(self, work: HomeTask | Guest) -> None:
+    def restore(self, work: HomeTask | RemoteTask) -> None:
         """It was to run here when the agent stopped; `reconcile` tells what became of it."""
         self._works[work.key] = work
 
@@ -94,7 +94,7 @@ class Runs:
             work.started_s = self._state.now.boot_s
             if isinstance(work, HomeTask):
                 self._home.start_here(work)
-            elif not isinstance(work, Guest) or not self._executor.start(work):
+            elif not isinstance(work, RemoteTask) or not self._executor.start(work):
                 continue
             self._works[work.key] = work
             self._shortage.starting(work.key)
@@ -191,7 +191,7 @@ class Runs:
     def froze(self, key: str, *, frozen: bool) -> None:
         """Its lease ran out, or was renewed after that: for people to know."""
         work = self._works.get(key)
-        if isinstance(work, Guest):
+        if isinstance(work, RemoteTask):
             reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
             state = "frozen" if frozen else "thawed"
             (self.frozen.froze if frozen else self.frozen.thawed)(key)
@@ -210,7 +210,7 @@ class Runs:
         if key in self._works:
             self._state.actions.append(SignalTask(key, SIGKILL))
 
-    def _died(self, key: str, work: HomeTask | Guest, reason: str) -> None:
+    def _died(self, key: str, work: HomeTask | RemoteTask, reason: str) -> None:
         self._works.pop(key, None)
         self._shortage.gone(key)
         self._ledger.end(key)
@@ -220,7 +220,7 @@ class Runs:
             self._executor.results.died(work, reason)
         self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
 
-    def _never_started(self, key: str, work: HomeTask | Guest, reason: str, *, is_short: bool) -> None:
+    def _never_started(self, key: str, work: HomeTask | RemoteTask, reason: str, *, is_short: bool) -> None:
         del self._works[key]
         if isinstance(work, HomeTask):
             self._ledger.end(key)
@@ -278,7 +278,7 @@ class Runs:
         self.frozen.restore(frozen)
 
 
-def _limited(exit_: Exit, work: HomeTask | Guest) -> Exit:
+def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:
     """A task that was ended for its time limit shows that, whatever the signal made of it; also if the agent that sent
     the signal is not the one that sees the end. One that somebody here has ended says who, unless it had ended well."""
     if work.killed_because and work.killed_because != TIME_LIMIT and exit_.exit_code and not exit_.reason:

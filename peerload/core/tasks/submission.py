@@ -20,7 +20,7 @@ from peerload.model.task import TaskRecord, TaskState, member_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from peerload.core.membership.membership import Membership, Peer
+    from peerload.core.membership.membership import Membership, PeerInfo
     from peerload.core.state import CoreState
     from peerload.model.actions import Row
     from peerload.model.events import TaskSubmitted
@@ -37,7 +37,7 @@ NEW_TOKEN = "submit again with a new token"  # noqa: S105 -- words
 _tokens = msgspec.msgpack.Decoder(list[tuple[str, tuple[bytes, dict[str, object]]]])
 
 
-class Made:
+class SubmissionInProgress:
     """A submission while its tasks are made. ``rows``: those of its tasks that are not on their way to the disk yet; begun:
     whether some are; ``repeated``: requests that repeat it meanwhile."""
 
@@ -99,13 +99,13 @@ class Made:
         return task
 
 
-class Submissions:
+class SubmissionLog:
     """Numbers tasks, and knows the tokens of the last submissions, so that repeating a submit is safe."""
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
         self._counter = 0
-        self._under_way: dict[str, Made] = {}
+        self._under_way: dict[str, SubmissionInProgress] = {}
         self._tokens: OrderedDict[str, tuple[bytes, dict[str, object]]] = OrderedDict()
         self._environments: OrderedDict[bytes, bytes] = OrderedDict()
 
@@ -147,7 +147,7 @@ class Submissions:
         made.repeated.append(event)
         return True
 
-    def begin(self, event: TaskSubmitted, tasks_now: int) -> Made:
+    def begin(self, event: TaskSubmitted, tasks_now: int) -> SubmissionInProgress:
         """Number the submission. Raises SlowDown if the queue is full."""
         state = self._state
         tasks_now += sum(made.left() for made in self._under_way.values())
@@ -158,11 +158,11 @@ class Submissions:
                 retry_after_s=10.0,
             )
         self._counter += 1
-        made = Made(state, event, self._counter, self.shared(event.spec))
+        made = SubmissionInProgress(state, event, self._counter, self.shared(event.spec))
         self._under_way[event.token] = made
         return made
 
-    def keep_so_far(self, made: Made) -> None:
+    def keep_so_far(self, made: SubmissionInProgress) -> None:
         """Keep the members that were made so far, once there are many. They count for nothing until the submission is kept."""
         if len(made.rows) < self._state.config.members_at_a_time:
             return
@@ -172,7 +172,11 @@ class Submissions:
         made.is_begun = True
 
     def accept(
-        self, made: Made, placeable: str | None, rows: Iterable[Row] = (), declining: Mapping[str, str] | None = None
+        self,
+        made: SubmissionInProgress,
+        placeable: str | None,
+        rows: Iterable[Row] = (),
+        declining: Mapping[str, str] | None = None,
     ) -> None:
         """Keep the submission and what is left of its tasks (D1), and ``rows`` with them, and answer. placeable: why nobody
         can run it now; declining: the nodes that could run it and decline, each with its reason."""
@@ -256,7 +260,7 @@ def declining(state: CoreState, membership: Membership, spec: TaskSpec) -> dict[
     return {node: why for node in nodes if (why := membership.why_declines(node, spec))}
 
 
-def _why_not_now(membership: Membership, peer: Peer, spec: TaskSpec) -> str:
+def _why_not_now(membership: Membership, peer: PeerInfo, spec: TaskSpec) -> str:
     if peer.state is not PeerState.ALIVE:
         return peer.state.value
     if peer.profile.drained:
@@ -264,18 +268,18 @@ def _why_not_now(membership: Membership, peer: Peer, spec: TaskSpec) -> str:
     return membership.why_declines(peer.identity.node, spec) or "no room now"
 
 
-def _members(membership: Membership) -> Iterator[Peer]:
+def _members(membership: Membership) -> Iterator[PeerInfo]:
     """The peers without those that have left: they are no nodes any more."""
     return (peer for peer in membership if peer.state is not PeerState.LEFT)
 
 
-def _why_never_there(peer: Peer, never: str) -> str:
+def _why_never_there(peer: PeerInfo, never: str) -> str:
     """Whether anybody is there comes first."""
     gone = "" if peer.state is PeerState.ALIVE else peer.state.value
     return ", ".join(filter(None, (gone, never)))
 
 
-def _named(reasons: list[tuple[Peer, str]]) -> list[str]:
+def _named(reasons: list[tuple[PeerInfo, str]]) -> list[str]:
     lines = [f"{peer.identity.node}: {why}" for peer, why in reasons[:PEERS_NAMED_MAX]]
     return lines if len(reasons) == len(lines) else [*lines, f"and {len(reasons) - len(lines)} more"]
 

@@ -16,7 +16,7 @@ from peerload.model.task import execution_key
 if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.runs import Runs
+    from peerload.core.tasks.runs import RunningTasks
     from peerload.model.events import EndAsked
 
 LATELY_MAX = 10_000
@@ -28,10 +28,10 @@ WORDS = (Result, Died, NotStarted, Return)
 """After any of these no process of the attempt is left, nor will there be one."""
 
 
-class Endings:
+class TerminationTracker:
     """One per node. It keeps nothing durable: who still waits asks again."""
 
-    def __init__(self, state: CoreState, home: Home, runs: Runs) -> None:
+    def __init__(self, state: CoreState, home: Home, runs: RunningTasks) -> None:
         self._state = state
         self._home = home
         self._runs = runs

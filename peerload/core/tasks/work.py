@@ -13,7 +13,7 @@ from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import ExecutionRecord, ExecutionState, execution_key
 
 if TYPE_CHECKING:
-    from peerload.model.submit_options import Terms
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import Exit, TaskRecord, TaskSpec
 
 
@@ -42,7 +42,7 @@ class HomePhase(enum.Enum):
     """Final; kept only while its process is still being ended here."""
 
 
-class GuestPhase(enum.Enum):
+class RemotePhase(enum.Enum):
     """What an executor knows of an attempt of another home."""
 
     RESERVED = enum.auto()
@@ -135,7 +135,7 @@ class HomeTask(Work):
         "why_over",
     )
 
-    def __init__(self, record: TaskRecord, spec: TaskSpec, arrived_s: float, terms: Terms = NO_TERMS) -> None:
+    def __init__(self, record: TaskRecord, spec: TaskSpec, arrived_s: float, terms: SubmitOptions = NO_TERMS) -> None:
         spec = as_recorded(spec, record)
         super().__init__(record.task, record.uid, spec, arrived_s, is_local=True)
         self.record = record
@@ -177,7 +177,7 @@ class HomeTask(Work):
         return Need(self.spec.request, self.spec.placement, self.record.migrations)
 
 
-class Guest(Work):
+class RemoteTask(Work):
     """An attempt of another home. ts: this node's clock at the newest message that its home has answered or told of;
     deadline_s: ts + the lease granted for it, when the launcher freezes it; infinite while the home has parked it
     (is_parked). is_revoked: its home was shut out of the cluster, and its processes are being ended."""
@@ -206,7 +206,7 @@ class Guest(Work):
         self.key = execution_key(uid, attempt)
         """The name of this attempt in launcher and spool."""
         self.home = home
-        self.phase = GuestPhase.RESERVED
+        self.phase = RemotePhase.RESERVED
         self.nonce = 0
         self.ts = 0.0
         self.lease_s = 0.0
@@ -220,16 +220,16 @@ class Guest(Work):
         self.exit: Exit | None = None
 
     @classmethod
-    def of(cls, record: ExecutionRecord, arrived_s: float) -> Guest:
+    def of(cls, record: ExecutionRecord, arrived_s: float) -> RemoteTask:
         """One that was durable: started (whether it still runs, its launcher knows) or ended."""
         guest = cls(record.task, record.uid, record.attempt, record.home, record.spec, arrived_s)
         guest.ts = record.ts
         guest.lease_s = record.lease_s
         guest.deadline_s = record.ts + record.lease_s
         guest.devices = record.devices
-        guest.phase = GuestPhase.HERE
+        guest.phase = RemotePhase.HERE
         if record.state is ExecutionState.RESULT:
-            guest.phase = GuestPhase.ENDED
+            guest.phase = RemotePhase.ENDED
             guest.exit = record.exit
         return guest
 

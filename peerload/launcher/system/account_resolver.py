@@ -13,16 +13,16 @@ import time
 
 import msgpack
 
-from peerload.launcher.process import NotAllowed
+from peerload.launcher.process import SpawnRefused
 from peerload.launcher.record_log import say
-from peerload.launcher.system.accounts import Account, Entry, is_nobodys, looked_up
+from peerload.launcher.system.accounts import Entry, LauncherAccount, is_nobodys, looked_up
 from peerload.launcher.system.settings_rules import UID_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from peerload.launcher.system.user_helpers import Errands
+    from peerload.launcher.system.user_helpers import UserHelpers
 
 ANSWER_S_MAX = 10.0
 """Who has not been answered by then never is; well within the time of a lease."""
@@ -40,12 +40,12 @@ NOBODYS_AT_ONCE = 64
 ANSWERS_KEPT_MAX = 8192
 ANSWER_BYTES_MAX = 1 << 15
 """Half of what a pipe holds: the child need not wait for anybody to read it."""
-_ASKER = Account("nobody", 65_534, 65_534, (65_534,), "/")
+_ASKER = LauncherAccount("nobody", 65_534, 65_534, (65_534,), "/")
 _UNANSWERED = object()
 Question = tuple[str, ...]
 
 
-class NotKnownYet(Exception):
+class AccountPending(Exception):
     """The database has been asked, and ``question`` is what; until it has answered, nothing can be decided."""
 
     def __init__(self, question: Question) -> None:
@@ -53,7 +53,7 @@ class NotKnownYet(Exception):
         self.question = question
 
 
-class Unanswered(NotAllowed):
+class AccountUnanswered(SpawnRefused):
     """It has not answered: nobody knows whether it may be done."""
 
 
@@ -70,10 +70,10 @@ class _Asked:
         self.is_given_up = False
 
 
-class Lookups:
+class AccountResolver:
     """By children of ``errands``."""
 
-    def __init__(self, errands: Errands) -> None:
+    def __init__(self, errands: UserHelpers) -> None:
         self._errands = errands
         self._asked: dict[Question, _Asked] = {}
         self._answers: dict[Question, tuple[float, Any]] = {}
@@ -97,17 +97,19 @@ class Lookups:
         kept = self._answers.get(question)
         if kept is not None and now_s < kept[0]:
             if kept[1] is _UNANSWERED:
-                raise Unanswered(f"the account database of this machine has not answered within {ANSWER_S_MAX:g} s")
+                raise AccountUnanswered(
+                    f"the account database of this machine has not answered within {ANSWER_S_MAX:g} s"
+                )
             return kept[1]
         asked = self._asked.get(question)
         if asked is not None and asked.is_given_up:
-            raise Unanswered("the account database of this machine does not answer")
+            raise AccountUnanswered("the account database of this machine does not answer")
         if asked is None:
             if len(self._asked) >= QUEUED_MAX:
-                raise Unanswered("the account database of this machine is asked too much at once")
+                raise AccountUnanswered("the account database of this machine is asked too much at once")
             self._asked[question] = _Asked(home, now_s + ANSWER_S_MAX)
             self._begin_some()
-        raise NotKnownYet(question)
+        raise AccountPending(question)
 
     # -- children ------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import grp
 import os
 import pwd
 
-from peerload.launcher.process import NotAllowed
+from peerload.launcher.process import SpawnRefused
 from peerload.launcher.system.settings_rules import GUEST, SAME_NAME, SETTINGS, UID_MAX, USER_UID_MIN, objection
 
 TYPE_CHECKING = False
@@ -112,10 +112,10 @@ class UsersPolicy:
             home, _, user = user.partition(":")
         if home == node:
             if not user:
-                raise NotAllowed("nobody knows whose task it is")
+                raise SpawnRefused("nobody knows whose task it is")
             return user
         if not self.accept_foreign:
-            raise NotAllowed(f"{node} runs no tasks of other nodes")
+            raise SpawnRefused(f"{node} runs no tasks of other nodes")
         if self.users == GUEST:
             return ""
         if self.users == SAME_NAME:
@@ -124,7 +124,7 @@ class UsersPolicy:
             assert not isinstance(self.users, str)
             found = self.users.get(f"{home}:{user}", "") if user and ":" not in user else ""
         if not found:
-            raise NotAllowed(f"{node} runs no tasks of {user or 'anybody'} at {home}")
+            raise SpawnRefused(f"{node} runs no tasks of {user or 'anybody'} at {home}")
         return found
 
     def maps_to(self, name: str) -> bool:
@@ -132,7 +132,7 @@ class UsersPolicy:
         return self.users == SAME_NAME or (not isinstance(self.users, str) and name in self.users.values())
 
 
-class Account:
+class LauncherAccount:
     """Whom a process runs as: numbers only, but for ``name`` and ``home``, which the process is told. is_guest: a uid that is
     nobody's else."""
 
@@ -186,27 +186,27 @@ def account_named(
     uid: int = -1,
     is_own: bool = False,
     look: Callable[[str, str, str], Entry | None] = looked_up,
-) -> Account:
+) -> LauncherAccount:
     """The account of this name, if tasks may run as it. ``uid``: the number that its submitter had, -1 = not known; is_own: it
     is a task of this node's own; ``look``: what asks the account database. Raises NotAllowed, and what ``look`` raises."""
     entry = look(name, policy.group, policy.admin_group)
     if entry is None:
-        raise NotAllowed(f"there is no user {name} here")
+        raise SpawnRefused(f"there is no user {name} here")
     _, number, gid, groups, home, shell, is_served, is_administrator = entry
     if uid not in {-1, number}:
-        raise NotAllowed(f"{name} is another account here by now: uid {number}, and not {uid}")
+        raise SpawnRefused(f"{name} is another account here by now: uid {number}, and not {uid}")
     check_uid(number, policy, is_own=is_own and uid >= 0)
     if gid == 0 and number != 0:
-        raise NotAllowed(f"{name} is of the group of root")
+        raise SpawnRefused(f"{name} is of the group of root")
     if is_administrator and not is_own and not policy.map_administrators:
-        raise NotAllowed(
+        raise SpawnRefused(
             f"{name} is in the group {policy.admin_group}: no user of another node becomes an administrator"
         )
     if is_own and number != 0 and not (is_served or is_administrator or policy.maps_to(name)):
-        raise NotAllowed(f"{name} is not in the group {policy.group}")  # whoever the agent says has submitted it
+        raise SpawnRefused(f"{name} is not in the group {policy.group}")  # whoever the agent says has submitted it
     if number != 0:
         groups = tuple(one for one in groups if one != 0)
-    return Account(name, number, gid, groups, home, shell or "/bin/sh")
+    return LauncherAccount(name, number, gid, groups, home, shell or "/bin/sh")
 
 
 def check_uid(uid: int, policy: UsersPolicy, *, is_own: bool) -> None:
@@ -214,11 +214,11 @@ def check_uid(uid: int, policy: UsersPolicy, *, is_own: bool) -> None:
     least, most = policy.guest_uids
     if uid == 0:
         if not (policy.allow_root_tasks and is_own):
-            raise NotAllowed("no task runs as root here")
+            raise SpawnRefused("no task runs as root here")
     elif uid < USER_UID_MIN:
-        raise NotAllowed(f"uid {uid} is an account of the system")
+        raise SpawnRefused(f"uid {uid} is an account of the system")
     elif uid in NOBODY_UIDS or uid > UID_MAX or least <= uid <= most:
-        raise NotAllowed(f"uid {uid} is nobody's own")
+        raise SpawnRefused(f"uid {uid} is nobody's own")
 
 
 class GuestIds:
@@ -229,7 +229,7 @@ class GuestIds:
         self._taken: dict[str, int] = {}
         self._last = -1
 
-    def take(self, key: str, bounds: tuple[int, int], look: Callable[[int], bool] | None = None) -> Account:
+    def take(self, key: str, bounds: tuple[int, int], look: Callable[[int], bool] | None = None) -> LauncherAccount:
         """One for this attempt. ``look``: whether a number is nobody's, `is_nobodys` if it is not given. Raises NotAllowed if all
         are taken, and what ``look`` raises, with nothing taken."""
         look = look or is_nobodys
@@ -242,8 +242,8 @@ class GuestIds:
             uid = least + (self._last - least + step) % count
             if uid not in taken and look(uid):
                 self._last = self._taken[key] = uid
-                return Account(f"guest-{uid}", uid, uid, (uid,), "/tmp", is_guest=True)  # noqa: S108 -- its own
-        raise NotAllowed("all uids for guests are taken")
+                return LauncherAccount(f"guest-{uid}", uid, uid, (uid,), "/tmp", is_guest=True)  # noqa: S108 -- its own
+        raise SpawnRefused("all uids for guests are taken")
 
     def give_back(self, key: str) -> None:
         """Nothing of the attempt is left."""

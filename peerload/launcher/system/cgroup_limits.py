@@ -30,7 +30,7 @@ NO_COUNT = "the processes of a task are not counted: those of a guest are bounde
 NO_WEIGHT = "tasks are not given shares of the processors by what they ask for"
 
 
-class Shares:
+class CgroupLimits:
     """In groups beside the ``units``, by the keys of tasks; ``root_name``: of those of this run of a launcher, whose files are
     in ``directory``. ``unenforced``: what could not be had here."""
 

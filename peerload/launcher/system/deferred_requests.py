@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from peerload.launcher.control_socket import MALFORMED
 from peerload.launcher.record_log import say
-from peerload.launcher.system.account_resolver import NotKnownYet, Question
+from peerload.launcher.system.account_resolver import AccountPending, Question
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class _Waiting:
         self.later: dict[tuple[str, int], dict[str, Any]] = {}
 
 
-class Waits:
+class DeferredRequests:
     """``carry_out`` is what does the requests, and raises NotKnownYet before it has done anything."""
 
     def __init__(self, carry_out: Callable[[dict[str, Any]], None]) -> None:
@@ -55,7 +55,7 @@ class Waits:
     def _try(self, request: dict[str, Any]) -> None:
         try:
             self._carry_out(request)
-        except NotKnownYet as wait:
+        except AccountPending as wait:
             if len(self._waiting) >= WAITING_MAX:
                 raise ValueError("too much waits for the account database") from None
             key = f"errand {request['id']}" if "id" in request else str(request["key"])

@@ -13,8 +13,8 @@ from peerload.launcher.containment import read, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.launcher.system.accounts import Account
-    from peerload.launcher.system.syscalls import Kernel
+    from peerload.launcher.system.accounts import LauncherAccount
+    from peerload.launcher.system.syscalls import Syscalls
 
 FILES_SOFT_MAX = 1024
 """How many files a task may have open unless it asks for more, as it is after a login."""
@@ -29,7 +29,7 @@ class DropFailed(Exception):
     """This process has more rights than it should; says which."""
 
 
-def limit(account: Account, processes_max: int) -> None:
+def limit(account: LauncherAccount, processes_max: int) -> None:
     """No core dumps, as many open files as after a login; a guest no more processes than that, as its uid is its own. Raises
     OSError."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -44,7 +44,7 @@ def limit(account: Account, processes_max: int) -> None:
         return
 
 
-def drop(account: Account, kernel: Kernel) -> None:
+def drop(account: LauncherAccount, kernel: Syscalls) -> None:
     """Be that account: all ids, all groups, no capabilities, none to be had, no keys. Raises OSError, DropFailed."""
     kernel.leave_keys()
     os.setgroups(account.groups)
@@ -58,7 +58,7 @@ def drop(account: Account, kernel: Kernel) -> None:
     verify(account)
 
 
-def verify(account: Account) -> None:
+def verify(account: LauncherAccount) -> None:
     """Raises DropFailed unless this process is that account and nothing more, as the kernel tells it."""
     found: dict[bytes, list[bytes]] = {}
     for line in read("/proc/self/status").splitlines():

@@ -24,7 +24,7 @@ from peerload.launcher.process import (
     SHORTAGES,
     SIGNALS_DEFAULT,
     CannotStart,
-    NotAllowed,
+    SpawnRefused,
     find_program,
     raise_shortage,
     text,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
-    from peerload.launcher.fs_credentials import AgentAccess
-    from peerload.launcher.system.accounts import Account, UsersPolicy
-    from peerload.launcher.system.syscalls import Kernel
+    from peerload.launcher.fs_credentials import AgentCredentials
+    from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
+    from peerload.launcher.system.syscalls import Syscalls
 
 FAILED_BEFORE = 126
 """The exit code of a child that did not get as far as the command; its reason tells more."""
@@ -51,7 +51,7 @@ _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOC
 _READ_BYTES = 1 << 16
 
 
-class Words:
+class ChildReports:
     """What children say before they end without having been what they were to be: pid → exit code and reason."""
 
     def __init__(self, epoll: select.epoll) -> None:
@@ -90,10 +90,10 @@ class Words:
         return self._said.pop(pid, None)
 
 
-class Forge:
+class ForkServer:
     """Makes children; ``access``: the rights of the agent's user."""
 
-    def __init__(self, kernel: Kernel, access: AgentAccess, words: Words) -> None:
+    def __init__(self, kernel: Syscalls, access: AgentCredentials, words: ChildReports) -> None:
         self.kernel = kernel
         self.access = access
         self.words = words
@@ -124,7 +124,7 @@ class Forge:
             work()
         except CannotStart as failure:
             code, reason = failure.exit_code, failure.reason
-        except (NotAllowed, Unwritable) as failure:
+        except (SpawnRefused, Unwritable) as failure:
             code, reason = FAILED_BEFORE, str(failure)
         except BaseException as error:  # noqa: BLE001 -- it must never become a second launcher
             code, reason = FAILED_BEFORE, f"{type(error).__name__}: {error}"
@@ -145,7 +145,7 @@ class Forge:
             after = max(after, fd + 1)
         os.closerange(after, DESCRIPTORS_MAX)
 
-    def become(self, account: Account) -> None:
+    def become(self, account: LauncherAccount) -> None:
         """In a child that does something else than a task, for a user: with that user's rights alone. Raises OSError,
         DropFailed."""
         drop_privileges.limit(account, drop_privileges.HELPER_PROCESSES_MAX)
@@ -157,7 +157,7 @@ class Forge:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def task(self, order: Order) -> int:
+    def task(self, order: SpawnOrder) -> int:
         """The process of a task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
         try:
             keeps = (order.reads,) if isinstance(order.reads, int) else ()
@@ -166,7 +166,7 @@ class Forge:
             raise_shortage(error)
             raise CannotStart(NOT_EXECUTABLE, f"no process can be made: {error.strerror}") from None
 
-    def _be_task(self, order: Order) -> NoReturn:
+    def _be_task(self, order: SpawnOrder) -> NoReturn:
         account, policy, kernel = order.account, order.policy, self.kernel
         os.umask(0)
         self._standard_files(order)
@@ -199,7 +199,7 @@ class Forge:
         except (ValueError, TypeError) as error:  # a NUL, or a variable that is not bytes
             raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(order.argv[0])}: {error}") from None
 
-    def _standard_files(self, order: Order) -> None:
+    def _standard_files(self, order: SpawnOrder) -> None:
         """0, 1 and 2: a terminal, or what it reads and its two files."""
         if isinstance(order.reads, str) and order.reads:
             terminal = os.open(order.reads, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
@@ -232,7 +232,7 @@ class Forge:
         return fd
 
 
-class Order:
+class SpawnOrder:
     """What one child is to be. ``account``: whom it runs as; ``reads``, ``captures``: as `spawn` takes them; ``world``: the
     further directories hidden from a guest, None: it sees the machine as it is; ``calls``: the filter of its system calls; ``allowed``: the
     programs that it may be, None: any."""
@@ -253,7 +253,9 @@ class Order:
         "world",
     )
 
-    def __init__(self, account: Account, policy: UsersPolicy, request: dict[str, Any], captures: list[str]) -> None:
+    def __init__(
+        self, account: LauncherAccount, policy: UsersPolicy, request: dict[str, Any], captures: list[str]
+    ) -> None:
         """Raises CannotStart."""
         self.account = account
         self.policy = policy
@@ -286,5 +288,5 @@ def _checked(program: bytes, allowed: tuple[str, ...]) -> bytes:
     """The file itself, which is what is executed then: a link could be another one by that time. Raises NotAllowed."""
     path = os.fsdecode(os.path.realpath(program))
     if not any(fnmatch.fnmatchcase(path, pattern) for pattern in allowed):
-        raise NotAllowed(f"policy: {path} is none of the programs that tasks of other nodes may be here")
+        raise SpawnRefused(f"policy: {path} is none of the programs that tasks of other nodes may be here")
     return os.fsencode(path)

@@ -28,7 +28,7 @@ from peerload.launcher.system.syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.launcher.system.syscalls import Kernel
+    from peerload.launcher.system.syscalls import Syscalls
 
 TEMPORARY = "/tmp"  # noqa: S108 -- a fresh one
 SCRATCH = TEMPORARY + "/scratch"
@@ -63,7 +63,7 @@ GPUS = ("nvidia", "dri", "kfd")
 """How the devices of GPUs are called, or begin, in /dev."""
 
 
-def enter(kernel: Kernel, bytes_max: int, hidden: tuple[str, ...], *, has_devices: bool) -> None:
+def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devices: bool) -> None:
     """Be in such a world, with so many bytes of temporary files; ``hidden``: further directories that are not to be seen;
     has_devices: it was given some of this machine's. Raises OSError."""
     kernel.unshare(CLONE_NEWNS | CLONE_NEWIPC)
@@ -81,7 +81,7 @@ def enter(kernel: Kernel, bytes_max: int, hidden: tuple[str, ...], *, has_device
     kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")
 
 
-def leave_network(kernel: Kernel) -> None:
+def leave_network(kernel: Syscalls) -> None:
     """Be where there is no network but a loopback interface of one's own, and none of the machine's abstract sockets. That
     interface stays down where the launcher may not set one up. Raises OSError."""
     kernel.unshare(CLONE_NEWNET)
@@ -92,7 +92,7 @@ def leave_network(kernel: Kernel) -> None:
             return
 
 
-def _devices(kernel: Kernel, *, has_devices: bool) -> None:
+def _devices(kernel: Syscalls, *, has_devices: bool) -> None:
     """A /dev of its own. Terminals are those of the machine, of which it can open its own."""
     nodes = dict(_NODES)
     pts = os.open("/dev/pts", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -12,20 +12,20 @@ import socket
 import struct
 import sys
 
-from peerload.launcher.fs_credentials import AgentAccess
-from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, NotAllowed, raise_shortage
+from peerload.launcher.fs_credentials import AgentCredentials
+from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
 from peerload.launcher.record_log import say
 from peerload.launcher.server import ignore_signals, locked
 from peerload.launcher.spawner import memory_bytes_max
 from peerload.launcher.system import sandbox
-from peerload.launcher.system.account_resolver import Lookups, Unanswered, agent_ids
-from peerload.launcher.system.accounts import Account, Entry, GuestIds, account_named, check_uid
-from peerload.launcher.system.cgroup_limits import Shares
-from peerload.launcher.system.deferred_requests import Waits
-from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, Forge, Order, Words
+from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, agent_ids
+from peerload.launcher.system.accounts import Entry, GuestIds, LauncherAccount, account_named, check_uid
+from peerload.launcher.system.cgroup_limits import CgroupLimits
+from peerload.launcher.system.deferred_requests import DeferredRequests
+from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.syscalls import Kernel
-from peerload.launcher.system.user_helpers import Asked, Errands
+from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.user_helpers import HelperRequest, UserHelpers
 from peerload.launcher.system.user_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_own
 
 TYPE_CHECKING = False
@@ -75,14 +75,14 @@ class System:
     def __init__(self, directory: str, sockets: str, agent: tuple[int, int], policies: PolicyFiles) -> None:
         """Raises PolicyError."""
         self.sockets = sockets
-        self.access = AgentAccess(*agent)
+        self.access = AgentCredentials(*agent)
         self._directory = directory
         self._policies = policies
         self._hidden = (directory, sockets)
         self._guests = GuestIds()
-        self._accounts: dict[str, Account] = {}
-        self._scratches: dict[str, Account] = {}
-        self._kernel = Kernel()
+        self._accounts: dict[str, LauncherAccount] = {}
+        self._scratches: dict[str, LauncherAccount] = {}
+        self._kernel = Syscalls()
         self._calls = guest_filter()
         self._has_world = self._has_networks = False
         self.unenforced: tuple[str, ...] = ()
@@ -91,12 +91,12 @@ class System:
     def open(self, epoll: select.epoll, events: list[dict[str, Any]], units: Units, root_name: str) -> None:
         """Once the launcher runs: find out what works here. ``events``: where it gathers what it tells the agent; ``units``: its
         units, whose root is called so."""
-        self._shares = Shares(self._directory, units, root_name)
+        self._shares = CgroupLimits(self._directory, units, root_name)
         self.unenforced += self._shares.unenforced
-        self.words = Words(epoll)
-        self.forge = Forge(self._kernel, self.access, self.words)
-        self.errands = Errands(epoll, events, self.forge)
-        self._lookups = Lookups(self.errands)
+        self.words = ChildReports(epoll)
+        self.forge = ForkServer(self._kernel, self.access, self.words)
+        self.errands = UserHelpers(epoll, events, self.forge)
+        self._lookups = AccountResolver(self.errands)
         self._make_scratch_place()
         why = self._try(self._try_world)
         self._has_world = not why
@@ -131,7 +131,7 @@ class System:
         """What tasks of an earlier launcher, which was killed, have left: removed as whose it is."""
         for name in os.listdir(self.scratch):  # noqa: PTH208 -- as above
             status = os.lstat(f"{self.scratch}/{name}")
-            account = Account("left", status.st_uid, status.st_gid, (status.st_gid,), "/")
+            account = LauncherAccount("left", status.st_uid, status.st_gid, (status.st_gid,), "/")
             if account.uid:
                 path = f"{self.scratch}/{name}"
                 self.errands.sweep(path, account, lambda path=path: self._swept("", path))  # type: ignore[misc]
@@ -146,7 +146,7 @@ class System:
 
     # -- who -----------------------------------------------------------------------------------------------------------
 
-    def account(self, request: dict[str, Any], key: str) -> Account:
+    def account(self, request: dict[str, Any], key: str) -> LauncherAccount:
         """Whom what is asked runs as; ``key``: an attempt or an errand, which has a uid of its own if it is a guest's, until that
         is given back. Raises NotAllowed, NotKnownYet, or ValueError, TypeError for what is no request."""
         node, home, user = str(request["node"]), str(request["home"]), str(request.get("user", ""))
@@ -161,10 +161,10 @@ class System:
             is_foreign = home != node or ":" in user
             account = account_named(name, policy, uid=uid, is_own=not is_foreign, look=look)
             if account.uid and account.uid == self.access.uid:  # it could order of us whatever it likes
-                raise NotAllowed(f"{name} is the account of the agent itself")
+                raise SpawnRefused(f"{name} is the account of the agent itself")
             return account
         if not policy.guest_network and not self._has_networks:
-            raise NotAllowed("guests are to have no network here, and nothing on this machine can keep it from them")
+            raise SpawnRefused("guests are to have no network here, and nothing on this machine can keep it from them")
         return self._guests.take(key, policy.guest_uids, self._lookups.is_nobodys)
 
     def carry_out(self, do: str, request: dict[str, Any]) -> bool:
@@ -172,13 +172,13 @@ class System:
         if do not in {"may", "check", "write", "append"}:
             return False
         number = int(request["id"])
-        asked, errand = Asked(number, _share(request)), f"errand {number}"
+        asked, errand = HelperRequest(number, _share(request)), f"errand {number}"
         try:
             account = self.account(request, errand)
-        except Unanswered as silence:
+        except AccountUnanswered as silence:
             self.errands.refuse(number, f"busy: {silence}")
             return True
-        except NotAllowed as refusal:
+        except SpawnRefused as refusal:
             self.errands.refuse(number, f"policy: {refusal}")
             return True
         if account.is_guest and do != "may":
@@ -206,9 +206,9 @@ class System:
             self.errands.look(asked, account, bytes(request["directory"]), world, done)
         return True
 
-    def waiting(self, carry_out: Callable[[dict[str, Any]], None]) -> Waits:
+    def waiting(self, carry_out: Callable[[dict[str, Any]], None]) -> DeferredRequests:
         """What carries out the agent's requests by that, those too that must wait for the account database."""
-        self._waits = Waits(carry_out)
+        self._waits = DeferredRequests(carry_out)
         return self._waits
 
     def ready(self, masks: dict[int, int]) -> None:
@@ -240,12 +240,12 @@ class System:
         """Raises NotAllowed unless both run as one and the same account, which is no guest's: that has another each time."""
         own, other = self._accounts.get(key), self._accounts.get(inside)
         if own is None or other is None or own.is_guest or own.uid != other.uid:
-            raise NotAllowed("commands go inside of tasks of the same user alone, and not of guests'")
+            raise SpawnRefused("commands go inside of tasks of the same user alone, and not of guests'")
 
     def spawn(self, key: str, request: dict[str, Any], captures: list[str], reads: int | str) -> int:
         """The process of a task that was admitted → its pid. Raises CannotStart."""
         account, policy = self._accounts[key], self._policies.now()
-        order = Order(account, policy, request, captures)
+        order = SpawnOrder(account, policy, request, captures)
         order.reads = reads
         if account.is_guest:
             order.calls = self._calls
@@ -274,7 +274,7 @@ class System:
         """No task is left."""
         self._shares.remove()
 
-    def _make_scratch(self, key: str, account: Account) -> bytes:
+    def _make_scratch(self, key: str, account: LauncherAccount) -> bytes:
         """A fresh directory of its user's, in one of root's."""
         path = f"{self.scratch}/{key}"
         try:
@@ -314,7 +314,9 @@ class System:
         self._guests.give_back(key)
 
 
-def _environment(given: dict[bytes, bytes], request: dict[str, Any], account: Account, home: str) -> dict[bytes, bytes]:
+def _environment(
+    given: dict[bytes, bytes], request: dict[str, Any], account: LauncherAccount, home: str
+) -> dict[bytes, bytes]:
     """What a task is told: all that was captured if it runs as who submitted it, else what it needs, and what its submitter has
     named."""
     own = {b"HOME": os.fsencode(home), b"USER": account.name.encode(), b"LOGNAME": account.name.encode()}

@@ -30,7 +30,7 @@ SYS_MOUNT_SETATTR = 442
 """The same number on every machine, as of all system calls that came late."""
 
 
-class Kernel:
+class Syscalls:
     """Loaded once, before any process is made."""
 
     def __init__(self) -> None:

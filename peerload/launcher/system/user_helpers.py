@@ -11,7 +11,7 @@ import select
 import signal
 import time
 
-from peerload.launcher.process import NotAllowed
+from peerload.launcher.process import SpawnRefused
 from peerload.launcher.record_log import say
 from peerload.launcher.system import sandbox, write_as_user
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from peerload.launcher.system.accounts import Account
-    from peerload.launcher.system.fork_server import Forge
+    from peerload.launcher.system.accounts import LauncherAccount
+    from peerload.launcher.system.fork_server import ForkServer
 
 AT_A_TIME_MAX = 64
 OF_A_USER_MAX = 8
@@ -37,7 +37,7 @@ PARTS_MAX = 1024
 _LOOKED = "there is no such directory here, or it may not be entered"
 
 
-class Asked:
+class HelperRequest:
     """What the agent wants. ``number``: what it calls it, 0 = it is the launcher's own; ``whose``: whose share of all that can be
     under way it is, a user of this node or another node. A guest's number is its own each time, and so it is no share."""
 
@@ -48,15 +48,15 @@ class Asked:
         self.whose = whose
 
 
-OWN = Asked(0, "")
+OWN = HelperRequest(0, "")
 
 
-class Errand:
+class UserHelper:
     """One that is under way. until_s: when it is given up, after ``seconds_max``."""
 
     __slots__ = ("asked", "done", "is_given_up", "pid", "seconds_max", "uid", "until_s")
 
-    def __init__(self, asked: Asked, pid: int, uid: int, done: Callable[[], None], seconds_max: float) -> None:
+    def __init__(self, asked: HelperRequest, pid: int, uid: int, done: Callable[[], None], seconds_max: float) -> None:
         self.asked = asked
         self.pid = pid
         self.uid = uid
@@ -66,20 +66,20 @@ class Errand:
         self.until_s = time.monotonic() + seconds_max
 
 
-class Errands:
+class UserHelpers:
     """Done by children of ``forge``; ``events`` is where the launcher gathers what it tells the agent."""
 
-    def __init__(self, epoll: select.epoll, events: list[dict[str, Any]], forge: Forge) -> None:
+    def __init__(self, epoll: select.epoll, events: list[dict[str, Any]], forge: ForkServer) -> None:
         self._epoll = epoll
         self._events = events
         self._forge = forge
-        self._by_pidfd: dict[int, Errand] = {}
+        self._by_pidfd: dict[int, UserHelper] = {}
         self.pids: set[int] = set()
 
     def look(
         self,
-        asked: Asked,
-        account: Account,
+        asked: HelperRequest,
+        account: LauncherAccount,
         directory: bytes,
         world: tuple[str, ...] | None,
         done: Callable[[], None],
@@ -93,11 +93,11 @@ class Errands:
             try:
                 os.chdir(directory)
             except (OSError, ValueError):
-                raise NotAllowed(_LOOKED) from None
+                raise SpawnRefused(_LOOKED) from None
 
         self._begin(asked, account, work, done, LOOK_S_MAX)
 
-    def check(self, asked: Asked, account: Account, patterns: list[bytes]) -> None:
+    def check(self, asked: HelperRequest, account: LauncherAccount, patterns: list[bytes]) -> None:
         """Whether files of these names can be written by that account."""
 
         def work() -> None:
@@ -107,7 +107,9 @@ class Errands:
 
         self._begin(asked, account, work, seconds_max=LOOK_S_MAX)
 
-    def write(self, asked: Asked, account: Account, path: bytes, captured: list[str], umask: int, tag: str) -> None:
+    def write(
+        self, asked: HelperRequest, account: LauncherAccount, path: bytes, captured: list[str], umask: int, tag: str
+    ) -> None:
         """Put what the agent has captured into a file of that account's."""
 
         def work() -> None:
@@ -120,8 +122,8 @@ class Errands:
 
     def append(
         self,
-        asked: Asked,
-        account: Account,
+        asked: HelperRequest,
+        account: LauncherAccount,
         path: bytes,
         parts: list[tuple[str, int, int]],
         umask: int,
@@ -140,7 +142,7 @@ class Errands:
 
         self._begin(asked, account, work)
 
-    def sweep(self, path: str, account: Account, done: Callable[[], None]) -> None:
+    def sweep(self, path: str, account: LauncherAccount, done: Callable[[], None]) -> None:
         """Remove what is in a directory of that account's; its own place is root's."""
 
         def work() -> None:
@@ -151,7 +153,7 @@ class Errands:
 
     def ask(
         self,
-        account: Account,
+        account: LauncherAccount,
         work: Callable[[], None],
         done: Callable[[], None],
         seconds_max: float,
@@ -173,8 +175,8 @@ class Errands:
 
     def _begin(
         self,
-        asked: Asked,
-        account: Account,
+        asked: HelperRequest,
+        account: LauncherAccount,
         work: Callable[[], None],
         done: Callable[[], None] = lambda: None,
         seconds_max: float = SECONDS_MAX,
@@ -194,7 +196,7 @@ class Errands:
             return
         pidfd = os.pidfd_open(pid)
         self._epoll.register(pidfd, select.EPOLLIN)
-        self._by_pidfd[pidfd] = Errand(asked, pid, account.uid, done, seconds_max)
+        self._by_pidfd[pidfd] = UserHelper(asked, pid, account.uid, done, seconds_max)
         self.pids.add(pid)
 
     def ready(self, masks: dict[int, int]) -> None:

@@ -46,7 +46,7 @@ def check(pattern: bytes) -> None:
         os.close(directory)
 
 
-class Changed(Unwritable):
+class FileChanged(Unwritable):
     """The file is not as it was left: somebody has emptied, removed or replaced it."""
 
 
@@ -61,14 +61,14 @@ def append(path: bytes, segments: list[tuple[int, int, int]], umask: int, at: in
             return
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         if found is _ABSENT and at:
-            raise Changed(GONE)
+            raise FileChanged(GONE)
         fd = os.open(name, flags | (os.O_CREAT if found is _ABSENT else 0), 0o600, dir_fd=directory)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise Unwritable("it is no regular file")
             if status.st_size < at:
-                raise Changed(GONE)
+                raise FileChanged(GONE)
             if found is _ABSENT:
                 os.fchmod(fd, 0o666 & ~umask)
             elif status.st_mode & _SET_ID:

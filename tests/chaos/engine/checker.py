@@ -9,8 +9,8 @@ from peerload.model.errors import InvariantBroken
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row
-    from tests.chaos.engine.launcher import Process
-    from tests.chaos.engine.store import Store
+    from tests.chaos.engine.launcher import SimProcess
+    from tests.chaos.engine.store import SimStore
 
 
 class Checker:
@@ -24,7 +24,7 @@ class Checker:
         self._attempts: dict[str, int] = {}
         self.acknowledged: dict[str, str] = {}
 
-    def spawned(self, at_s: float, node: str, process: Process) -> None:
+    def spawned(self, at_s: float, node: str, process: SimProcess) -> None:
         """An attempt starts at most once, alone, and not where it was promised never to."""
         if process.key in self._started:
             raise InvariantBroken(f"{at_s:.6f}: {process.task} starts again as {process.key} on {node}")
@@ -39,14 +39,14 @@ class Checker:
             raise InvariantBroken(f"{at_s:.6f}: {node} says that {key} never started there, and it did")
         self._promised.add((node, key))
 
-    def runs(self, at_s: float, node: str, process: Process) -> None:
+    def runs(self, at_s: float, node: str, process: SimProcess) -> None:
         """It executes (started or thawed): no other copy does."""
         other = self._executing.get(process.uid)
         if other is not None and other != (node, process.key):
             raise InvariantBroken(f"{at_s:.6f}: {process.task} runs as {process.key} on {node}", story=f"and {other}")
         self._executing[process.uid] = (node, process.key)
 
-    def rests(self, node: str, process: Process) -> None:
+    def rests(self, node: str, process: SimProcess) -> None:
         """It does not execute (ended or frozen)."""
         if self._executing.get(process.uid) == (node, process.key):
             del self._executing[process.uid]
@@ -70,7 +70,7 @@ class Checker:
         """A client was told this id."""
         self.acknowledged[task] = node
 
-    def kept(self, at_s: float, stores: dict[str, Store]) -> None:
+    def kept(self, at_s: float, stores: dict[str, SimStore]) -> None:
         """Every acknowledged task is in its home's store."""
         for task, node in self.acknowledged.items():
             if task not in stores[node].tasks:

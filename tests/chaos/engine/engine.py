@@ -19,7 +19,7 @@ from peerload.model.task import SCRATCH, TaskSpec
 from peerload.sim.cpu_use import check_modelled
 from tests.chaos.engine.checker import Checker
 from tests.chaos.engine.host import EPOCH_S, Host
-from tests.chaos.engine.network import Network, NetworkOptions
+from tests.chaos.engine.network import NetworkOptions, SimNetwork
 from tests.chaos.engine.report import Report, percentile
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Simulation:
         self.services: dict[str, float] = {}
         self._network_options = network or NetworkOptions()
         network_rng = random.Random(f"{seed} network")
-        self.network = Network(self._network_options, network_rng, codec)
+        self.network = SimNetwork(self._network_options, network_rng, codec)
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._sequence = 0
         self._unanswered: dict[int, Arrival] = {}

@@ -18,8 +18,8 @@ from peerload.model import actions, events
 from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, NotStarted, Offer, Result, Return
 from peerload.model.task import Exit, execution_key
-from tests.chaos.engine.launcher import Launcher, Process
-from tests.chaos.engine.store import Store
+from tests.chaos.engine.launcher import SimLauncher, SimProcess
+from tests.chaos.engine.store import SimStore
 
 if TYPE_CHECKING:
     from peerload.model.resources import Profile
@@ -38,8 +38,8 @@ class Host:
         self.profile = profile
         self.name = profile.node
         self.clock_offset_s = clock_offset_s
-        self.store = Store()
-        self.launcher = Launcher()
+        self.store = SimStore()
+        self.launcher = SimLauncher()
         self.node: Node | None = None
         self.starts = 0
         self.machine_starts = 1
@@ -94,7 +94,7 @@ class Host:
         self.crash_agent()
         for process in list(self.launcher.running.values()):
             self._simulation.checker.rests(self.name, process)
-        self.launcher = Launcher()
+        self.launcher = SimLauncher()
         self.machine_starts += 1
 
     # -- events in, actions out ----------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Host:
 
     def _spawn(self, action: actions.SpawnTask) -> None:
         simulation = self._simulation
-        process = Process(action, simulation.services[action.task], simulation.now_s)
+        process = SimProcess(action, simulation.services[action.task], simulation.now_s)
         if process.deadline_s:
             process.deadline_s -= self.clock_offset_s
         self.launcher.running[action.key] = process
@@ -218,14 +218,14 @@ class Host:
         self._later(events.TaskStarted(action.key, EPOCH_S + simulation.now_s))
         self._watch(process)
 
-    def _watch(self, process: Process) -> None:
+    def _watch(self, process: SimProcess) -> None:
         process.round += 1
         number = process.round
         at_s = self.launcher.next_change_s(process)
         if at_s != float("inf"):
             self._simulation.at(at_s, lambda: self._changed(process) if process.round == number else None)
 
-    def _changed(self, process: Process) -> None:
+    def _changed(self, process: SimProcess) -> None:
         """It ends or is frozen."""
         if self.launcher.running.get(process.key) is not process:
             return
@@ -262,7 +262,7 @@ class Host:
         if process is not None:
             self._end(process, signal)
 
-    def _end(self, process: Process, signal: int) -> None:
+    def _end(self, process: SimProcess, signal: int) -> None:
         simulation = self._simulation
         code = 128 + signal if signal else 0
         exit_ = Exit(code, signal, started_at=EPOCH_S + process.started_s, ended_at=EPOCH_S + simulation.now_s)

@@ -60,7 +60,7 @@ class NetworkOptions(msgspec.Struct, frozen=True, kw_only=True):
     faults_until_s: float = float("inf")
 
 
-class Network:
+class SimNetwork:
     """Decides when, and how often, a message arrives. ``codec``: every message passes it, as it would the wire."""
 
     def __init__(self, options: NetworkOptions, rng: random.Random, codec: Codec | None = None) -> None:

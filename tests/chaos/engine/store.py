@@ -28,11 +28,11 @@ from peerload.model.task import TaskState, execution_key, member_of
 if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.events import Running, Submission
-    from peerload.model.submit_options import Fate, GroupSettings
-    from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord
+    from peerload.model.submit_options import GroupSettings, TaskOutcome
+    from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord
 
 
-class Store:
+class SimStore:
     """The rows of one node. starts: how often an agent was started with it, which is the agent's incarnation."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class Store:
         self.submissions: dict[int, Submission] = {}
         self.tasks: dict[str, TaskRecord] = {}
         self.executions: dict[str, ExecutionRecord] = {}
-        self.floors: dict[bytes, tuple[int, FloorKind, str]] = {}
+        self.floors: dict[bytes, tuple[int, FenceKind, str]] = {}
         self.drained: str | None = None
-        self.fates: dict[str, Fate] = {}
+        self.fates: dict[str, TaskOutcome] = {}
         self.groups: dict[str, GroupSettings] = {}
 
     def apply(self, row: Row) -> None:  # noqa: C901 PLR0912 -- one line a row

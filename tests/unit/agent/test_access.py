@@ -14,12 +14,12 @@ import pytest
 
 from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.control import local_socket
-from peerload.agent.control.authorization import RIGHTS, Access, Right, user_shown
+from peerload.agent.control.authorization import RIGHTS, Authorization, Right, user_shown
 from peerload.agent.control.principal import NOBODY
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, SlowDown
 from peerload.model.messages import Forward
-from peerload.model.submit_options import NO_TERMS, Terms, owner_key
+from peerload.model.submit_options import NO_TERMS, SubmitOptions, owner_key
 from peerload.model.task import TaskSpec
 from peerload.wire import control
 from tests.each import each
@@ -47,7 +47,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     groups = {"peerload": 1, "peerload-admin": 2}
     monkeypatch.setattr("peerload.agent.control.authorization.group_number", groups.get)
 
-    def make(mode: str = "system", **settings: Any) -> Access:
+    def make(mode: str = "system", **settings: Any) -> Authorization:
         config = AgentConfig(node="n1", state="/s", socket="/k", mode=mode, **settings)  # type: ignore[arg-type]
         store = SimpleNamespace(
             owners_of=lambda counters: {counter: OWNED[counter] for counter in counters if counter in OWNED},
@@ -65,7 +65,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
             counters=collections.Counter(),
             node=SimpleNamespace(executor=executor),
         )
-        access = Access(parts)
+        access = Authorization(parts)
         monkeypatch.setattr(access.accounts, "of", lambda uid: ACCOUNTS.get(uid, Account(uid, "", frozenset())))
         by_name = {account.name: account for account in ACCOUNTS.values()}
         monkeypatch.setattr(access.accounts, "named", by_name.get)
@@ -83,7 +83,7 @@ def request(kind: Any, ref: str) -> Any:
     if "task" in fields:
         values["task"] = ref
     more: dict[Any, dict[str, Any]] = {
-        control.Submit: {"token": "t" * 16, "spec": SPEC, "terms": Terms(after=(ref,))},
+        control.Submit: {"token": "t" * 16, "spec": SPEC, "terms": SubmitOptions(after=(ref,))},
         control.Retry: {"token": "t" * 16},
         control.Prio: {"priority": 1},
         control.Group: {"name": "g"},
@@ -158,8 +158,8 @@ def test_the_last_task_is_that_of_who_asks(made: Any) -> None:
     access = made()
     assert access.checked(access.local(20001), control.Show(tasks=("@", "@.2"))).tasks == ("n1/1", "n1/1.2")
     assert access.checked(access.local(20002), control.Why(task="@")).task == "n1/2"
-    waits = control.Submit(token="t" * 16, spec=SPEC, terms=Terms(after=("@",), after_ok=("1",)))
-    assert access.checked(access.local(20001), waits).terms == Terms(after=("n1/1",), after_ok=("1",))
+    waits = control.Submit(token="t" * 16, spec=SPEC, terms=SubmitOptions(after=("@",), after_ok=("1",)))
+    assert access.checked(access.local(20001), waits).terms == SubmitOptions(after=("n1/1",), after_ok=("1",))
     with pytest.raises(NoSuchTask):  # an administrator's own, too
         access.checked(access.local(20003), control.Why(task="@"))
 
@@ -193,7 +193,7 @@ def test_root_and_services_submit_nothing(made: Any) -> None:
 @pytest.mark.rule("L1")
 def test_whose_a_task_is_comes_from_the_operating_system(made: Any) -> None:
     access = made()
-    claims = Terms(owner=0)
+    claims = SubmitOptions(owner=0)
     assert access.submitted(access.local(20002), SPEC, claims)[0].user == "bob"
     assert access.submitted(access.local(20002), SPEC, claims)[1].owner == 20002
     remote = access.forwarded("n2", Forward(b"x", "alice", uid=0))
@@ -240,7 +240,7 @@ def test_who_is_who_from_another_node(user: str, users: Any, allowed: bool, made
     assert access._parts.security
 
 
-def judged(access: Access, caller: Any, kind: Any) -> None:
+def judged(access: Authorization, caller: Any, kind: Any) -> None:
     """What a client of another node, who is no administrator here, may ask, and what not."""
     if RIGHTS[kind] in (Right.ADMIN, Right.HERE):
         with pytest.raises(BadRequest):

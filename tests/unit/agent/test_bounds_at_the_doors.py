@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from peerload.agent.control.connection import LocalConnection
-from peerload.agent.joining.join_server import Door
+from peerload.agent.joining.join_server import JoinServer
 from peerload.agent.peers import backpressure, read_timeout
 from peerload.agent.peers import listener as peer_listen
-from peerload.agent.peers.backpressure import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, Backlog
+from peerload.agent.peers.backpressure import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.peers.listener import Listener
-from peerload.agent.peers.read_timeout import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, SlowFrames
+from peerload.agent.peers.read_timeout import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
 from tests.each import each
 from tests.fuzz.more_targets import Deaf
 from tests.support import PATIENCE_S
@@ -49,9 +49,9 @@ class Clock:
         self.now_s = now_s
 
 
-def watched() -> tuple[Clock, SlowFrames, list[float]]:
+def watched() -> tuple[Clock, ReadTimeout, list[float]]:
     clock, given_up = Clock(), []
-    frames = SlowFrames(cast("asyncio.AbstractEventLoop", clock), lambda: given_up.append(clock.now_s))
+    frames = ReadTimeout(cast("asyncio.AbstractEventLoop", clock), lambda: given_up.append(clock.now_s))
     return clock, frames, given_up
 
 
@@ -263,7 +263,7 @@ def test_who_sends_more_than_is_looked_at_is_not_read(
 
     async def story() -> None:
         inbox, link, other = _Counts(), _Held(), _Held()
-        backlog = Backlog(cast("Any", inbox))
+        backlog = PeerBackpressure(cast("Any", inbox))
 
         def send(node: str, connection: _Held) -> bool:
             inbox.put_count += 1
@@ -301,7 +301,7 @@ def test_who_is_at_the_door_is_bounded_for_one_address_and_for_all() -> None:
     async def story() -> None:
         counters: Counter[str] = Counter()
         nothing = cast("Any", None)
-        door = Door(nothing, b"", nothing, nothing, nothing, nothing, counters)
+        door = JoinServer(nothing, b"", nothing, nothing, nothing, nothing, counters)
 
         def admitted(address: str) -> bool:
             return door.admit(cast("Any", _Newcomer(address)))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.launcher.fs_credentials import OwnAccess
-from peerload.launcher.process import Capture, Holes
+from peerload.launcher.fs_credentials import OwnCredentials
+from peerload.launcher.process import Capture, HolePuncher
 from tests.each import each
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_what_is_reserved_beyond_its_end_is_given_back(tmp_path: Path, size: int
         if reserve(file.fileno(), KEEP_SIZE, 0, 64 << 20) != 0:
             pytest.skip("this file system reserves nothing")
         assert path.stat().st_blocks * 512 >= 64 << 20
-        assert Capture(str(path), LIMIT_BYTES, OwnAccess()).limit(Holes()) == size
+        assert Capture(str(path), LIMIT_BYTES, OwnCredentials()).limit(HolePuncher()) == size
         found = os.fstat(file.fileno())
     assert found.st_size == size
     assert found.st_blocks * 512 <= 2 * LIMIT_BYTES

@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from peerload.agent.control.pending_replies import Pending
-from peerload.agent.requests.task_commands import Changes
+from peerload.agent.control.pending_replies import PendingReplies
+from peerload.agent.requests.task_commands import TaskCommands
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, Event
@@ -17,7 +17,7 @@ from peerload.wire import control
 class Inbox:
     """Puts what is asked to a core that is drained at once, and never empty."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: PendingReplies) -> None:
         self.events: list[Event] = []
         self._pending = pending
 
@@ -41,12 +41,12 @@ class Client:
         self.told.append(body)
 
 
-def _story() -> tuple[Changes, Pending, Inbox, Client]:
-    pending = Pending()
+def _story() -> tuple[TaskCommands, PendingReplies, Inbox, Client]:
+    pending = PendingReplies()
     inbox = Inbox(pending)
     parts: Any = SimpleNamespace(inbox=inbox)
     unused: Any = None
-    return Changes(parts, pending, unused, unused, unused, unused), pending, inbox, Client()
+    return TaskCommands(parts, pending, unused, unused, unused, unused), pending, inbox, Client()
 
 
 def _kinds(inbox: Inbox) -> list[type[Event]]:

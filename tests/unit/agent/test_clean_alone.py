@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.agent.output.spool import Spool
-from peerload.agent.store.offline_clean import Alone, cleaned
+from peerload.agent.store.offline_clean import OfflineCleaner, cleaned
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask
@@ -16,7 +16,7 @@ from peerload.model.task import execution_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from peerload.agent.store.pruning import Upkeep
+    from peerload.agent.store.pruning import MaintenanceRow
 
 ASKED = {"tasks": [], "older_s": 0.0, "keep": 0, "states": [], "outputs_only": False, "dry_run": False}
 
@@ -60,7 +60,7 @@ def outputs(state: Path) -> int:
 
 
 def left(state: Path) -> list[tuple[int, int]]:
-    alone = Alone(state / DATABASE)
+    alone = OfflineCleaner(state / DATABASE)
     try:
         return [(row[0], row[1]) for row in alone._reader.execute("SELECT counter, member FROM tasks ORDER BY 1, 2")]
     finally:
@@ -95,12 +95,12 @@ def test_a_name_that_is_no_ended_task_is_refused(state: Path, name: str, error: 
 
 
 def test_where_there_is_no_room_for_the_rows_the_files_go_first(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep, before = Alone.keep, outputs(state)
+    keep, before = OfflineCleaner.keep, outputs(state)
 
-    def is_full_until_a_file_has_gone(alone: Alone, upkeep: Upkeep) -> bool:
+    def is_full_until_a_file_has_gone(alone: OfflineCleaner, upkeep: MaintenanceRow) -> bool:
         return outputs(state) < before and keep(alone, upkeep)
 
-    monkeypatch.setattr(Alone, "keep", is_full_until_a_file_has_gone)
+    monkeypatch.setattr(OfflineCleaner, "keep", is_full_until_a_file_has_gone)
     assert cleaned(state, ASKED) is not None
     monkeypatch.undo()
     assert left(state) == [(3, 1), (3, 2)]

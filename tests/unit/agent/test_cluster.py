@@ -230,7 +230,7 @@ def test_without_one_this_users_agents_have_one_of_their_own(tmp_path: Path, mon
 
 def test_agents_that_start_at_once_make_one_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_dir, "SYSTEM_DIRECTORY", tmp_path / "none")
-    found: list[cluster_dir.Cluster] = []
+    found: list[cluster_dir.ClusterDirectory] = []
     together = threading.Barrier(8)
 
     def start() -> None:

@@ -16,9 +16,9 @@ from peerload.agent.accounts.directory_cache import (
     ANSWERS_KEPT_MAX,
     KEPT_MAX,
     LOOKS_MAX,
-    AskedNodes,
-    SeenDirectories,
-    Stalled,
+    DirectoryCache,
+    DirectoryQueries,
+    FileSystemStalled,
 )
 from peerload.agent.loop_timeout import STEP_S
 from peerload.model.errors import SlowDown
@@ -51,17 +51,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_a_directory_here(name: bytes, here: bool) -> None:
-    assert asyncio.run(SeenDirectories().look(name)) is here
+    assert asyncio.run(DirectoryCache().look(name)) is here
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff")
     path.mkdir()
-    assert asyncio.run(SeenDirectories().look(os.fsencode(path)))
+    assert asyncio.run(DirectoryCache().look(os.fsencode(path)))
 
 
 def test_it_is_remembered_while_it_was_there_lately(tmp_path: Path) -> None:
-    seen = SeenDirectories()
+    seen = DirectoryCache()
     directory = os.fsencode(tmp_path)
     assert not seen.seen_lately(directory)
     assert seen.seen_lately(SCRATCH)
@@ -93,7 +93,7 @@ def looks() -> list[threading.Thread]:
 
 
 def test_a_burst_for_one_slow_directory_shares_one_look(back: threading.Event) -> None:
-    seen = SeenDirectories()
+    seen = DirectoryCache()
 
     async def story() -> None:
         asked = [asyncio.create_task(seen.look(b"/slow")) for _ in range(8 * LOOKS_MAX)]
@@ -113,7 +113,7 @@ def test_a_loop_that_stood_still_holds_that_against_no_directory(
     monkeypatch.setattr(directory_cache, "CHECK_S_MAX", 2 * STEP_S)
 
     async def story() -> None:
-        seen = SeenDirectories()
+        seen = DirectoryCache()
         asked = asyncio.create_task(seen.look(b"/there"))
         await asyncio.sleep(0)
         back.set()
@@ -131,11 +131,11 @@ def test_a_dead_mount_is_told_apart_from_a_missing_directory_and_stops_nobody(
     late: list[bytes] = []
 
     async def story() -> None:
-        seen = SeenDirectories(late.append)
+        seen = DirectoryCache(late.append)
         dead = [b"/dead/%d" % number for number in range(LOOKS_MAX)]
         answers = await asyncio.gather(*map(seen.look, dead), return_exceptions=True)
-        assert all(isinstance(answer, Stalled) for answer in answers)
-        with pytest.raises(Stalled):
+        assert all(isinstance(answer, FileSystemStalled) for answer in answers)
+        with pytest.raises(FileSystemStalled):
             await seen.look(dead[0])
         with pytest.raises(SlowDown):  # of a directory nobody has looked at nothing is said
             await seen.look(b"/")
@@ -159,7 +159,7 @@ class Asked:
     def __init__(self, **codes: str) -> None:
         self.codes = codes
         self.asked: list[str] = []
-        self.nodes = AskedNodes(self._send)
+        self.nodes = DirectoryQueries(self._send)
 
     def _send(self, node: str, request: DirectoryRequest) -> None:
         self.asked.append(node)

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from peerload.agent.store import disk_space
-from peerload.agent.store.disk_space import ADMIT_BYTES, SLICE_BYTES, Disk, Reserve
+from peerload.agent.store.disk_space import ADMIT_BYTES, SLICE_BYTES, DiskReserve, DiskSpace
 from peerload.model.errors import DiskFull
 from tests.support import PATIENCE_S
 
 MIB = 1 << 20
 
 
-class Small(Disk):
+class Small(DiskSpace):
     """A disk of 1 GiB of which so much is free; what the reserve holds is not."""
 
     def __init__(self, directory: Path, free_mib: float) -> None:
         super().__init__(directory)
         self.total_bytes = 1 << 30
-        self.reserve = Reserve(directory / "reserve", 4 * MIB)
+        self.reserve = DiskReserve(directory / "reserve", 4 * MIB)
         self.without_reserve = int(free_mib * MIB)
         self.told: list[str] = []
         self.changed = lambda state, _reason: self.told.append(state)
@@ -33,15 +33,15 @@ class Small(Disk):
 
 
 def test_the_reserve_is_taken_and_given_up_in_slices(tmp_path: Path) -> None:
-    reserve = Reserve(tmp_path / "reserve", 3 * SLICE_BYTES)
+    reserve = DiskReserve(tmp_path / "reserve", 3 * SLICE_BYTES)
     assert reserve.take()
     status = (tmp_path / "reserve").stat()
     assert (status.st_size, status.st_mode & 0o777) == (3 * SLICE_BYTES, 0o600)
     assert status.st_blocks * 512 >= 3 * SLICE_BYTES
     assert [reserve.give() for _ in range(4)] == [True, True, True, False]
     assert (tmp_path / "reserve").stat().st_size == 0
-    assert Reserve(tmp_path / "reserve", 3 * SLICE_BYTES).take()
-    assert Reserve(tmp_path / "reserve", 3 * SLICE_BYTES).size_bytes == 3 * SLICE_BYTES  # the next start finds it
+    assert DiskReserve(tmp_path / "reserve", 3 * SLICE_BYTES).take()
+    assert DiskReserve(tmp_path / "reserve", 3 * SLICE_BYTES).size_bytes == 3 * SLICE_BYTES  # the next start finds it
 
 
 def test_submissions_are_refused_while_there_is_no_room_for_them_beside_the_reserve(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_room_is_tried_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert disk_space.has_no_room(tmp_path)
-    assert not Reserve(tmp_path / "reserve", MIB).take()
+    assert not DiskReserve(tmp_path / "reserve", MIB).take()
 
 
 def test_inodes_are_watched_as_bytes_are(tmp_path: Path) -> None:
@@ -153,4 +153,4 @@ def test_inodes_are_watched_as_bytes_are(tmp_path: Path) -> None:
     few.look()
     assert few.told == ["low", "full", "low", "ok"]
     few.total_files = 0  # a file system without a fixed number
-    assert Disk.free_files(few) > 10_000
+    assert DiskSpace.free_files(few) > 10_000

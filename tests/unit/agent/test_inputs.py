@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from peerload.agent.control.connection import Connection
-from peerload.agent.control.pending_replies import Pending
-from peerload.agent.requests.attach import Attending
+from peerload.agent.control.pending_replies import PendingReplies
+from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.stdin.stdin_store import (
     INPUT_AHEAD_BYTES_MAX,
     INPUT_UNASKED_BYTES_MAX,
-    HomeInput,
-    InputFull,
-    Inputs,
+    StdinFull,
+    StdinStore,
+    StoredStdin,
 )
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, SlowDown
@@ -41,26 +41,26 @@ class Client(Connection):
 
 def test_an_end_is_believed_with_all_that_it_is_the_end_of(tmp_path: Path) -> None:
     path = tmp_path / "a.in"
-    source = HomeInput(path)
+    source = StoredStdin(path)
     source.add(b"abc", 0)
     asyncio.run(source.finish())
     assert source.has_ended
-    assert HomeInput(path).has_ended
+    assert StoredStdin(path).has_ended
     source.add(b"late", None)
     assert path.read_bytes() == b"abc"
     os.truncate(path, 2)  # as a power cut could leave it
-    assert not HomeInput(path).has_ended
+    assert not StoredStdin(path).has_ended
 
 
 def test_an_end_is_synced_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = HomeInput(tmp_path / "a.in")
+    source = StoredStdin(tmp_path / "a.in")
     source.add(b"abc", 0)
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().name))
     asyncio.run(source.finish())
     assert synced == ["a.in", "a.in-ended.new", tmp_path.name]
     synced.clear()
-    other = HomeInput(tmp_path / "b.in")
+    other = StoredStdin(tmp_path / "b.in")
     asyncio.run(other.leave())
     assert synced == ["b.in", "b.in-left.new", tmp_path.name]
 
@@ -69,7 +69,7 @@ def test_an_end_is_synced_before_it_is_told(tmp_path: Path, monkeypatch: pytest.
 def test_a_mark_that_is_on_its_way_to_the_disk_when_the_task_ends_does_not_stay(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = Inputs(tmp_path)
+    inputs = StdinStore(tmp_path)
     source = inputs.get("a")
     source.add(b"abc", 0)
     loop = asyncio.new_event_loop()
@@ -99,23 +99,23 @@ def test_a_mark_that_is_on_its_way_to_the_disk_when_the_task_ends_does_not_stay(
 
 def test_what_was_left_open_stays_so_unless_some_of_it_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "a.in"
-    source = HomeInput(path)
+    source = StoredStdin(path)
     source.add(b"abc", 0)
     asyncio.run(source.leave())
     source.add(b"def", None)
-    assert HomeInput(path).was_left
+    assert StoredStdin(path).was_left
     os.truncate(path, 2)
-    assert not HomeInput(path).was_left
+    assert not StoredStdin(path).was_left
 
 
 def test_an_end_that_cannot_be_kept_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = HomeInput(tmp_path / "a.in")
+    source = StoredStdin(tmp_path / "a.in")
 
     def fails(_file: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(InputFull):
+    with pytest.raises(StdinFull):
         asyncio.run(source.finish())
     assert not source.has_ended
     source.add(b"more", None)
@@ -123,7 +123,7 @@ def test_an_end_that_cannot_be_kept_is_no_end(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_client_that_does_not_wait_is_stopped(tmp_path: Path) -> None:
-    source = HomeInput(tmp_path / "a.in")
+    source = StoredStdin(tmp_path / "a.in")
     piece = bytes(MIB)
     for _ in range((INPUT_AHEAD_BYTES_MAX + INPUT_UNASKED_BYTES_MAX) // MIB):
         source.add(piece, None)
@@ -134,7 +134,7 @@ def test_a_client_that_does_not_wait_is_stopped(tmp_path: Path) -> None:
 
 
 def test_an_input_takes_no_descriptor(tmp_path: Path) -> None:
-    inputs = Inputs(tmp_path)
+    inputs = StdinStore(tmp_path)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(50):
         inputs.get(f"{number:032x}").add(b"abc", 0)
@@ -142,7 +142,7 @@ def test_an_input_takes_no_descriptor(tmp_path: Path) -> None:
 
 
 def test_what_repeats_an_ended_submission_leaves_nothing_behind() -> None:
-    pending = Pending()
+    pending = PendingReplies()
     undone: list[int] = []
     connection = Client()
     replies: list[dict[str, object]] = [{"id": "n1/1"}, {"id": "n1/1", "repeated": True}]
@@ -157,7 +157,7 @@ def test_what_repeats_an_ended_submission_leaves_nothing_behind() -> None:
 
 def test_a_connection_is_minded_once() -> None:
     nobody: Any = None
-    attending = Attending(nobody, nobody, nobody)
+    attending = AttachRequests(nobody, nobody, nobody)
     connection = Client()
     for _ in range(3):
         attending.minds(connection)

@@ -10,7 +10,7 @@ import pytest
 
 from peerload.model.errors import BadRequest
 from peerload.security import certificates, invitations
-from peerload.security.invitations import Invites, Refused
+from peerload.security.invitations import InvitationRefused, Invitations
 from peerload.wire import join
 from tests.each import each
 
@@ -28,50 +28,50 @@ def asked(
     return join.JoinRequest(token_id, node, csr, proof)
 
 
-def redeem(kept: Invites, request: join.JoinRequest, now: float = NOW, why_not: str = "") -> str:
+def redeem(kept: Invitations, request: join.JoinRequest, now: float = NOW, why_not: str = "") -> str:
     """Use one → "", or the code of the refusal."""
     try:
         kept.redeem(request, SHOWN, NONCE, now, lambda *_, **__: why_not)
-    except Refused as refusal:
+    except InvitationRefused as refusal:
         return refusal.code if refusal.code != "token" or not refusal.what else "token, and why"
     return ""
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Invites:
-    return Invites(tmp_path / "invites")
+def kept(tmp_path: Path) -> Invitations:
+    return Invitations(tmp_path / "invites")
 
 
 @pytest.mark.rule("J2")
-def test_it_is_good_once(kept: Invites, tmp_path: Path) -> None:
+def test_it_is_good_once(kept: Invitations, tmp_path: Path) -> None:
     token = kept.make(NOW, life_s=900, uses=1)
     assert redeem(kept, asked(token)) == ""
     assert redeem(kept, asked(token)) == "token"
-    assert redeem(Invites(tmp_path / "invites"), asked(token)) == "token", "also after a restart"
+    assert redeem(Invitations(tmp_path / "invites"), asked(token)) == "token", "also after a restart"
 
 
-def test_who_used_it_may_again_until_it_ends(kept: Invites, tmp_path: Path) -> None:
+def test_who_used_it_may_again_until_it_ends(kept: Invitations, tmp_path: Path) -> None:
     token, key = kept.make(NOW, life_s=900, uses=1), certificates.new_key()
     assert redeem(kept, asked(token, key=key)) == ""
-    assert redeem(Invites(tmp_path / "invites"), asked(token, key=key), NOW + 899) == "", "its answer was lost"
+    assert redeem(Invitations(tmp_path / "invites"), asked(token, key=key), NOW + 899) == "", "its answer was lost"
     assert redeem(kept, asked(token, "ws3", key=key)) == "token", "by the same name alone"
     assert redeem(kept, asked(token, key=key), NOW + 901) == "token"
 
 
-def test_as_often_as_it_says(kept: Invites) -> None:
+def test_as_often_as_it_says(kept: Invitations) -> None:
     token = kept.make(NOW, life_s=900, uses=3)
     assert [redeem(kept, asked(token, f"ws{number}")) for number in range(5)] == ["", "", "", "token", "token"]
 
 
 @pytest.mark.rule("J2")
 @pytest.mark.parametrize("later_s", [900, 1e6, -100, -1e6])
-def test_in_its_time_alone_whatever_the_clock_does(kept: Invites, later_s: float) -> None:
+def test_in_its_time_alone_whatever_the_clock_does(kept: Invitations, later_s: float) -> None:
     token = kept.make(NOW, life_s=900, uses=1)
     assert redeem(kept, asked(token), NOW + later_s) == "token"
     assert redeem(kept, asked(token), NOW + 1) == "", "and it is not used up by that"
 
 
-def test_another_secret_or_another_token_is_no_proof(kept: Invites) -> None:
+def test_another_secret_or_another_token_is_no_proof(kept: Invitations) -> None:
     token_id, secret = kept.make(NOW, life_s=900, uses=1)
     other = kept.make(NOW, life_s=900, uses=1)
     for wrong in ((token_id, os.urandom(16)), (os.urandom(8), secret), (token_id, other[1]), (other[0], secret)):
@@ -80,7 +80,7 @@ def test_another_secret_or_another_token_is_no_proof(kept: Invites) -> None:
 
 
 @pytest.mark.rule("J2", "P5")
-def test_a_proof_is_good_for_one_node_one_connection_and_one_request(kept: Invites) -> None:
+def test_a_proof_is_good_for_one_node_one_connection_and_one_request(kept: Invitations) -> None:
     token = kept.make(NOW, life_s=900, uses=1)
     assert redeem(kept, asked(token, shown=b"somebody in between")) == "token"
     assert redeem(kept, asked(token, nonce=b"another connection".ljust(32))) == "token"
@@ -95,7 +95,7 @@ def test_a_proof_is_good_for_one_node_one_connection_and_one_request(kept: Invit
     assert redeem(kept, good) == ""
 
 
-def test_a_name_that_cannot_be_does_not_use_it_up(kept: Invites) -> None:
+def test_a_name_that_cannot_be_does_not_use_it_up(kept: Invitations) -> None:
     token = kept.make(NOW, life_s=900, uses=1, node="ws2")
     assert redeem(kept, asked(token, "ws3")) == "name"
     assert redeem(kept, asked(token), why_not="a member is called so") == "name"
@@ -107,7 +107,7 @@ def test_a_name_that_cannot_be_does_not_use_it_up(kept: Invites) -> None:
         return "no"
 
     for node in ("", "ws2"):
-        with pytest.raises(Refused):
+        with pytest.raises(InvitationRefused):
             kept.redeem(
                 asked(kept.make(NOW, life_s=900, uses=1, node=node)),
                 SHOWN,
@@ -119,14 +119,14 @@ def test_a_name_that_cannot_be_does_not_use_it_up(kept: Invites) -> None:
 
 
 @pytest.mark.parametrize("csr", [b"", b"garbage", b"\x30\x82\xff\xff", b"\x00" * 2000])
-def test_a_request_that_is_none(kept: Invites, csr: bytes) -> None:
+def test_a_request_that_is_none(kept: Invitations, csr: bytes) -> None:
     token_id, secret = kept.make(NOW, life_s=900, uses=1)
     proof = join.proof_key(token_id, secret).sign(join.transcript(SHOWN, NONCE, token_id, "ws2", csr))
     assert redeem(kept, join.JoinRequest(token_id, "ws2", csr, proof)) == "request"
 
 
 @pytest.mark.rule("J2", "S13")
-def test_nothing_on_disk_lets_anybody_in(kept: Invites, tmp_path: Path) -> None:
+def test_nothing_on_disk_lets_anybody_in(kept: Invitations, tmp_path: Path) -> None:
     token_id, secret = kept.make(NOW, life_s=900, uses=1)
     path = tmp_path / "invites"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -136,7 +136,7 @@ def test_nothing_on_disk_lets_anybody_in(kept: Invites, tmp_path: Path) -> None:
     assert join.proof_key(token_id, secret).public_key().public_bytes_raw() in raw
 
 
-def test_a_use_that_cannot_be_kept_is_none(kept: Invites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_use_that_cannot_be_kept_is_none(kept: Invitations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = kept.make(NOW, life_s=900, uses=1)
 
     def full(*_: object) -> None:
@@ -147,10 +147,10 @@ def test_a_use_that_cannot_be_kept_is_none(kept: Invites, tmp_path: Path, monkey
         kept.redeem(asked(token), SHOWN, NONCE, NOW, lambda *_, **__: "")
     monkeypatch.undo()
     assert redeem(kept, asked(token)) == ""
-    assert redeem(Invites(tmp_path / "invites"), asked(token)) == "token"
+    assert redeem(Invitations(tmp_path / "invites"), asked(token)) == "token"
 
 
-def test_there_are_not_too_many(kept: Invites) -> None:
+def test_there_are_not_too_many(kept: Invitations) -> None:
     for _ in range(invitations.INVITES_MAX):
         kept.make(NOW, life_s=900, uses=1)
     with pytest.raises(BadRequest, match="too many invitations"):
@@ -160,6 +160,6 @@ def test_there_are_not_too_many(kept: Invites) -> None:
 
 @each("damage", [b"", b"garbage", b"\xff" * 1000])
 def test_a_damaged_file_lets_nobody_in(tmp_path: Path, damage: bytes) -> None:
-    token = Invites(tmp_path / "invites").make(NOW, life_s=900, uses=1)
+    token = Invitations(tmp_path / "invites").make(NOW, life_s=900, uses=1)
     (tmp_path / "invites").write_bytes(damage)
-    assert redeem(Invites(tmp_path / "invites"), asked(token)) == "token"
+    assert redeem(Invitations(tmp_path / "invites"), asked(token)) == "token"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.store.event_log import Journal
-from peerload.agent.store.write_ahead import Release
+from peerload.agent.store.event_log import EventLog
+from peerload.agent.store.write_ahead import Outbox
 from peerload.cli.verbs.events import WHAT
 from peerload.model.actions import EVENTS, PutEvent, PutFloor, Row
 from peerload.model.errors import StoreError
@@ -38,8 +38,8 @@ class Disk:
 def test_notes_ride_along_with_the_next_rows_and_before_them() -> None:
     async def story() -> None:
         disk = Disk()
-        release = Release(disk.persist)
-        kept = Journal(release, pytest.fail)
+        release = Outbox(disk.persist)
+        kept = EventLog(release, pytest.fail)
         kept.note(noted(1))
         release.flush()
         assert disk.commits == []
@@ -56,8 +56,8 @@ def test_notes_ride_along_with_the_next_rows_and_before_them() -> None:
 def test_notes_alone_are_kept_after_a_while_and_nothing_waits_for_them() -> None:
     async def story() -> None:
         disk = Disk()
-        release = Release(disk.persist)
-        kept = Journal(release, pytest.fail)
+        release = Outbox(disk.persist)
+        kept = EventLog(release, pytest.fail)
         with kept.followed() as news:
             kept.note(noted(1))
             gone: list[str] = []
@@ -76,7 +76,7 @@ def test_a_store_that_is_stuck_is_told_of() -> None:
 
     async def story() -> None:
         told: list[str] = []
-        kept = Journal(Release(stuck), told.append)
+        kept = EventLog(Outbox(stuck), told.append)
         kept.note(noted(1))
         kept.settle()
         assert ["the disk does not keep up" in one for one in told] == [True]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.launcher.fs_credentials import AgentAccess
+from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.system import user_helpers
-from peerload.launcher.system.accounts import Account
-from peerload.launcher.system.fork_server import Forge, Words
-from peerload.launcher.system.syscalls import Kernel
-from peerload.launcher.system.user_helpers import OF_A_USER_MAX, Asked, Errands
+from peerload.launcher.system.accounts import LauncherAccount
+from peerload.launcher.system.fork_server import ChildReports, ForkServer
+from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.user_helpers import OF_A_USER_MAX, HelperRequest, UserHelpers
 from tests.security.users import needs_root
 from tests.support import stands_still, wait_until
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = needs_root
-ALICE = Account("alice", 20001, 20001, (20001,), "/")
+ALICE = LauncherAccount("alice", 20001, 20001, (20001,), "/")
 
 
-class Stopped(Forge):
+class Stopped(ForkServer):
     """Of a user who stops every process of its own as soon as there is one."""
 
-    def become(self, account: Account) -> None:
+    def become(self, account: LauncherAccount) -> None:
         """As whom it may be stopped."""
         super().become(account)
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @pytest.fixture
-def made() -> Iterator[tuple[Errands, select.epoll, list[dict[str, Any]]]]:
+def made() -> Iterator[tuple[UserHelpers, select.epoll, list[dict[str, Any]]]]:
     """Errands, what tells of them, and where they tell the agent."""
     epoll = select.epoll()
-    words = Words(epoll)
+    words = ChildReports(epoll)
     events: list[dict[str, Any]] = []
-    errands = Errands(epoll, events, Stopped(Kernel(), AgentAccess(20100, 20100), words))
+    errands = UserHelpers(epoll, events, Stopped(Syscalls(), AgentCredentials(20100, 20100), words))
     yield errands, epoll, events
     for pid in errands.pids:
         os.kill(pid, signal.SIGKILL)
@@ -52,16 +52,16 @@ def made() -> Iterator[tuple[Errands, select.epoll, list[dict[str, Any]]]]:
 
 @pytest.mark.rule("X6", "S5")
 def test_one_that_its_user_stops_is_given_up(
-    made: tuple[Errands, select.epoll, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    made: tuple[UserHelpers, select.epoll, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errands, epoll, events = made
     monkeypatch.setattr(user_helpers, "LOOK_S_MAX", 0.2)
     assert errands.due_s() is None
     for number in range(1, OF_A_USER_MAX + 2):
-        errands.look(Asked(number, "alice"), ALICE, b"/", None, lambda: None)
+        errands.look(HelperRequest(number, "alice"), ALICE, b"/", None, lambda: None)
     assert [event["id"] for event in events] == [OF_A_USER_MAX + 1]
     assert "busy" in events.pop()["why"]
-    errands.look(Asked(99, "n2:"), ALICE, b"/", None, lambda: None)
+    errands.look(HelperRequest(99, "n2:"), ALICE, b"/", None, lambda: None)
     assert not events, "what one has under way is nothing to another"
     due_s = errands.due_s()
     assert due_s is not None
@@ -77,12 +77,12 @@ def test_one_that_its_user_stops_is_given_up(
 
 @pytest.mark.rule("X6", "X7")
 def test_one_that_stands_still_has_nothing_of_the_launchers(
-    made: tuple[Errands, select.epoll, list[dict[str, Any]]],
+    made: tuple[UserHelpers, select.epoll, list[dict[str, Any]]],
 ) -> None:
     """Else its user would keep the guard from seeing that the launcher is gone, and the next launcher from its lock."""
     errands, _, _ = made
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    errands.look(Asked(1, "alice"), ALICE, b"/", None, lambda: None)
+    errands.look(HelperRequest(1, "alice"), ALICE, b"/", None, lambda: None)
     (pid,) = errands.pids
     wait_until(lambda: stands_still(pid), 60.0, "its user to stop it")
     os.close(writing)

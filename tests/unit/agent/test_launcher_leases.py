@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from peerload.launcher import leases
-from peerload.launcher.leases import Leases
+from peerload.launcher.leases import LeaseTimers
 
 KEY = "ab-1"
 
@@ -36,7 +36,7 @@ class Held:
             thaw=lambda key: self.did.append(f"thaw {key}"),
             kill=lambda key: self.did.append(f"kill {key}"),
         )
-        self.leases = Leases(cast("Any", {KEY: self.task}), cast("Any", units), self.events)
+        self.leases = LeaseTimers(cast("Any", {KEY: self.task}), cast("Any", units), self.events)
 
 
 @pytest.fixture

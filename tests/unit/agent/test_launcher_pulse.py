@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from peerload.agent.launcher import heartbeat
-from peerload.agent.launcher.heartbeat import Pulse
+from peerload.agent.launcher.heartbeat import Heartbeat
 from tests.support import PATIENCE_S
 
 
@@ -20,7 +20,7 @@ class Launcher:
         self.asked = 0
         self.said: list[bool] = []
         self._more = asyncio.Event()
-        self.pulse = Pulse(self._ask, self._say, 0.02, 0.02)
+        self.pulse = Heartbeat(self._ask, self._say, 0.02, 0.02)
 
     def _say(self, is_silent: bool, /) -> None:
         self.said.append(is_silent)

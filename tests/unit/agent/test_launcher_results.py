@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from peerload.launcher.system.write_as_user import Changed, append, copy, empty
+from peerload.launcher.system.write_as_user import FileChanged, append, copy, empty
 from tests.each import each
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def test_a_part_goes_to_its_place_however_often_it_is_written(tmp_path: Path) ->
             assert target.read_bytes() == b"01234589"
         assert target.stat().st_mode & 0o777 == 0o640
         target.write_bytes(b"012")
-        with pytest.raises(Changed):
+        with pytest.raises(FileChanged):
             append(bytes(target), [(fd, 4, 6)], 0o027, 4, ends=False)
         target.unlink()
-        with pytest.raises(Changed):
+        with pytest.raises(FileChanged):
             append(bytes(target), [(fd, 4, 6)], 0o027, 4, ends=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from peerload.config.check import mistakes_in
 from peerload.config.loader import converted_value
-from peerload.launcher.process import NotAllowed
+from peerload.launcher.process import SpawnRefused
 from peerload.launcher.system.accounts import Entry, GuestIds, UsersPolicy, account_named, check_uid, policy_of
 from peerload.launcher.system.seccomp import guest_filter
 from peerload.launcher.system.user_policy import PolicyError, PolicyFiles, check_own
@@ -57,16 +57,16 @@ def test_who_runs_as_whom(users: Any, home: str, user: str, uid: int, name: str)
     ],
 )
 def test_who_runs_nothing(policy: UsersPolicy, home: str, user: str) -> None:
-    with pytest.raises(NotAllowed):
+    with pytest.raises(SpawnRefused):
         policy.name_for("ws1", home, user, -1)
 
 
 @pytest.mark.rule("X1")
 @each("uid", [0, 1, 999, 61_184, 62_000, 65_519, 65_534, 65_535, (1 << 32) - 1])
 def test_accounts_that_no_task_has(uid: int) -> None:
-    with pytest.raises(NotAllowed):
+    with pytest.raises(SpawnRefused):
         check_uid(uid, UsersPolicy(), is_own=True)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(SpawnRefused):
         check_uid(0, UsersPolicy(allow_root_tasks=True), is_own=False)
     check_uid(0, UsersPolicy(allow_root_tasks=True), is_own=True)
     check_uid(1000, UsersPolicy(), is_own=False)
@@ -100,13 +100,13 @@ def test_neither_the_agent_nor_another_node_is_believed_about_everybody(
         if may:
             assert account_named("alice", policy, uid=uid, is_own=is_own, look=look).uid == 20001
         else:
-            with pytest.raises(NotAllowed):
+            with pytest.raises(SpawnRefused):
                 account_named("alice", policy, uid=uid, is_own=is_own, look=look)
 
 
 @each("name", ["", "nobody-is-called-this", "root\0", "0", "daemon", "root"])
 def test_names_that_are_no_users(name: str) -> None:
-    with pytest.raises(NotAllowed):
+    with pytest.raises(SpawnRefused):
         account_named(name, UsersPolicy())
 
 
@@ -116,7 +116,7 @@ def test_no_user_of_another_node_becomes_an_administrator_unless_that_is_said() 
         return name, 20_001, 20_001, (20_001, 27), "/", "/bin/sh", False, True
 
     strict, lax = (UsersPolicy(admin_group="wheel", map_administrators=allowed) for allowed in (False, True))
-    with pytest.raises(NotAllowed, match="in the group wheel"):
+    with pytest.raises(SpawnRefused, match="in the group wheel"):
         account_named("carol", strict, look=look)
     assert account_named("carol", lax, look=look).uid == 20_001
     assert account_named("carol", strict, uid=20_001, is_own=True, look=look).uid == 20_001, "her own tasks are hers"
@@ -136,7 +136,7 @@ def test_an_account_that_has_another_number_by_now_is_refused() -> None:
     entry = pwd.getpwuid(0)
     policy = UsersPolicy(allow_root_tasks=True)
     assert account_named(entry.pw_name, policy, uid=0, is_own=True).uid == 0
-    with pytest.raises(NotAllowed, match="another account"):
+    with pytest.raises(SpawnRefused, match="another account"):
         account_named(entry.pw_name, policy, uid=1234, is_own=True)
 
 
@@ -144,7 +144,7 @@ def test_uids_of_guests_are_one_attempts_until_it_is_gone() -> None:
     ids, bounds = GuestIds(), (61_200, 61_202)
     uids = {ids.take(key, bounds).uid for key in ("a", "b", "c")}
     assert uids == {61_200, 61_201, 61_202}
-    with pytest.raises(NotAllowed):
+    with pytest.raises(SpawnRefused):
         ids.take("d", bounds)
     ids.give_back("b")
     assert ids.take("d", bounds).uid in uids

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from peerload.agent.control.cpu_accounting import Metered
+from peerload.agent.control.cpu_accounting import MeteredCoroutine
 
 
 def busy(seconds: float) -> None:
@@ -26,7 +26,7 @@ def test_what_it_takes_is_told_and_what_it_waits_is_not() -> None:
 
     async def story() -> float:
         began_s = time.perf_counter()
-        await Metered(work(), told.append)
+        await MeteredCoroutine(work(), told.append)
         return time.perf_counter() - began_s
 
     took_s = asyncio.run(story())
@@ -48,13 +48,13 @@ def test_what_it_raises_and_that_it_is_cancelled_goes_through() -> None:
         finally:
             seen.append("cleaned up")
 
-    async def run(work: Metered) -> None:
+    async def run(work: MeteredCoroutine) -> None:
         await work
 
     async def story() -> None:
         with pytest.raises(ValueError, match="as it is"):
-            await Metered(fails(), lambda _: None)
-        task = asyncio.get_running_loop().create_task(run(Metered(waits(), lambda _: None)))
+            await MeteredCoroutine(fails(), lambda _: None)
+        task = asyncio.get_running_loop().create_task(run(MeteredCoroutine(waits(), lambda _: None)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.joining.enrollment import Joining
+from peerload.agent.joining.enrollment import Enrollment
 from peerload.core.membership.membership import PeerState
 from peerload.model.instant import Instant
 from tests.each import each
@@ -16,7 +16,7 @@ from tests.each import each
 
 def joining(
     state: PeerState | None, known: tuple[str, ...] = (), revoked_at: float = 0.0, since_s: float = 0.0
-) -> Joining:
+) -> Enrollment:
     """Of a node that believes this of ws2, since then (boot time), and remembers these members of its last start."""
     contacts = SimpleNamespace(known=dict.fromkeys(known))
     membership: Any = SimpleNamespace(
@@ -24,7 +24,7 @@ def joining(
         gossip=SimpleNamespace(contacts=contacts),
     )
     trust = SimpleNamespace(was_revoked=lambda _node: revoked_at > 0, revoked_at=lambda _node: revoked_at)
-    made = Joining.__new__(Joining)
+    made = Enrollment.__new__(Enrollment)
     made._parts = SimpleNamespace(  # type: ignore[assignment]
         config=SimpleNamespace(node="ws1"),
         node=SimpleNamespace(membership=membership),

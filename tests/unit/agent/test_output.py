@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.completion.completion_jobs import Chores
+from peerload.agent.completion.completion_jobs import CompletionJobs
 from peerload.agent.effects import Performer
 from peerload.agent.event_sources import Incoming
 from peerload.agent.output import output as output_module
 from peerload.agent.output import spool as spool_module
-from peerload.agent.output.output import Output
+from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
-from peerload.core.tasks.work import GuestPhase
+from peerload.core.tasks.work import RemotePhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
@@ -133,8 +133,8 @@ class Links:
             self.open -= 1
 
 
-def _output(spool: Spool, guests: dict[str, Any]) -> Output:
-    return Output(
+def _output(spool: Spool, guests: dict[str, Any]) -> TaskOutputs:
+    return TaskOutputs(
         spool,
         cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests), home=SimpleNamespace(tasks={}))),
         lambda _key, _number: None,
@@ -167,7 +167,7 @@ def test_serving_ends_when_the_guest_is_gone(tmp_path: Path) -> None:
     async def story() -> None:
         spool = _spool(tmp_path)
         spool.keep(KEY, b"so far", b"")
-        guests = {KEY: SimpleNamespace(home="n2", exit=None, phase=GuestPhase.HERE)}
+        guests = {KEY: SimpleNamespace(home="n2", exit=None, phase=RemotePhase.HERE)}
         output = _output(spool, guests)
         served = output.serve("n2", OutputRequest("n2/1", UID, 1, 0, 0, follow=True))
         try:
@@ -207,7 +207,7 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
             config=SimpleNamespace(node="n1"),
             disk=SimpleNamespace(is_full=False),
         )
-        parts.chores = Chores(cast("Any", parts))
+        parts.chores = CompletionJobs(cast("Any", parts))
         incoming = Incoming(cast("Any", parts))
         incoming.release_early()
         incoming.performer = Performer(cast("Any", parts))
@@ -249,7 +249,7 @@ class Disk:
         self.log.append(type(event).__name__)
         self._core_is_told.set()
 
-    def parts(self, spool: Spool, output: Output | None = None) -> Any:
+    def parts(self, spool: Spool, output: TaskOutputs | None = None) -> Any:
         """Those of an agent whose core is told nothing but that it was told."""
         return SimpleNamespace(
             spool=spool,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from peerload.agent.requests import overview
-from peerload.agent.requests.overview import Revisions
+from peerload.agent.requests.overview import RevisionIndex
 
 
-def look(seen: Revisions, number: int, **marks: object) -> None:
+def look(seen: RevisionIndex, number: int, **marks: object) -> None:
     seen.look(number, dict(marks))
 
 
 def test_what_is_new_or_differs_has_changed() -> None:
-    seen = Revisions()
+    seen = RevisionIndex()
     look(seen, 1, a=1, b=1)
     look(seen, 2, a=1, b=2, c=1)
     assert sorted(seen.changed(0)) == ["a", "b", "c"]
@@ -20,7 +20,7 @@ def test_what_is_new_or_differs_has_changed() -> None:
 
 
 def test_what_is_gone_is_named_to_those_who_saw_it() -> None:
-    seen = Revisions()
+    seen = RevisionIndex()
     look(seen, 1, a=1, b=1)
     look(seen, 2, a=1)
     assert seen.gone(1) == ["b"]
@@ -31,7 +31,7 @@ def test_what_is_gone_is_named_to_those_who_saw_it() -> None:
 
 
 def test_what_is_gone_is_not_kept_for_ever() -> None:
-    seen = Revisions()
+    seen = RevisionIndex()
     most = overview.GONE_KEPT_MAX
     look(seen, 1, **{str(number): 1 for number in range(most + 5)})
     assert seen.whole_from == 0

@@ -45,7 +45,9 @@ def test_whether_an_address_is_gone(listen: str, gone: bool) -> None:
 
 
 def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node_identity_file.write(tmp_path, node_identity_file.Joined("/c", "n1", ELSEWHERE, ("198.51.100.9:7117",)))
+    node_identity_file.write(
+        tmp_path, node_identity_file.NodeIdentityFile("/c", "n1", ELSEWHERE, ("198.51.100.9:7117",))
+    )
     monkeypatch.setattr(own_address, "_towards", lambda host: "198.51.100.2" if host == "198.51.100.9" else "")
     monkeypatch.setattr(own_address, "_free", lambda _host, port: port)
     before = config(tmp_path, ELSEWHERE, "198.51.100.9:7117")
@@ -57,7 +59,7 @@ def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatc
 
 def test_it_stays_with_the_kind_of_address_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone, members = "[2001:db8::7]:7117", ("198.51.100.9:7117", "[2001:db8:1::9]:7117")
-    node_identity_file.write(tmp_path, node_identity_file.Joined("/c", "n1", gone, members))
+    node_identity_file.write(tmp_path, node_identity_file.NodeIdentityFile("/c", "n1", gone, members))
     monkeypatch.setattr(own_address, "_towards", lambda host: {"2001:db8:1::9": "2001:db8:1::2"}.get(host, "192.0.2.1"))
     monkeypatch.setattr(own_address, "_free", lambda _host, port: port)
     assert own_address.followed(config(tmp_path, gone, *members), origins(tmp_path)).listen == "[2001:db8:1::2]:7117"

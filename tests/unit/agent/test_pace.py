@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent.output import backpressure as pace_module
-from peerload.agent.output.backpressure import Pace
+from peerload.agent.output.backpressure import OutputBackpressure
 from peerload.agent.output.spool import Spool
 from tests.each import each
 from tests.support import PATIENCE_S
@@ -28,7 +28,7 @@ class Scene:
         self.spool = Spool(state)
         self.told: list[int] = []
         self.news = asyncio.Event()
-        self.pace = Pace(self.spool, self._tell)
+        self.pace = OutputBackpressure(self.spool, self._tell)
 
     def _tell(self, key: str, number: int) -> None:
         assert key == KEY

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.control.principal import Caller
-from peerload.agent.control.quotas import WAITED_BY_NODE_MAX, WAITED_MAX, Quotas, Rate, Share, Waited, waits_for
+from peerload.agent.control.principal import Principal
+from peerload.agent.control.quotas import (
+    WAITED_BY_NODE_MAX,
+    WAITED_MAX,
+    CpuBudget,
+    Quotas,
+    TokenBucket,
+    WaitQuota,
+    waits_for,
+)
 from peerload.agent.store.reader import StoreReader
 from peerload.model.config import AgentConfig
 from peerload.model.errors import DiskFull, SlowDown
@@ -19,7 +27,7 @@ from tests.each import each
 
 
 def test_a_rate_is_granted_again_as_time_passes() -> None:
-    rate = Rate(10.0, 0.0)
+    rate = TokenBucket(10.0, 0.0)
     assert [rate.take(1, 0.0) for _ in range(11)] == [0.0] * 10 + [0.1]
     assert rate.take(1, 0.11) == 0.0
     assert rate.take(35, 5.0) == 0.0, "more at once than a second grants is owed"
@@ -28,7 +36,7 @@ def test_a_rate_is_granted_again_as_time_passes() -> None:
 
 
 def test_a_share_of_the_agents_time_is_had_again_as_time_passes() -> None:
-    share = Share(0.5, 0.0)
+    share = CpuBudget(0.5, 0.0)
     share.spend(1.0, 0.0)
     assert share.owed_s(0.0) == 0.0, "that of two seconds"
     share.spend(0.5, 0.0)
@@ -72,13 +80,13 @@ def test_what_one_user_has_too_much_of_is_no_others_loss() -> None:
 @each("is_system", [True, False])
 def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_system: bool) -> None:
     async def story() -> None:
-        waited, ends = Waited(is_system=is_system), asyncio.Event()
+        waited, ends = WaitQuota(is_system=is_system), asyncio.Event()
 
         async def work() -> None:
             await ends.wait()
 
         def asks(who: str, tasks: int, node: str = "", *, works: bool = True) -> list[asyncio.Task[None]]:
-            client: Any = SimpleNamespace(came_from=node, caller=Caller(who, uid=1, node=node), begun=None)
+            client: Any = SimpleNamespace(came_from=node, caller=Principal(who, uid=1, node=node), begun=None)
             begun = []
             with waited.handed_over(client, tasks):
                 if works:
@@ -105,7 +113,7 @@ def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_syst
         at_work.pop(0).cancel()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        client: Any = SimpleNamespace(came_from="", caller=Caller("1000", uid=1), begun=None)
+        client: Any = SimpleNamespace(came_from="", caller=Principal("1000", uid=1), begun=None)
         charge = waited.charge(client)
         charge.add(WAITED_MAX - 10)
         if is_system:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.agent.store.write_ahead import ROWS_AHEAD_MAX, Release
+from peerload.agent.store.write_ahead import ROWS_AHEAD_MAX, Outbox
 from peerload.model.actions import PutFloor, PutTask, Row
 from peerload.model.errors import StoreError
 from peerload.model.task import TaskRecord, TaskState
@@ -37,7 +37,7 @@ class Disk:
 
 
 def test_without_rows_it_goes_out_at_once() -> None:
-    release, gone = Release(Disk().persist), list[str]()
+    release, gone = Outbox(Disk().persist), list[str]()
     release.outward(lambda: gone.append("a"))
     assert gone == ["a"]
     release.flush()
@@ -46,7 +46,7 @@ def test_without_rows_it_goes_out_at_once() -> None:
 
 def test_what_follows_a_row_waits_for_it() -> None:
     disk, gone = Disk(), list[str]()
-    release = Release(disk.persist)
+    release = Outbox(disk.persist)
     release.outward(lambda: gone.append("before"))
     release.keep((row(1),))
     release.outward(lambda: gone.append("after"))
@@ -59,7 +59,7 @@ def test_what_follows_a_row_waits_for_it() -> None:
 
 def test_what_goes_out_may_decide_something_itself() -> None:
     disk, gone = Disk(), list[str]()
-    release = Release(disk.persist)
+    release = Outbox(disk.persist)
 
     def act() -> None:
         gone.append("first")
@@ -80,7 +80,7 @@ def test_what_goes_out_may_decide_something_itself() -> None:
 @given(st.lists(st.sampled_from(["keep", "outward", "flush", "commit"]), max_size=60))
 def test_any_order_of_turns_and_commits(steps: list[str]) -> None:
     disk = Disk()
-    release = Release(disk.persist)
+    release = Outbox(disk.persist)
     kept: list[Row] = []
     wanted = 0
     gone: list[int] = []
@@ -112,7 +112,7 @@ def test_any_order_of_turns_and_commits(steps: list[str]) -> None:
 
 def test_after_a_turn_that_could_not_be_kept_nothing_goes_out() -> None:
     disk, gone = Disk(), list[str]()
-    release = Release(disk.persist)
+    release = Outbox(disk.persist)
     release.keep((row(1),))
     release.outward(lambda: gone.append("kept"))
     release.flush()
@@ -138,7 +138,7 @@ def task_row(number: int) -> PutTask:
 
 def test_a_renewed_lease_waits_for_rows_of_its_own_tasks_alone() -> None:
     disk, gone = Disk(), list[str]()
-    release = Release(disk.persist)
+    release = Outbox(disk.persist)
     release.keep(tuple(task_row(number) for number in range(9)))
     release.flush()
     release.keep((task_row(20),))
@@ -158,7 +158,7 @@ def test_a_renewed_lease_waits_for_rows_of_its_own_tasks_alone() -> None:
 
 def test_bulk_requests_wait_while_the_disk_is_behind() -> None:
     disk, gone = Disk(), list[str]()
-    release = Release(disk.persist)
+    release = Outbox(disk.persist)
     release.when_room(lambda: gone.append("a"))
     for first in (0, ROWS_AHEAD_MAX):
         release.keep(tuple(row(first + number) for number in range(ROWS_AHEAD_MAX)))
@@ -174,7 +174,7 @@ def test_no_renewal_goes_out_once_rows_could_not_be_kept() -> None:
     def full(_rows: list[Row], _done: Callable[[], None]) -> None:
         raise StoreError("the disk does not keep up")
 
-    release, gone = Release(full), list[str]()
+    release, gone = Outbox(full), list[str]()
     release.keep((task_row(1),))
     with pytest.raises(StoreError):
         release.flush()

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from peerload.agent.store import schema
-from peerload.agent.store.pruning import Upkeep
+from peerload.agent.store.pruning import MaintenanceRow
 from peerload.agent.store.retention import DATE_KEPT_EVERY_S, Retention
 from peerload.agent.store.rows import SINGLE
-from peerload.agent.store.trusted_date import Anchor, TrustedDate
+from peerload.agent.store.trusted_date import DateAnchor, TrustedDate
 from peerload.model.actions import Row
 from peerload.model.task import Exit, TaskState, execution_key
 from tests.each import each
@@ -34,7 +34,7 @@ def retention_of(
     """The retention of an agent that has this store and nothing else; what it says of removals goes to ``said``,
     the date by which it cuts outputs to ``cut_at``."""
 
-    def persist(rows: Sequence[Row | Upkeep], done: Callable[[], None]) -> None:
+    def persist(rows: Sequence[Row | MaintenanceRow], done: Callable[[], None]) -> None:
         opened.keep(*rows)
         done()
 
@@ -191,13 +191,13 @@ def test_the_trusted_date_is_kept_now_and_then_and_at_once_where_that_of_the_mac
         assert kept() == before
         passed_s = DATE_KEPT_EVERY_S
         first = kept()
-        assert first == Anchor("b", passed_s, began + passed_s).packed() != before
+        assert first == DateAnchor("b", passed_s, began + passed_s).packed() != before
         passed_s += 60.0
         assert kept() == first
         ahead_s = 40 * DAY_S
         doubted = kept()
-        assert doubted == Anchor("b", passed_s, began + passed_s, 0.0).packed()
+        assert doubted == DateAnchor("b", passed_s, began + passed_s, 0.0).packed()
         passed_s += 60.0
         assert kept() == doubted
         ahead_s = 0.0
-        assert kept() == Anchor("b", passed_s, began + passed_s).packed()
+        assert kept() == DateAnchor("b", passed_s, began + passed_s).packed()

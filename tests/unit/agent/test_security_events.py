@@ -10,7 +10,7 @@ import pytest
 
 from peerload.agent.log_format import LogLines
 from peerload.agent.security_events import CULPRITS_MAX, EARLY_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
-from peerload.agent.store.event_log import Journal
+from peerload.agent.store.event_log import EventLog
 from peerload.cli.doctor.security_rules import RULES
 from peerload.model.actions import SECURITY_RULES
 
@@ -36,7 +36,7 @@ class Told:
         self.tell = self.security.tell
 
     def begin(self) -> None:
-        self.security.begin(cast("Journal", self.kept))
+        self.security.begin(cast("EventLog", self.kept))
 
 
 def test_each_is_counted_and_the_first_is_noted() -> None:

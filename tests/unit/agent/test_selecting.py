@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.agent.control.principal import Caller
-from peerload.agent.control.task_ids import Names
+from peerload.agent.control.principal import Principal
+from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.requests.select_tasks import select
-from peerload.agent.store.rows import SINGLE, Meant
+from peerload.agent.store.rows import SINGLE, TaskSelection
 from peerload.agent.store.selector import REF_CHARS_MAX, Criteria, references
 from peerload.model.actions import PutSubmission
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import Submission
-from peerload.model.submit_options import Terms
+from peerload.model.submit_options import SubmitOptions
 from peerload.model.task import TaskState
 from peerload.wire import control
 from tests.unit.agent.test_store import NOW, SPEC, Opened, put, uid
@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ALICE, BOB, ROOT = Caller("20001", "alice", 20001), Caller("20002", "bob", 20002), Caller("0", "root", 0, is_admin=True)
+ALICE, BOB, ROOT = (
+    Principal("20001", "alice", 20001),
+    Principal("20002", "bob", 20002),
+    Principal("0", "root", 0, is_admin=True),
+)
 
 
 def kept(counter: int, owner: int = -1, indices: tuple[int, ...] = (), **terms: Any) -> PutSubmission:
-    told = Terms(owner=owner, **terms)
+    told = SubmitOptions(owner=owner, **terms)
     return PutSubmission(Submission(counter, f"token-{counter}", b"d" * 32, SPEC, indices, NOW, terms=told))
 
 
@@ -48,10 +52,10 @@ def fixture_parts(tmp_path: Path) -> Iterator[Any]:
         yield SimpleNamespace(store=opened.store, config=SimpleNamespace(node="ws1"), node=SimpleNamespace(home=home))
 
 
-def answer(parts: Any, caller: Caller = ROOT, **asked: Any) -> dict[str, Any]:
+def answer(parts: Any, caller: Principal = ROOT, **asked: Any) -> dict[str, Any]:
     told: dict[str, Any] = {}
     connection: Any = SimpleNamespace(caller=caller, ok=lambda _number, body: told.update(body))
-    asyncio.run(select(parts, Names(parts), connection, control.Select(**asked)))
+    asyncio.run(select(parts, TaskIds(parts), connection, control.Select(**asked)))
     return told
 
 
@@ -84,7 +88,7 @@ def test_a_group_and_the_name_of_a_program_without_its_directory(tmp_path: Path)
     long = msgspec.structs.replace(SPEC, argv=(b"/usr/bin/train.py", b"x"))
     with Opened(tmp_path / "db") as opened:
         opened.keep(kept(1, group="gpu"), put(1), kept(2), put(2), kept(3, group="gpus"), put(3))
-        submitted = Submission(4, "token-4", b"d" * 32, long, (), NOW, terms=Terms(group="gpu"))
+        submitted = Submission(4, "token-4", b"d" * 32, long, (), NOW, terms=SubmitOptions(group="gpu"))
         opened.keep(PutSubmission(submitted), put(4))
 
         def found(**asked: Any) -> list[int]:
@@ -98,7 +102,7 @@ def test_a_group_and_the_name_of_a_program_without_its_directory(tmp_path: Path)
 
 
 def test_names_of_ranges(parts: Any) -> None:
-    names = Names(parts)
+    names = TaskIds(parts)
     assert names.full("3.9,1-4,2,4-5") == "ws1/3.1-5,9"
     assert names.meant("@~1").counter == 2
     assert not names.meant("3.7-7").is_range
@@ -131,7 +135,7 @@ def test_a_name_that_is_no_glob_is_taken_as_it_is(parts: Any) -> None:
 
 def test_members_in_one_state_are_one_row_of_a_list(parts: Any) -> None:
     store, path = parts.store, parts.store.path
-    found, truncated = store.listed_beside(path, 0.0, 4, Criteria(meant=(Meant(3),)), gathered=True)
+    found, truncated = store.listed_beside(path, 0.0, 4, Criteria(meant=(TaskSelection(3),)), gathered=True)
     assert not truncated
     assert [(row.first[1], row.spans, row.count) for row in found] == [
         (1, (), 1), (2, (), 1), (3, ((3, 3),), 1), (5, ((5, 5),), 1)

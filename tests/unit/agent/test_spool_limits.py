@@ -13,7 +13,7 @@ import pytest
 
 from peerload.agent.output.inotify import READ_BYTES
 from peerload.agent.output.spool import Spool
-from peerload.agent.stdin.stdin_store import HomeInput, Inputs
+from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
 from tests.each import each
 from tests.unit.agent.test_spool import KEY, Reader, Story, fixture_play  # noqa: F401 -- a fixture
 
@@ -104,7 +104,7 @@ def test_an_end_is_waited_for_until_all_of_it_was_read(play: Callable[[Story], N
 @pytest.mark.rule("F1")
 def test_whatever_a_task_puts_in_place_of_its_files_goes_or_stays_and_stops_nobody(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    inputs = Inputs(spool.directory)
+    inputs = StdinStore(spool.directory)
     for path in (*spool.paths(KEY), spool.input_path(KEY)):
         path.mkdir()
         (path / "file").touch()
@@ -138,6 +138,6 @@ def test_an_input_in_whose_place_a_task_has_put_something_else_is_empty(
 ) -> None:
     path = tmp_path / "one.in"
     put(path)
-    source = HomeInput(path)
+    source = StoredStdin(path)
     source.add(b"abc", 0)
     assert path.read_bytes() == b"abc"

@@ -16,8 +16,8 @@ import pytest
 
 from peerload.agent.store import reader, store
 from peerload.agent.store import rows as store_rows
-from peerload.agent.store.disk_space import Reserve
-from peerload.agent.store.pruning import Upkeep
+from peerload.agent.store.disk_space import DiskReserve
+from peerload.agent.store.pruning import MaintenanceRow
 from peerload.agent.store.store import Store
 from peerload.model.actions import (
     DropExecution,
@@ -32,7 +32,7 @@ from peerload.model.actions import (
 )
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission, TaskFound
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind, Grant, TaskRecord, TaskSpec, TaskState
 from tests.each import each
 from tests.support import PATIENCE_S, wait_until
 
@@ -62,7 +62,7 @@ def put(counter: int, state: TaskState = TaskState.QUEUED, member: int | None = 
 class Opened:
     """A store with its writer, on threads as the daemon has it."""
 
-    def __init__(self, path: Path, reserve: Reserve | None = None) -> None:
+    def __init__(self, path: Path, reserve: DiskReserve | None = None) -> None:
         self.store = Store(path, "ws1", reserve)
         self.store.open()
         self.errors: list[Exception] = []
@@ -74,7 +74,7 @@ class Opened:
         for call in done:
             call()
 
-    def keep(self, *rows: Row | Upkeep) -> None:
+    def keep(self, *rows: Row | MaintenanceRow) -> None:
         durable = threading.Event()
         self.store.persist(rows, durable.set)
         assert durable.wait(60)
@@ -89,14 +89,14 @@ class Opened:
 def test_that_a_task_was_started_is_forgotten_by_age_only_where_that_does_no_harm(tmp_path: Path) -> None:
     path, guest = tmp_path / "db", ExecutionRecord("ws2/5", uid(4), 2, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)
     with Opened(path) as opened:
-        kinds = (FloorKind.STARTED, FloorKind.REFUSED, FloorKind.STARTED_ONCE, FloorKind.STARTED)
+        kinds = (FenceKind.STARTED, FenceKind.REFUSED, FenceKind.STARTED_ONCE, FenceKind.STARTED)
         opened.keep(*(PutFloor(uid(number), 2, 1.0, kind) for number, kind in enumerate(kinds, start=1)))
-        opened.keep(PutExecution(guest), PutFloor(uid(5), 2, NOW, FloorKind.REFUSED))
+        opened.keep(PutExecution(guest), PutFloor(uid(5), 2, NOW, FenceKind.REFUSED))
     with Opened(path) as opened:
         assert opened.store.recover().floors == (
-            (uid(3), 2, FloorKind.STARTED_ONCE, ""),  # or a task that may run once only is started again
-            (uid(4), 2, FloorKind.STARTED, ""),  # its attempt is still here
-            (uid(5), 2, FloorKind.REFUSED, ""),
+            (uid(3), 2, FenceKind.STARTED_ONCE, ""),  # or a task that may run once only is started again
+            (uid(4), 2, FenceKind.STARTED, ""),  # its attempt is still here
+            (uid(5), 2, FenceKind.REFUSED, ""),
         )
 
 
@@ -163,7 +163,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         )
         assert {row.spec for row in kept.tasks} == {SPEC}
         assert kept.executions == (guest,)
-        assert kept.floors == ((uid(9), 2, FloorKind.STARTED, "ws2"),), "a floor never sinks"
+        assert kept.floors == ((uid(9), 2, FenceKind.STARTED, "ws2"),), "a floor never sinks"
         assert opened.store.submission_of("token-1") == (b"d" * 32, "ws1/1", 0)
         assert opened.store.submission_of("token-2") == (b"d" * 32, "ws1/2", 2)
         assert (kept.counter, opened.store.last_counter()) == (2, 2)

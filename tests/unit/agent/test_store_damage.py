@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.agent.store.disk_space import Reserve
+from peerload.agent.store.disk_space import DiskReserve
 from peerload.agent.store.high_water import GAP
 from peerload.agent.store.recovery import FLOOR_MAX
 from peerload.agent.store.store import Store
 from peerload.model.actions import PutEvent, PutExecution, PutFloor, PutSubmission, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
-from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind, TaskState
+from peerload.model.task import ExecutionRecord, ExecutionState, FenceKind, TaskState
 from tests.each import each
 from tests.support import wait_until
 from tests.unit.agent.test_store import NOW, SPEC, Opened, put, submission, uid
@@ -102,7 +102,7 @@ def test_nothing_waits_for_an_event_that_a_full_disk_has_no_room_for(tmp_path: P
 
 
 def test_the_reserve_makes_room_slice_by_slice(tmp_path: Path) -> None:
-    class Given(Reserve):
+    class Given(DiskReserve):
         slices = 3
 
         def give(self) -> bool:
@@ -278,7 +278,7 @@ def test_a_promise_that_cannot_be_read_counts_as_the_greatest(tmp_path: Path) ->
     path = tmp_path / "db"
     guest = ExecutionRecord("ws2/5", uid(4), 2, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)
     with Opened(path) as opened:
-        opened.keep(*(PutFloor(uid(number), 2, NOW + number, FloorKind.STARTED) for number in range(1, 5)))
+        opened.keep(*(PutFloor(uid(number), 2, NOW + number, FenceKind.STARTED) for number in range(1, 5)))
         opened.keep(PutExecution(guest), PutExecution(msgspec.structs.replace(guest, uid=uid(5))))
     _change(
         path,
@@ -293,10 +293,10 @@ def test_a_promise_that_cannot_be_read_counts_as_the_greatest(tmp_path: Path) ->
         kept = opened.store.recover()
     assert not kept.executions
     assert {one: (floor, kind) for one, floor, kind, _ in kept.floors} == {
-        uid(1): (FLOOR_MAX, FloorKind.STARTED_ONCE),
-        uid(2): (2, FloorKind.STARTED_ONCE),
-        uid(4): (2, FloorKind.STARTED_ONCE),
-        uid(5): (FLOOR_MAX, FloorKind.STARTED_ONCE),
+        uid(1): (FLOOR_MAX, FenceKind.STARTED_ONCE),
+        uid(2): (2, FenceKind.STARTED_ONCE),
+        uid(4): (2, FenceKind.STARTED_ONCE),
+        uid(5): (FLOOR_MAX, FenceKind.STARTED_ONCE),
     }
     assert kept.drained
     assert len(kept.unreadable) == 5
@@ -330,7 +330,7 @@ INCARNATION = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
-from peerload.agent.store.disk_space import Reserve
+from peerload.agent.store.disk_space import DiskReserve
 from peerload.agent.store.store import Store
 from peerload.agent.store.recovery import FLOOR_MAX
 store = Store(Path({path!r}), "ws1")

@@ -14,7 +14,7 @@ import pytest
 from peerload.agent.store.jobs import put_chores
 from peerload.agent.store.selector import Criteria
 from peerload.model.actions import PutChores, PutSubmission
-from peerload.model.submit_options import NO_TERMS, Chore, Terms
+from peerload.model.submit_options import NO_TERMS, CompletionJob, SubmitOptions
 from peerload.model.task import TaskState
 from tests.support import steps_of
 from tests.unit.agent.test_store import Opened, put, submission
@@ -45,7 +45,7 @@ def fixture_opened(tmp_path: Path) -> Iterator[Opened]:
 def test_whether_a_notice_is_owed(opened: Opened, tmp_path: Path, array: int, notices: int) -> None:
     del opened
     with contextlib.closing(sqlite3.connect(tmp_path / "db")) as connection:
-        row = PutChores(f"ws1/{array}.1", (Chore.NOTIFY,))
+        row = PutChores(f"ws1/{array}.1", (CompletionJob.NOTIFY,))
         assert steps_of(connection, lambda: put_chores(connection, row, (array, 1))) < STEPS_MAX
         assert connection.execute("SELECT count(*) FROM chores").fetchone() == (notices,)
 
@@ -68,7 +68,7 @@ def test_the_terms_of_all_that_is_unfinished_are_read_in_one_query_and_equal_one
     count = 200
     with Opened(tmp_path / "db") as opened:
         for counter in range(1, count + 1):
-            given = Terms(group=f"g{counter % 2}") if counter % 4 else NO_TERMS
+            given = SubmitOptions(group=f"g{counter % 2}") if counter % 4 else NO_TERMS
             row = msgspec.structs.replace(submission(counter).submission, terms=given)
             opened.keep(PutSubmission(row), put(counter))
         queries: list[str] = []

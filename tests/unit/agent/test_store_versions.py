@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from peerload.model.actions import PutFloor
-from peerload.model.task import Exit, FloorKind, TaskState, Usage
+from peerload.model.task import Exit, FenceKind, TaskState, Usage
 from tests.each import each
 from tests.unit.agent.test_store import NOW, Opened, put, steps, submission, uid
 
@@ -97,12 +97,12 @@ def test_a_database_of_the_second_schema_is_taken_over(tmp_path: Path, more: str
             ("ws1/1", 1, ())
         ]
         assert [(found.task, found.devices) for found in recovered.executions] == [("ws2/7", ())]
-        assert recovered.floors == ((uid(3), 2, FloorKind.STARTED, "ws2" if more else ""),)
+        assert recovered.floors == ((uid(3), 2, FenceKind.STARTED, "ws2" if more else ""),)
         (done,) = opened.store.records(2, None)
         assert done.exit == Exit(0, usage=Usage(1.5, memory_bytes_max=4096))
-        opened.keep(PutFloor(uid(4), 1, NOW, FloorKind.REFUSED, "ws3"))
+        opened.keep(PutFloor(uid(4), 1, NOW, FenceKind.REFUSED, "ws3"))
     with Opened(path) as opened:
-        assert opened.store.recover().floors[-1] == (uid(4), 1, FloorKind.REFUSED, "ws3")
+        assert opened.store.recover().floors[-1] == (uid(4), 1, FenceKind.REFUSED, "ws3")
 
 
 def test_what_outputs_take_is_known_of_tasks_that_ended_before(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peerload.agent.launcher.task_environment import Given, given, variables
 from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import Ask
+from peerload.core.resources.devices import DeviceRequest
 from peerload.model.config import DeviceConfig, GpuConfig
 from peerload.model.devices import Device, DeviceMode, GpuShare
 from peerload.model.resources import Profile, ResourceRequest
@@ -44,7 +44,7 @@ def test_what_was_given_is_what_the_ledger_says() -> None:
     ledger = DeviceLedger(Profile("n", slots=4, cpus=4.0, devices=(*CARDS, *BOARDS)), GpuConfig())
     request = ResourceRequest(gpus=2, gpu_mem_bytes=4 * GIB, devices=(("fpga", 1),))
     names = ("nvidia:GPU-2", "nvidia:GPU-0", "fpga:f1")
-    ledger.grant("key", names, Ask(request, GpuConfig()), 0.0)
+    ledger.grant("key", names, DeviceRequest(request, GpuConfig()), 0.0)
     held = given("key", (*names, "nvidia:GPU-gone"), ledger)
     assert [device.id for device in held.devices] == list(names)
     assert (held.mode, held.promised_bytes) == (DeviceMode.TIME, 4 * GIB)
@@ -57,7 +57,7 @@ def test_what_was_given_is_what_the_ledger_says() -> None:
     assert {"A": "f1", "B": "x", "PEERLOAD_FPGA": "f1"}.items() <= found.items()
 
     alone = ResourceRequest(gpus=1, gpu_share=GpuShare.EXCLUSIVE)
-    ledger.grant("other", ("nvidia:GPU-3",), Ask(alone, GpuConfig()), 0.0)
+    ledger.grant("other", ("nvidia:GPU-3",), DeviceRequest(alone, GpuConfig()), 0.0)
     held = given("other", ("nvidia:GPU-3",), ledger)
     assert (held.mode, held.promised_bytes) == (DeviceMode.EXCLUSIVE, 72 * GIB - GIB // 2)
     found = variables(alone, held, (), {})

@@ -145,10 +145,10 @@ def test_a_local_cluster_looks_at_no_date(tmp_path: Path, monkeypatch: pytest.Mo
         shake_hands(dated.client, now.server)
 
 
-def member_of(name: str = "default") -> cluster_dir.Cluster:
+def member_of(name: str = "default") -> cluster_dir.ClusterDirectory:
     """The same cluster as a node has it that cannot make certificates."""
     whole = cluster_of(name)
-    return whole._replace(authority=certificates.Pair(whole.authority.certificate, b""))
+    return whole._replace(authority=certificates.KeyPair(whole.authority.certificate, b""))
 
 
 def let_in(directory: Path, node: str = "ws1", life: timedelta = certificates.NODE_LIFE) -> Path:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peerload.model.errors import BadRequest
 from peerload.security import certificates, revocation
-from peerload.security.certificates import Facts, Pair
+from peerload.security.certificates import CertificateInfo, KeyPair
 from peerload.security.node_identity_file import write_private
 from peerload.security.revocation import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked, SealKey, Trust
 from peerload.wire.seal import Sealer
@@ -29,9 +29,9 @@ def trust_in(directory: Path, name: str = "default") -> Trust:
     return Trust(cluster_of(name), directory / "trust")
 
 
-def facts(node: str, issued_at: float, key: str = "k") -> Facts:
+def facts(node: str, issued_at: float, key: str = "k") -> CertificateInfo:
     valid_from = datetime.fromtimestamp(issued_at, UTC) - certificates.SKEW
-    return Facts(node, valid_from, valid_from + timedelta(days=91), "f", key)
+    return CertificateInfo(node, valid_from, valid_from + timedelta(days=91), "f", key)
 
 
 @pytest.mark.rule("J4")
@@ -122,7 +122,7 @@ def test_another_clusters_ca_with_our_id_says_nothing(tmp_path: Path) -> None:
 
 def test_a_member_without_the_cas_key_takes_and_passes_on(tmp_path: Path) -> None:
     ours = cluster_of()
-    member = Trust(ours._replace(authority=Pair(ours.authority.certificate, b"")), tmp_path / "trust")
+    member = Trust(ours._replace(authority=KeyPair(ours.authority.certificate, b"")), tmp_path / "trust")
     raw = trust_in(tmp_path / "1").revoke("ws3", [], NOW)
     member.take([raw], NOW)
     assert member.signed == (raw,)

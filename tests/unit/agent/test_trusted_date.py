@@ -17,11 +17,11 @@ from peerload.agent.launcher import connect
 from peerload.agent.store import jobs
 from peerload.agent.store.pruning import ChorePostponed
 from peerload.agent.store.rows import SINGLE
-from peerload.agent.store.trusted_date import SLACK_S, Anchor, TrustedDate, anchor_of
-from peerload.launcher.task import Task
+from peerload.agent.store.trusted_date import SLACK_S, DateAnchor, TrustedDate, anchor_of
+from peerload.launcher.task import LaunchedTask
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
-from peerload.model.submit_options import Chore
+from peerload.model.submit_options import CompletionJob
 from peerload.model.task import Exit, TaskState
 from tests.each import each
 from tests.unit.agent.test_retention import left, retention_of
@@ -46,7 +46,7 @@ class Machine:
         self.boot_s += seconds
         self.wall_s += seconds
 
-    def date(self, anchor: Anchor | None = None) -> TrustedDate:
+    def date(self, anchor: DateAnchor | None = None) -> TrustedDate:
         return TrustedDate(anchor, boot_id=self.boot_id, clocks=self.clocks)
 
 
@@ -165,13 +165,13 @@ def test_retention_does_not_act_on_a_date_ahead(tmp_path: Path, ahead: Callable[
 def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> None:
     now = time.time()
     with Opened(tmp_path / "db") as opened:
-        opened.keep(submission(1), put(1, TaskState.DONE, ended_at=now), PutChores("ws1/1", (Chore.FILES,)))
-        (owed,) = jobs.due(opened.store, Chore.FILES, now, 9, ())
+        opened.keep(submission(1), put(1, TaskState.DONE, ended_at=now), PutChores("ws1/1", (CompletionJob.FILES,)))
+        (owed,) = jobs.due(opened.store, CompletionJob.FILES, now, 9, ())
         opened.keep(ChorePostponed(owed.number, 1, now + 30.0, "no room"))
-        assert jobs.due(opened.store, Chore.FILES, now, 9, ()) == []
-        assert len(jobs.due(opened.store, Chore.FILES, now + 30.0, 9, ())) == 1
+        assert jobs.due(opened.store, CompletionJob.FILES, now, 9, ()) == []
+        assert len(jobs.due(opened.store, CompletionJob.FILES, now + 30.0, 9, ())) == 1
         opened.keep(ChorePostponed(owed.number, 2, now + 40 * DAY_S, "no room"))
-        assert len(jobs.due(opened.store, Chore.FILES, now, 9, ())) == 1
+        assert len(jobs.due(opened.store, CompletionJob.FILES, now, 9, ())) == 1
 
 
 # -- how long tasks run ------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> No
 def test_an_exit_tells_the_time_that_the_boot_clock_has_counted(set_s: float, ran_s: float) -> None:
     process = subprocess.Popen(["true"])
     capture: Any = SimpleNamespace(close=lambda _holes: 0)
-    task = Task("a-1", process.pid, WALL_S, (capture, capture))
+    task = LaunchedTask("a-1", process.pid, WALL_S, (capture, capture))
     task.ended_at, task.ran_s = WALL_S + set_s + ran_s, ran_s
     holes: Any = None
     record = task.reap(holes)

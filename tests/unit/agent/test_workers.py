@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.store.disk_space import Reserve
-from peerload.agent.store.pruning import Checked
+from peerload.agent.store.disk_space import DiskReserve
+from peerload.agent.store.pruning import CommitProbe
 from peerload.agent.store.store import Store
 from peerload.agent.thread_pool import Workers
 
@@ -88,17 +88,17 @@ async def ask_with(pool: Workers) -> str:
 
 
 def test_the_store_keeps_rows_without_a_thread_of_its_own(tmp_path: Path, limit: Limit) -> None:
-    store = Store(tmp_path / "db", "n", Reserve(tmp_path / "reserve", 0))
+    store = Store(tmp_path / "db", "n", DiskReserve(tmp_path / "reserve", 0))
     store.open()
     done: list[str] = []
     failed: list[Exception] = []
     try:
         store.start_writer(lambda calls: [call() for call in calls].clear(), failed.append)
-        store.persist([Checked(1.0)], lambda: done.append("in the caller's"))
+        store.persist([CommitProbe(1.0)], lambda: done.append("in the caller's"))
         assert done == ["in the caller's"]
         limit.left = 1
         written = threading.Event()
-        store.persist([Checked(2.0)], written.set)
+        store.persist([CommitProbe(2.0)], written.set)
         assert written.wait(60)
         assert limit.left == 0
     finally:

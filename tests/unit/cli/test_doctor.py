@@ -14,7 +14,7 @@ import pytest
 
 from peerload.cli.doctor import agent, broker, cluster, machine
 from peerload.cli.doctor.broker import Probed
-from peerload.cli.doctor.facts import Check, Facts, Finding
+from peerload.cli.doctor.facts import Check, DoctorInput, Finding
 from peerload.cli.verbs import doctor
 from tests.each import each
 from tests.support import cluster_of
@@ -37,21 +37,21 @@ def peer(**facts: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> Facts:
+def facts(tmp_path: Path) -> DoctorInput:
     """No agent, no settings, and a machine of which nothing is known."""
     root = tmp_path / "root"
     root.mkdir()
     environment = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
-    return Facts(str(tmp_path / "none"), root=root, environment=environment)
+    return DoctorInput(str(tmp_path / "none"), root=root, environment=environment)
 
 
-def put(facts: Facts, path: str, text: str) -> None:
+def put(facts: DoctorInput, path: str, text: str) -> None:
     file = facts.root / path.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
 
 
-def with_agent(facts: Facts, **checkup: Any) -> Facts:
+def with_agent(facts: DoctorInput, **checkup: Any) -> DoctorInput:
     facts.info = dict(INFO)
     facts.nodes = [{"node": "ws1", "self": True, "state": "alive", "gpus": []}]
     facts.checkup = {
@@ -65,12 +65,12 @@ def with_agent(facts: Facts, **checkup: Any) -> Facts:
     return facts
 
 
-def test_another_version(facts: Facts) -> None:
+def test_another_version(facts: DoctorInput) -> None:
     assert agent.version(with_agent(facts)).result == "warn"
 
 
 @each(("kind", "result"), [("nfs4", "fail"), ("tmpfs", "warn"), ("ext4", "ok")])
-def test_file_systems(facts: Facts, kind: str, result: str) -> None:
+def test_file_systems(facts: DoctorInput, kind: str, result: str) -> None:
     with_agent(facts).info["state"] = "/home/me/my state"
     put(facts, "/proc/self/mounts", f"/dev/sda1 / ext4 rw 0 0\nserver:/home /home/me/my\\040state {kind} rw 0 0\n")
     found = agent.file_system(facts)
@@ -88,11 +88,11 @@ def test_file_systems(facts: Facts, kind: str, result: str) -> None:
         ({"reserve_bytes": 0}, "warn"),
     ],
 )
-def test_room(facts: Facts, changed: dict[str, Any], result: str) -> None:
+def test_room(facts: DoctorInput, changed: dict[str, Any], result: str) -> None:
     assert agent.room(with_agent(facts, disk=DISK | changed)).result == result
 
 
-def test_a_disk_that_is_slow_to_keep(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_slow_to_keep(facts: DoctorInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_agent(facts).info["state"] = str(tmp_path)
     tmp_path.chmod(0o700)
     monkeypatch.setattr(agent, "SLOW_SYNC_S", 0.0)
@@ -103,29 +103,29 @@ def test_a_disk_that_is_slow_to_keep(facts: Facts, tmp_path: Path, monkeypatch: 
 
 
 @each("changed", [{"pid": 0}, {"silent": True}])
-def test_the_launcher(facts: Facts, changed: dict[str, Any]) -> None:
+def test_the_launcher(facts: DoctorInput, changed: dict[str, Any]) -> None:
     assert agent.launcher(with_agent(facts)).result == "ok"
     assert agent.launcher(with_agent(facts, launcher=LAUNCHER | changed)).result == "fail"
 
 
 @each("changed", [{"units": "bare", "unenforced": ["this"]}, {"memory": None}, {"memory": "rlimit"}])
-def test_containment(facts: Facts, changed: dict[str, Any]) -> None:
+def test_containment(facts: DoctorInput, changed: dict[str, Any]) -> None:
     assert agent.containment(with_agent(facts)).result == "ok"
     found = agent.containment(with_agent(facts, launcher=LAUNCHER | changed))
     assert found.result == "warn"
     assert "Delegate" in found.fix
 
 
-def test_another_event_loop(facts: Facts) -> None:
+def test_another_event_loop(facts: DoctorInput) -> None:
     assert agent.python(with_agent(facts, event_loop="asyncio")).result == "warn"
 
 
-def test_a_python_without_packages(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_packages(facts: DoctorInput, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvloop" else object())
     assert "uvloop" in agent.python(facts).says
 
 
-def test_certificates_that_expire(facts: Facts) -> None:
+def test_certificates_that_expire(facts: DoctorInput) -> None:
     facts.cluster = cluster_of()._replace(valid_until=datetime.now(UTC) + timedelta(days=3))
     assert cluster.cluster(facts).result == "warn"
     facts.cluster = facts.cluster._replace(valid_until=datetime.now(UTC) - timedelta(days=3))
@@ -135,7 +135,7 @@ def test_certificates_that_expire(facts: Facts) -> None:
     assert cluster.cluster(facts).result == "fail"
 
 
-def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: Facts) -> None:
+def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: DoctorInput) -> None:
     facts.cluster = cluster_of()
 
     def found(days: float, *, issuer: bool, revoked: bool = False) -> Finding:
@@ -153,7 +153,7 @@ def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: Facts) 
     assert "peerload invite" in shut_out.fix
 
 
-def test_a_loopback_address_in_a_cluster_of_machines(facts: Facts) -> None:
+def test_a_loopback_address_in_a_cluster_of_machines(facts: DoctorInput) -> None:
     with_agent(facts).info["cluster_local"] = False
     assert cluster.listen(facts).result == "warn"
 
@@ -169,7 +169,7 @@ def test_a_loopback_address_in_a_cluster_of_machines(facts: Facts) -> None:
         ("0100007F:1BCE 00000000:0000 0A 0", "", "0:1BCD 0", "fail"),
     ],
 )
-def test_a_port_that_is_open_or_closed(facts: Facts, tcp: str, tcp6: str, udp: str, result: str) -> None:
+def test_a_port_that_is_open_or_closed(facts: DoctorInput, tcp: str, tcp6: str, udp: str, result: str) -> None:
     """It is read who listens there: who connects without a word is a stranger to an agent (rule J3)."""
     for name, table in (("tcp", tcp), ("tcp6", tcp6), ("udp", udp)):
         put(facts, f"/proc/net/{name}", f"  sl  local_address\n   0: {table}\n")
@@ -177,7 +177,7 @@ def test_a_port_that_is_open_or_closed(facts: Facts, tcp: str, tcp6: str, udp: s
     assert cluster.port(facts).result == result
 
 
-def test_two_that_cannot_dial_each_other(facts: Facts) -> None:
+def test_two_that_cannot_dial_each_other(facts: DoctorInput) -> None:
     def ways(*peers: dict[str, Any]) -> Finding:
         return cluster.ways(with_agent(facts, peers=list(peers)))
 
@@ -195,7 +195,7 @@ def test_two_that_cannot_dial_each_other(facts: Facts) -> None:
     assert "--advertise" in found.fix
 
 
-def test_datagrams_that_do_not_come(facts: Facts) -> None:
+def test_datagrams_that_do_not_come(facts: DoctorInput) -> None:
     assert cluster.datagrams(with_agent(facts, peers=[peer()])).result == "ok"
     assert cluster.datagrams(with_agent(facts, peers=[peer(met_s=2.0, datagram_age_s=None)])).result == "skip"
     found = cluster.datagrams(with_agent(facts, peers=[peer(datagram_age_s=None)]))
@@ -205,28 +205,28 @@ def test_datagrams_that_do_not_come(facts: Facts) -> None:
 
 
 @each(("ahead_s", "result"), [(1.0, "ok"), (-30.0, "warn"), (3600.0, "fail"), (None, "skip")])
-def test_clocks_of_peers(facts: Facts, ahead_s: float | None, result: str) -> None:
+def test_clocks_of_peers(facts: DoctorInput, ahead_s: float | None, result: str) -> None:
     found = cluster.clocks(with_agent(facts, peers=[peer(clock_ahead_s=ahead_s)]))
     assert found.result == result
 
 
-def test_members_of_earlier_starts(facts: Facts) -> None:
+def test_members_of_earlier_starts(facts: DoctorInput) -> None:
     with_agent(facts).info["remembered"] = 3
     assert cluster.peers(facts).result == "warn"
 
 
-def test_a_name_that_a_peer_refuses(facts: Facts) -> None:
+def test_a_name_that_a_peer_refuses(facts: DoctorInput) -> None:
     with_agent(facts).info["sought"] = {"h:1": "another agent is called ws1"}
     assert cluster.names(facts).result == "fail"
 
 
 @each(("changed", "result"), [({"slots": 0}, "warn"), ({"trouble": "disk full"}, "fail")])
-def test_a_node_that_takes_nothing(facts: Facts, changed: dict[str, Any], result: str) -> None:
+def test_a_node_that_takes_nothing(facts: DoctorInput, changed: dict[str, Any], result: str) -> None:
     with_agent(facts).nodes[0].update(changed)
     assert cluster.drained(facts).result == result
 
 
-def test_clocks_that_cannot_be_right(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_that_cannot_be_right(facts: DoctorInput, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "clock_state", lambda: machine.CLOCK_ERROR)
     assert machine.clock(facts).result == "warn"
     monkeypatch.setattr(machine, "clock_state", lambda: 0)
@@ -235,7 +235,7 @@ def test_clocks_that_cannot_be_right(facts: Facts, monkeypatch: pytest.MonkeyPat
     assert machine.clock(facts).result == "fail"
 
 
-def test_gpus_that_cannot_be_used(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_cannot_be_used(facts: DoctorInput, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.gpus(facts).result == "skip"
     put(facts, "/proc/driver/nvidia/version", "NVRM version: 550\n")
     assert machine.gpus(facts).result == "fail"
@@ -273,7 +273,7 @@ def test_no_inotify_to_be_had() -> None:
     assert resource.RLIMIT_NOFILE
 
 
-def test_few_processes_left(facts: Facts) -> None:
+def test_few_processes_left(facts: DoctorInput) -> None:
     put(facts, "/proc/self/limits", "Max processes             10       10      processes\n")
     facts.user_id = 12345
     put(facts, "/proc/7/task/7/stat", "")
@@ -286,14 +286,14 @@ def test_few_processes_left(facts: Facts) -> None:
     assert machine.processes(facts).result == "fail"
 
 
-def test_a_machine_that_lives_on_its_swap(facts: Facts) -> None:
+def test_a_machine_that_lives_on_its_swap(facts: DoctorInput) -> None:
     put(facts, "/proc/meminfo", "SwapTotal:  1000000 kB\nSwapFree:   100000 kB\n")
     assert machine.swap(facts).result == "warn"
     put(facts, "/proc/meminfo", "SwapTotal:  1000000 kB\nSwapFree:   900000 kB\n")
     assert machine.swap(facts).result == "ok"
 
 
-def test_an_agent_that_a_logout_ends(facts: Facts) -> None:
+def test_an_agent_that_a_logout_ends(facts: DoctorInput) -> None:
     facts.user_id = 65534
     assert machine.lingering(facts).result == "skip"
     put(facts, "/run/systemd/system/x", "")
@@ -303,17 +303,17 @@ def test_an_agent_that_a_logout_ends(facts: Facts) -> None:
     assert machine.lingering(facts).result == "ok"
 
 
-def test_a_check_that_breaks_does_not_end_the_others(facts: Facts) -> None:
-    def broken(_facts: Facts) -> Finding:
+def test_a_check_that_breaks_does_not_end_the_others(facts: DoctorInput) -> None:
+    def broken(_facts: DoctorInput) -> Finding:
         raise ZeroDivisionError("by itself")
 
     assert doctor.looked_at(Check("broken", broken), facts).result == "warn"
 
 
-def test_a_check_that_hangs_does_not_hang_the_others(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_hangs_does_not_hang_the_others(facts: DoctorInput, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
 
-    def hangs(_facts: Facts) -> Finding:
+    def hangs(_facts: DoctorInput) -> Finding:
         never.wait()
         return Finding("ok", "")
 
@@ -323,7 +323,7 @@ def test_a_check_that_hangs_does_not_hang_the_others(facts: Facts, monkeypatch: 
     assert (found.result, "it hangs" in found.says) == ("fail", True)
 
 
-def test_what_was_lost_and_what_was_removed_early(facts: Facts) -> None:
+def test_what_was_lost_and_what_was_removed_early(facts: DoctorInput) -> None:
     assert agent.damaged(with_agent(facts)).result == "ok"
     assert agent.damaged(with_agent(facts, lost="ws1/3 is missing")).result == "fail"
     assert agent.kept(with_agent(facts, removed_early=None)).result == "ok"
@@ -338,7 +338,7 @@ def test_a_broker_of_this_machine_that_holds_small_messages_back(
     monkeypatch.setattr(broker, "probed", lambda url, _: Probed(url))
     monkeypatch.setattr(broker, "anybody_may_publish", lambda *_: False)
     environment = {"HOME": str(tmp_path), "PEERLOAD_MQTT": "mqtt://127.0.0.1:1883"}
-    facts = Facts(str(tmp_path / "none"), root=tmp_path, environment=environment)
+    facts = DoctorInput(str(tmp_path / "none"), root=tmp_path, environment=environment)
     put(facts, "proc/7/cmdline", "/usr/sbin/mosquitto\0-c\0/etc/mosquitto.conf\0")
     put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
     found = cluster.broker(facts)

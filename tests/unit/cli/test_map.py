@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from peerload.cli.map import inputs as map_inputs
 from peerload.cli.map.halt import Halt
-from peerload.cli.map.inputs import BadInput, Inputs, Lines, opened, split
+from peerload.cli.map.inputs import BadInput, LineReader, MapInputs, opened, split
 from peerload.cli.map.joblog import HEADER, Joblog
-from peerload.cli.map.show import Ended, Outputs, bar_text
-from peerload.cli.map.template import Template, shown
+from peerload.cli.map.show import MapResult, Outputs, bar_text
+from peerload.cli.map.template import CommandTemplate, shown
 from peerload.cli.verbs import map as map_verb
 from peerload.cli.verbs.map import JSON_OUTPUT_BYTES_MAX
 from peerload.cli.verbs.retry import to_retry
@@ -29,7 +29,7 @@ from tests.each import each
 NO_NUL = st.binary(max_size=30).map(lambda raw: raw.replace(b"\0", b""))
 
 
-def taken(inputs: Inputs) -> list[tuple[bytes, ...]]:
+def taken(inputs: MapInputs) -> list[tuple[bytes, ...]]:
     found = []
     while not inputs.is_over:
         values = inputs.next()
@@ -45,7 +45,7 @@ def taken(inputs: Inputs) -> list[tuple[bytes, ...]]:
 
 @given(st.lists(NO_NUL, min_size=1, max_size=3))
 def test_a_line_for_the_shell_gives_back_each_input_as_one_word(values: list[bytes]) -> None:
-    template = Template([b"printf '<%s>' {}"], is_shell=True, inputs=len(values))
+    template = CommandTemplate([b"printf '<%s>' {}"], is_shell=True, inputs=len(values))
     argv = template.argv(1, values)
     done = subprocess.run(argv, capture_output=True, check=True)
     assert done.stdout == b"".join(b"<%s>" % value for value in values)
@@ -53,7 +53,7 @@ def test_a_line_for_the_shell_gives_back_each_input_as_one_word(values: list[byt
 
 @given(NO_NUL)
 def test_what_is_shown_of_a_command_can_be_typed(value: bytes) -> None:
-    argv = Template([b"cmd", b"-{}", b"{}"], is_shell=False).argv(1, [value])
+    argv = CommandTemplate([b"cmd", b"-{}", b"{}"], is_shell=False).argv(1, [value])
     assert [os.fsencode(word) for word in shlex.split(os.fsdecode(shown(argv)))] == argv
 
 
@@ -75,7 +75,7 @@ def test_what_is_shown_of_a_command_can_be_typed(value: bytes) -> None:
     ],
 )
 def test_places_are_those_of_gnu_parallel(place: str, value: str, is_: str) -> None:
-    assert Template([b"c", place.encode(), b"{#}"], is_shell=False).argv(7, [value.encode()])[1:] == [
+    assert CommandTemplate([b"c", place.encode(), b"{#}"], is_shell=False).argv(7, [value.encode()])[1:] == [
         is_.encode(),
         b"7",
     ]
@@ -101,7 +101,7 @@ def test_sources_are_split_off_and_combined(tmp_path: Path) -> None:
 def test_lines_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(map_inputs, "LINE_BYTES_MAX", 100_000)
     (tmp_path / "long").write_bytes(b"x" * 300_000)
-    lines = Lines(str(tmp_path / "long"))
+    lines = LineReader(str(tmp_path / "long"))
     lines.read()
     with pytest.raises(BadInput, match="longer than"):
         lines.read()
@@ -213,7 +213,7 @@ def test_outputs_keep_their_order_within_a_bound(
     def end(number: int) -> None:
         text = b"t%d\n" % number
         outputs.ended(
-            Ended(
+            MapResult(
                 number, b"", {"id": f"t{number}", "stdout": text, "stderr": b"", "stdout_bytes": 3, "stderr_bytes": 0}
             )
         )
@@ -273,7 +273,7 @@ def test_an_object_has_the_whole_output_or_says_why_not(
         note_incomplete=incomplete.setdefault,
     )
     body = {"id": "n1/1.1", "command": b"x", "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]}
-    map_verb._print_ended(mapping, Ended(1, b"", body))
+    map_verb._print_ended(mapping, MapResult(1, b"", body))
     told = json.loads(capsys.readouterr().out)
     if is_told:
         assert (told["stdout"], told["stderr"], incomplete) == ("abc\n", "e\n", {})

@@ -6,10 +6,10 @@ from typing import Any
 
 from peerload.top import lines as draw
 from peerload.top.detail import Tail
-from peerload.top.model import World
+from peerload.top.model import TopModel
 from peerload.top.panes import Painter
-from peerload.top.sample import Sample
-from peerload.top.view_state import Look
+from peerload.top.sample import TopSample
+from peerload.top.view_state import ViewState
 
 NOW = 1_700_000_000.0
 GIB = 1 << 30
@@ -59,22 +59,22 @@ def answer(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sample(at: float = NOW, ended: list[dict[str, Any]] | None = None, **more: Any) -> Sample:
-    return Sample(at, answer(**more), ended)
+def sample(at: float = NOW, ended: list[dict[str, Any]] | None = None, **more: Any) -> TopSample:
+    return TopSample(at, answer(**more), ended)
 
 
-def world(*samples: Sample) -> World:
-    made = World()
+def world(*samples: TopSample) -> TopModel:
+    made = TopModel()
     for one in samples or (sample(),):
         made.take(one)
     return made
 
 
-def look(*samples: Sample) -> Look:
-    return Look(world(*samples))
+def look(*samples: TopSample) -> ViewState:
+    return ViewState(world(*samples))
 
 
-def painter(*samples: Sample, ascii_only: bool = False, readonly: bool = False) -> Painter:
+def painter(*samples: TopSample, ascii_only: bool = False, readonly: bool = False) -> Painter:
     return Painter(look(*samples), Tail(), ascii_only=ascii_only, readonly=readonly)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from peerload.top import actions
 from peerload.top.keys import BY_NAME, KEYS
-from peerload.top.model import Node
+from peerload.top.model import NodeModel
 from tests.each import each
 from tests.unit.top.given import NOW, look, node, sample, task
 
 
-def command(action: actions.Action | actions.Refused) -> str:
+def command(action: actions.Action | actions.ActionRefused) -> str:
     assert isinstance(action, actions.Action)
     return action.command()
 
 
-def why(action: actions.Action | actions.Refused) -> str:
-    assert isinstance(action, actions.Refused)
+def why(action: actions.Action | actions.ActionRefused) -> str:
+    assert isinstance(action, actions.ActionRefused)
     return action.why
 
 
@@ -24,22 +24,22 @@ def test_each_is_a_command() -> None:
     assert command(actions.hold([task("ws1/1", "queued")])) == "peerload hold ws1/1"
     assert command(actions.release([task("ws1/1", "held")])) == "peerload release ws1/1"
     assert command(actions.release([task("ws1/1", "failed")])) == "peerload retry ws1/1"
-    assert command(actions.drain(Node(node("ws1"), NOW), "ws1")) == "peerload drain"
-    assert command(actions.drain(Node(node("ws2"), NOW), "ws1")) == "peerload drain ws2"
-    assert command(actions.drain(Node(node("ws2", drained=True), NOW), "ws1")) == "peerload undrain ws2"
+    assert command(actions.drain(NodeModel(node("ws1"), NOW), "ws1")) == "peerload drain"
+    assert command(actions.drain(NodeModel(node("ws2"), NOW), "ws1")) == "peerload drain ws2"
+    assert command(actions.drain(NodeModel(node("ws2", drained=True), NOW), "ws1")) == "peerload undrain ws2"
 
 
 def test_what_ends_or_stops_something_asks_first() -> None:
-    for action in (actions.cancel([task("ws1/1")]), actions.drain(Node(node("ws1"), NOW), "ws1")):
+    for action in (actions.cancel([task("ws1/1")]), actions.drain(NodeModel(node("ws1"), NOW), "ws1")):
         assert isinstance(action, actions.Action)
         assert action.asks
 
 
 def test_another_node_is_asked_by_name() -> None:
-    action = actions.drain(Node(node("ws2"), NOW), "ws1")
+    action = actions.drain(NodeModel(node("ws2"), NOW), "ws1")
     assert isinstance(action, actions.Action)
     assert action.requests == ({"at": "ws2"},)
-    action = actions.drain(Node(node("ws1"), NOW), "ws1")
+    action = actions.drain(NodeModel(node("ws1"), NOW), "ws1")
     assert isinstance(action, actions.Action)
     assert action.requests == ({},)
 
@@ -61,10 +61,10 @@ def test_a_retry_is_done_once() -> None:
         (actions.release([]), "no task is chosen"),
         (actions.release([task("ws1/1")]), "ws1/1 is neither held nor has it ended: it is running"),
         (actions.drain(None, "ws1"), "no node is chosen: Tab goes to the nodes"),
-        (actions.drain(Node(node("ws2", state="dead"), NOW), "ws1"), "ws2 is dead"),
+        (actions.drain(NodeModel(node("ws2", state="dead"), NOW), "ws1"), "ws2 is dead"),
     ],
 )
-def test_what_cannot_be_done_is_said(action: actions.Action | actions.Refused, says: str) -> None:
+def test_what_cannot_be_done_is_said(action: actions.Action | actions.ActionRefused, says: str) -> None:
     assert why(action) == says
 
 

@@ -12,7 +12,7 @@ import pytest
 from peerload.model.errors import AgentUnavailable
 from peerload.top.keys import KEYS
 from peerload.top.lines import as_text
-from peerload.top.sample import Sample
+from peerload.top.sample import TopSample
 from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import fixture_agent
@@ -40,11 +40,11 @@ SEEN = sample(
 class Scripted:
     """Samples, and errors, one a look; the last again and again."""
 
-    def __init__(self, *looks: Sample | Exception) -> None:
+    def __init__(self, *looks: TopSample | Exception) -> None:
         self.looks = list(looks)
         self.taken = 0
 
-    def look(self) -> Sample:
+    def look(self) -> TopSample:
         at = self.looks[min(self.taken, len(self.looks) - 1)]
         self.taken += 1
         if isinstance(at, Exception):
@@ -57,11 +57,11 @@ class Scripted:
 
 def screen(app: TopApp) -> list[str]:
     """What the program shows, line by line, as its panes have it."""
-    from peerload.top.widgets import Lines
+    from peerload.top.widgets import LineList
 
     width, height = app.size
     rows = [[" "] * width for _ in range(height)]
-    for widget in app.screen.query(Lines):
+    for widget in app.screen.query(LineList):
         if widget.display:
             for y, line in enumerate(widget._lines):
                 at = widget.region.y + y
@@ -73,7 +73,7 @@ def screen(app: TopApp) -> list[str]:
 def play(
     size: tuple[int, int],
     body: Callable[[TopApp, Pilot[int]], Awaitable[None]],
-    *looks: Sample | Exception,
+    *looks: TopSample | Exception,
     socket: str = "/nonexistent/socket",
     **options: Any,
 ) -> TopApp:
@@ -256,7 +256,7 @@ def test_what_is_foreign_is_no_markup() -> None:
 
 
 def test_only_what_differs_is_drawn() -> None:
-    from peerload.top.widgets import Lines
+    from peerload.top.widgets import LineList
 
     drawn: list[int] = []
 
@@ -264,7 +264,7 @@ def test_only_what_differs_is_drawn() -> None:
         app._sampler.end()  # no other sample comes in between
         await asyncio.to_thread(app._sampler.join, PATIENCE_S)
         await pilot.pause()
-        pane = app.main.query_one("#nodes", Lines)
+        pane = app.main.query_one("#nodes", LineList)
         original = pane.render_line
 
         def render_line(y: int) -> Any:
@@ -330,8 +330,8 @@ def test_a_bug_is_raised_not_drawn() -> None:
     from peerload.top.app import TopApp
 
     class Broken(Scripted):
-        def look(self) -> Sample:
-            return Sample(NOW, {"nodes": 7})
+        def look(self) -> TopSample:
+            return TopSample(NOW, {"nodes": 7})
 
     app = TopApp(Broken(), "/nonexistent")
 

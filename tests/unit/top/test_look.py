@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from peerload.top.view_state import MEASURED_MAX, NODE_ORDERS, TASK_ORDERS, Look
+from peerload.top.view_state import MEASURED_MAX, NODE_ORDERS, TASK_ORDERS, ViewState
 from peerload.wire.control import USAGE_TASKS_MAX
 from tests.each import each
 from tests.unit.top.given import NOW, gpu, look, node, sample, task
 
 
-def names(seen: Look, pane: str = "tasks") -> list[str]:
+def names(seen: ViewState, pane: str = "tasks") -> list[str]:
     return [row.name if pane == "nodes" else row["id"] for row in seen.rows(pane)]
 
 
-def many() -> Look:
+def many() -> ViewState:
     return look(
         sample(
             nodes=[node("ws1", self=True, load=2.0, cpus_busy=1.0), node("ws2", load=9.0, gpus=[gpu()]), node("ws10", cpus_busy=8.0)],

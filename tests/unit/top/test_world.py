@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peerload.top.model import EVENTS_KEPT, HISTORY_KEPT, STALE_S, World
-from peerload.top.sample import Played
+from peerload.top.model import EVENTS_KEPT, HISTORY_KEPT, STALE_S, TopModel
+from peerload.top.sample import RecordedSampler
 from tests.unit.top.given import GIB, NOW, event, gpu, node, sample, task, world
 
 
@@ -104,8 +104,8 @@ def test_who_runs_for_whom() -> None:
 
 def test_what_was_recorded_is_the_same_as_what_is_live() -> None:
     samples = [sample(NOW + turn, tasks=[task(f"ws1/{turn}")]) for turn in range(3)]
-    played = Played(samples)
-    seen = World()
+    played = RecordedSampler(samples)
+    seen = TopModel()
     for _ in samples:
         seen.take(played.look())
     live = world(*samples)

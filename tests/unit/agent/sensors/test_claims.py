@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.sensors.device_locks import Claims
+from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.model.devices import Device
 from tests.each import each
 
@@ -19,7 +19,7 @@ FILE = f"peerload-device-{CARDS[0].mark:08x}"
 
 
 def test_a_card_is_claimed_by_one_agent(tmp_path: Path) -> None:
-    first, second = Claims(tmp_path), Claims(tmp_path)
+    first, second = DeviceLocks(tmp_path), DeviceLocks(tmp_path)
     assert first.claim(CARDS[:1]) == CARDS[:1]
     assert second.claim(CARDS) == CARDS[1:]
     assert str(os.getpid()) in second.refused["nvidia:GPU-fake-0"]
@@ -30,7 +30,7 @@ def test_a_card_is_claimed_by_one_agent(tmp_path: Path) -> None:
 
 
 def test_a_card_that_is_left_alone_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = Claims(tmp_path), Claims(tmp_path)
+    first, second = DeviceLocks(tmp_path), DeviceLocks(tmp_path)
     first.claim(CARDS[:1])
     for _ in range(3):
         second.claim(CARDS)
@@ -57,7 +57,7 @@ def _as_another_user(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[Path
 def test_the_file_of_another_user_is_locked_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, may_write: bool
 ) -> None:
-    first, second = Claims(tmp_path), Claims(tmp_path)
+    first, second = DeviceLocks(tmp_path), DeviceLocks(tmp_path)
     assert first.claim(CARDS[:1]) == CARDS[:1]
 
     def is_refused(path: Path, flags: int) -> bool:
@@ -71,7 +71,7 @@ def test_the_file_of_another_user_is_locked_as_any_other(
     assert "nvidia:GPU-fake-0" in second.refused
     first.close()
     assert second.claim(CARDS[:1]) == CARDS[:1]
-    third = Claims(tmp_path)
+    third = DeviceLocks(tmp_path)
     assert third.claim(CARDS[:1]) == ()
     second.close()
     third.close()
@@ -80,11 +80,11 @@ def test_the_file_of_another_user_is_locked_as_any_other(
 def test_a_card_that_cannot_be_claimed_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    claims = Claims(tmp_path / "nowhere")
+    claims = DeviceLocks(tmp_path / "nowhere")
     assert claims.claim(CARDS[:1]) == ()
     assert len(caplog.records) == 1
     assert "nvidia:GPU-fake-0" in claims.refused
-    claims = Claims(tmp_path)
+    claims = DeviceLocks(tmp_path)
     os.mkfifo(tmp_path / FILE)
     assert claims.claim(CARDS[:1]) == ()
     (tmp_path / FILE).unlink()
@@ -103,7 +103,7 @@ def test_a_claim_holds_though_the_disk_is_full(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    first, second = Claims(tmp_path), Claims(tmp_path)
+    first, second = DeviceLocks(tmp_path), DeviceLocks(tmp_path)
     assert first.claim(CARDS[:1]) == CARDS[:1]
     assert second.claim(CARDS[:1]) == ()
     assert "nvidia:GPU-fake-0" in second.refused
@@ -112,7 +112,7 @@ def test_a_claim_holds_though_the_disk_is_full(tmp_path: Path, monkeypatch: pyte
 
 def test_files_are_where_the_machine_keeps_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("peerload.agent.sensors.device_locks.PLACES", (tmp_path / "nowhere", tmp_path))
-    claims = Claims()
+    claims = DeviceLocks()
     claims.claim(CARDS[:1])
     assert (tmp_path / FILE).exists()
     assert not (Path(tempfile.gettempdir()) / FILE).exists()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.sensors.gpu_health import HELD_DOWN_S, RECOVERED_S, Illnesses
-from peerload.agent.sensors.nvml import CardReading, Nvml, Process
+from peerload.agent.sensors.gpu_health import HELD_DOWN_S, RECOVERED_S, GpuFaults
+from peerload.agent.sensors.nvml import CardReading, GpuProcess, Nvml
 from peerload.agent.sensors.nvml_library import SessionOver
 from peerload.model.devices import Health, Nearness
 from tests.fakes.nvml import GIB, Machine, load
@@ -92,7 +92,7 @@ def test_an_older_driver_lacks_a_function_and_nothing_else(
     (device,) = nvml.find()
     reading = only(nvml)
     assert reading.health is Health.OK
-    assert reading.processes == (Process(77, 2 * GIB),)
+    assert reading.processes == (GpuProcess(77, 2 * GIB),)
     assert reading.is_throttled
     assert reading.mem_used_bytes == 2 * GIB + (400 * MIB if "MEMORY_V2" in without else 0)
     assert device.multiprocessors == (0 if "CORES" in without else 132)
@@ -127,7 +127,7 @@ def test_slices_are_devices_in_the_place_of_their_card(machine: Machine, pynvml:
     assert "utilization" not in part.capabilities
     assert dict(part.links) == {"nvidia:MIG-a": Nearness.INTERNAL, "nvidia:GPU-1": Nearness.SYSTEM}
     first, second, _ = nvml.read()
-    assert (first.processes, second.processes) == ((), (Process(55, MIB),))
+    assert (first.processes, second.processes) == ((), (GpuProcess(55, MIB),))
     assert (second.busy, second.temperature_c) == (None, 50)
 
 
@@ -148,7 +148,7 @@ def test_processes_of_every_kind_are_listed_once(machine: Machine, pynvml: objec
     nvml = Nvml(pynvml)
     nvml.find()
     assert set(only(nvml).processes or ()) == {
-        Process(10, GIB), Process(11, MIB, is_graphics=True), Process(12, 2 * MIB),
+        GpuProcess(10, GIB), GpuProcess(11, MIB, is_graphics=True), GpuProcess(12, 2 * MIB),
     }  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def test_memory_of_processes_that_is_not_told_is_not_none(machine: Machine, pynv
     nvml = Nvml(pynvml)
     nvml.find()
     reading = only(nvml)
-    assert reading.processes == (Process(10, None),)
+    assert reading.processes == (GpuProcess(10, None),)
     assert reading.mem_used_bytes == GIB
 
 
@@ -218,7 +218,7 @@ def test_an_error_of_a_slice_is_that_slice_s_and_of_a_card_all_slices(machine: M
 def test_a_sick_card_is_known_after_a_restart_of_the_agent(machine: Machine, pynvml: object, tmp_path: Path) -> None:
     kept = tmp_path / "gpus"
     machine.gpu(0)
-    nvml = Nvml(pynvml, Illnesses("boot-1", kept))
+    nvml = Nvml(pynvml, GpuFaults("boot-1", kept))
     nvml.find()
     machine.xid(0, 74)
     assert only(nvml).health is Health.SICK
@@ -230,7 +230,7 @@ def test_a_sick_card_is_known_after_a_restart_of_the_agent(machine: Machine, pyn
     ):
         machine.unsay("driver")
         machine.say(f"driver {driver}")
-        again = Nvml(pynvml, Illnesses(boot, kept))
+        again = Nvml(pynvml, GpuFaults(boot, kept))
         again.find()
         assert only(again).health is health, (boot, driver)
         again.close()
@@ -240,7 +240,7 @@ def test_what_was_kept_of_cards_may_be_spoilt(machine: Machine, pynvml: object, 
     machine.gpu(0)
     for spoilt in ("", "[]", "{", '{"boot": "b", "driver": "580.0-fake", "ill": 3}', "\0"):
         (tmp_path / "gpus").write_text(spoilt)
-        nvml = Nvml(pynvml, Illnesses("b", tmp_path / "gpus"))
+        nvml = Nvml(pynvml, GpuFaults("b", tmp_path / "gpus"))
         nvml.find()
         assert only(nvml).health is Health.OK
         nvml.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from peerload.agent.sensors import process_owner as module
-from peerload.agent.sensors.process_owner import FOREIGN_KEPT_S, INITIAL_NAMESPACE, Owners
+from peerload.agent.sensors.process_owner import FOREIGN_KEPT_S, INITIAL_NAMESPACE, ProcessOwners
 from tests.support import wait_until
 
 KEY = "0123456789abcdef0123456789abcdef-1"
@@ -25,7 +25,7 @@ class Kernel:
         self.proc = root / "proc"
         self.cgroups = root / "cgroup"
         self.now_s = 0.0
-        self.owners = Owners(self.proc, self.cgroups, lambda: self.now_s)
+        self.owners = ProcessOwners(self.proc, self.cgroups, lambda: self.now_s)
 
     def process(
         self, pid: int, parent: int = 1, session: int = 0, start: int = 100, environ: bytes = b"", cgroup: str = "0::/"
@@ -163,7 +163,7 @@ def real() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_of_real_processes(real: subprocess.Popen[str]) -> None:
-    owners = Owners()
+    owners = ProcessOwners()
     assert real.stdout is not None
     below = int(real.stdout.readline())
     assert owners.key_of(real.pid) == KEY

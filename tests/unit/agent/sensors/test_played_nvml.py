@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from peerload.agent.sensors.nvml import Nvml, Process
+from peerload.agent.sensors.nvml import GpuProcess, Nvml
 from peerload.agent.sensors.played_nvml import LAG_S, PlayedNvml
 from peerload.model.devices import Health
 
@@ -57,9 +57,9 @@ def test_processes_are_on_the_cards_that_their_files_name_while_they_live(played
     first, second = nvml.find()
     assert (first.mem_bytes, first.index, second.index) == (24 * GIB, 0, 1)
     one, other = nvml.read()
-    assert set(one.processes or ()) == {Process(me, 2 * GIB), Process(1, GIB)}
+    assert set(one.processes or ()) == {GpuProcess(me, 2 * GIB), GpuProcess(1, GIB)}
     assert (one.mem_used_bytes, one.busy, one.temperature_c) == (3 * GIB, 1.0, 35)
-    assert (other.processes, other.mem_used_bytes) == ((Process(me, GIB),), GIB)
+    assert (other.processes, other.mem_used_bytes) == ((GpuProcess(me, GIB),), GIB)
 
 
 def test_how_busy_a_card_is_is_told_late(played: Played) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.agent.sensors.gpu_usage import CONTEXT_BYTES, FOREIGN_PEAK_S, Averaged, Tenants, shared_out
-from peerload.agent.sensors.nvml import CardReading, Process
+from peerload.agent.sensors.gpu_usage import CONTEXT_BYTES, FOREIGN_PEAK_S, Averaged, GpuUsage, shared_out
+from peerload.agent.sensors.nvml import CardReading, GpuProcess
 from peerload.model.devices import Device, DeviceReading
 from tests.each import each
 
@@ -19,74 +19,74 @@ CARD = Device("nvidia:GPU-0", mem_bytes=24 * GIB, is_read=True)
 
 def share(
     used: int | None,
-    processes: Sequence[Process] | None,
+    processes: Sequence[GpuProcess] | None,
     owners: dict[int, str | None],
     held: Sequence[str] = (),
     is_contained: bool = False,
-) -> Tenants:
+) -> GpuUsage:
     return shared_out(used, processes, owners, held, is_contained=is_contained)
 
 
 def test_each_attempt_has_what_its_processes_have() -> None:
-    processes = [Process(1, GIB), Process(2, 2 * GIB), Process(3, 3 * GIB)]
+    processes = [GpuProcess(1, GIB), GpuProcess(2, 2 * GIB), GpuProcess(3, 3 * GIB)]
     found = share(6 * GIB + 9 * MIB, processes, {1: "a", 2: "a", 3: "b"}, ("a", "b"))
-    assert found == Tenants({"a": 3 * GIB, "b": 3 * GIB})
+    assert found == GpuUsage({"a": 3 * GIB, "b": 3 * GIB})
 
 
 def test_others_have_what_theirs_have() -> None:
-    found = share(3 * GIB, [Process(1, GIB), Process(2, 2 * GIB)], {1: "a", 2: ""})
-    assert found == Tenants({"a": GIB}, 2 * GIB, 1, strangers={2: 2 * GIB})
+    found = share(3 * GIB, [GpuProcess(1, GIB), GpuProcess(2, 2 * GIB)], {1: "a", 2: ""})
+    assert found == GpuUsage({"a": GIB}, 2 * GIB, 1, strangers={2: 2 * GIB})
 
 
-@each("processes", [[], [Process(9, None)]])
-def test_what_no_process_of_ours_explains_is_foreign(processes: list[Process]) -> None:
+@each("processes", [[], [GpuProcess(9, None)]])
+def test_what_no_process_of_ours_explains_is_foreign(processes: list[GpuProcess]) -> None:
     found = share(5 * GIB, processes, {9: None})
     assert (found.ours, found.foreign_bytes) == ({}, 5 * GIB)
-    found = share(5 * GIB, [Process(1, GIB), *processes], {1: "a", 9: None})
+    found = share(5 * GIB, [GpuProcess(1, GIB), *processes], {1: "a", 9: None})
     assert (found.ours, found.foreign_bytes) == ({"a": GIB}, 4 * GIB - CONTEXT_BYTES)
 
 
 def test_ours_whose_memory_is_not_told_have_what_nobody_else_has() -> None:
-    processes = [Process(1, None), Process(2, None), Process(3, GIB)]
+    processes = [GpuProcess(1, None), GpuProcess(2, None), GpuProcess(3, GIB)]
     found = share(6 * GIB, processes, {1: "a", 2: "b", 3: ""})
-    assert found == Tenants({"a": 5 * GIB // 2, "b": 5 * GIB // 2}, GIB, 1, strangers={3: GIB})
+    assert found == GpuUsage({"a": 5 * GIB // 2, "b": 5 * GIB // 2}, GIB, 1, strangers={3: GIB})
 
 
 def test_without_a_list_those_that_hold_the_card_are_on_it() -> None:
-    assert share(4 * GIB, None, {}, ("a", "b")) == Tenants({"a": 2 * GIB, "b": 2 * GIB})
-    assert share(4 * GIB, None, {}) == Tenants({}, 4 * GIB)
+    assert share(4 * GIB, None, {}, ("a", "b")) == GpuUsage({"a": 2 * GIB, "b": 2 * GIB})
+    assert share(4 * GIB, None, {}) == GpuUsage({}, 4 * GIB)
 
 
 def test_in_a_container_pids_that_say_nothing_may_be_ours() -> None:
-    processes = [Process(4001, 3 * GIB)]
-    assert share(3 * GIB, processes, {4001: None}, ("a",), is_contained=True) == Tenants({"a": 3 * GIB})
+    processes = [GpuProcess(4001, 3 * GIB)]
+    assert share(3 * GIB, processes, {4001: None}, ("a",), is_contained=True) == GpuUsage({"a": 3 * GIB})
     assert share(3 * GIB, processes, {4001: None}, ("a",)).ours == {}
-    assert share(3 * GIB, processes, {4001: None}, (), is_contained=True) == Tenants(
+    assert share(3 * GIB, processes, {4001: None}, (), is_contained=True) == GpuUsage(
         {}, 3 * GIB, 1, strangers={4001: 3 * GIB}
     )
-    found = share(4 * GIB, [*processes, Process(7, GIB)], {4001: None, 7: "a"}, ("a",), is_contained=True)
-    assert found == Tenants({"a": GIB}, 3 * GIB, 1, strangers={4001: 3 * GIB})
+    found = share(4 * GIB, [*processes, GpuProcess(7, GIB)], {4001: None, 7: "a"}, ("a",), is_contained=True)
+    assert found == GpuUsage({"a": GIB}, 3 * GIB, 1, strangers={4001: 3 * GIB})
 
 
-def read(averaged: Averaged, tenants: Tenants, busy: float | None = 0.0, held: Sequence[str] = ()) -> DeviceReading:
+def read(averaged: Averaged, tenants: GpuUsage, busy: float | None = 0.0, held: Sequence[str] = ()) -> DeviceReading:
     return averaged.reading(CardReading(CARD.id, busy=busy), tenants, held, 1.0)
 
 
 @each(("foreign_bytes", "others", "told"), [(49 * MIB, 1, 0), (51 * MIB, 0, 1), (GIB, 1, 1), (GIB, 3, 3)])
 def test_a_tenant_has_more_than_a_little_memory(foreign_bytes: int, others: int, told: int) -> None:
-    reading = read(Averaged(CARD), Tenants({}, foreign_bytes, others))
+    reading = read(Averaged(CARD), GpuUsage({}, foreign_bytes, others))
     assert (reading.foreign, reading.mem_foreign_bytes) == (told, foreign_bytes)
 
 
 def test_of_a_large_card_a_little_is_more() -> None:
     large = Averaged(Device(CARD.id, mem_bytes=200 * GIB))
-    assert read(large, Tenants({}, 100 * MIB, 1)).foreign == 0
-    assert read(large, Tenants({}, 300 * MIB, 1)).foreign == 1
+    assert read(large, GpuUsage({}, 100 * MIB, 1)).foreign == 0
+    assert read(large, GpuUsage({}, 300 * MIB, 1)).foreign == 1
 
 
 def test_a_desktop_takes_memory_and_is_no_tenant_while_it_is_quiet() -> None:
     averaged = Averaged(CARD)
-    desktop = Tenants({}, 700 * MIB, 0, 700 * MIB)
+    desktop = GpuUsage({}, 700 * MIB, 0, 700 * MIB)
     for _ in range(5):
         reading = read(averaged, desktop, busy=0.05)
         assert (reading.foreign, reading.mem_foreign_bytes) == (0, 700 * MIB)
@@ -95,18 +95,18 @@ def test_a_desktop_takes_memory_and_is_no_tenant_while_it_is_quiet() -> None:
 
 def test_work_that_nobody_of_ours_does_is_a_tenant_s_after_three_readings() -> None:
     averaged = Averaged(CARD)
-    assert [read(averaged, Tenants(), busy=0.5).foreign for _ in range(3)] == [0, 0, 1]
-    assert read(averaged, Tenants(), busy=0.0).foreign == 0
-    assert [read(averaged, Tenants({"a": MIB}), busy=0.5).foreign for _ in range(4)] == [0] * 4
-    assert [read(averaged, Tenants(), busy=0.5, held=("a",)).foreign for _ in range(4)] == [0] * 4
+    assert [read(averaged, GpuUsage(), busy=0.5).foreign for _ in range(3)] == [0, 0, 1]
+    assert read(averaged, GpuUsage(), busy=0.0).foreign == 0
+    assert [read(averaged, GpuUsage({"a": MIB}), busy=0.5).foreign for _ in range(4)] == [0] * 4
+    assert [read(averaged, GpuUsage(), busy=0.5, held=("a",)).foreign for _ in range(4)] == [0] * 4
 
 
 def test_how_busy_it_is_is_averaged_over_five_seconds() -> None:
     averaged = Averaged(CARD)
-    assert read(averaged, Tenants(), 1.0).busy == 1.0
-    readings = [read(averaged, Tenants(), 0.0) for _ in range(5)]
+    assert read(averaged, GpuUsage(), 1.0).busy == 1.0
+    readings = [read(averaged, GpuUsage(), 0.0) for _ in range(5)]
     assert readings[-1].busy == pytest.approx(0.368, abs=0.001)
-    assert read(averaged, Tenants(), None).busy == 0.0
+    assert read(averaged, GpuUsage(), None).busy == 0.0
 
 
 def test_the_peak_of_a_foreign_process_counts_while_it_is_there_and_for_a_while() -> None:
@@ -115,7 +115,7 @@ def test_the_peak_of_a_foreign_process_counts_while_it_is_there_and_for_a_while(
     def peak_gib(processes: dict[int, int], gap_s: float = 1.0, unexplained: int = 0) -> int:
         """``processes``: GiB by pid; ``unexplained``: GiB that no process has."""
         strangers = {pid: used * GIB for pid, used in processes.items()}
-        tenants = Tenants({}, sum(strangers.values()) + unexplained * GIB, len(strangers), strangers=strangers)
+        tenants = GpuUsage({}, sum(strangers.values()) + unexplained * GIB, len(strangers), strangers=strangers)
         return averaged.reading(CardReading(CARD.id), tenants, (), gap_s).mem_foreign_peak_bytes // GIB
 
     assert peak_gib({1: 20, 2: 1}) == 21
@@ -130,7 +130,7 @@ def test_the_peak_of_a_foreign_process_counts_while_it_is_there_and_for_a_while(
 
 SIZES = st.none() | st.integers(0, 1 << 40)
 LISTED = st.lists(
-    st.builds(Process, st.integers(1, 6), SIZES, st.booleans()), max_size=6, unique_by=lambda one: one.pid
+    st.builds(GpuProcess, st.integers(1, 6), SIZES, st.booleans()), max_size=6, unique_by=lambda one: one.pid
 )
 
 
@@ -143,7 +143,7 @@ LISTED = st.lists(
 )
 def test_nothing_that_is_in_use_goes_unseen(
     used: int | None,
-    processes: list[Process] | None,
+    processes: list[GpuProcess] | None,
     owners: dict[int, str | None],
     held: list[str],
     is_contained: bool,
