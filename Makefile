@@ -1,5 +1,5 @@
 # `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest, in
-# WORKERS=6 processes: most tests wait most of the time. The long ones compute, in JOBS=2.
+# WORKERS=6 processes: most tests wait some of the time. The long ones compute, in JOBS=2.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -48,8 +48,8 @@ test: setup  ## the gate: lint beside the tests that every change has to pass (P
 	.venv/bin/python -m pytest -p tests.gate -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-long: setup  ## the soak, chaos, property, model, fidelity and timing tests, up to an hour
-	.venv/bin/python -m pytest -m 'long and not timed' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
-	.venv/bin/python -m pytest -m 'long and timed' -n $(WORKERS) $(PYTEST_ARGS) tests
+	FORKS=0 .venv/bin/python -m pytest -m 'long and not timed' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
+	FORKS=0 .venv/bin/python -m pytest -m 'long and timed' -n $(WORKERS) $(PYTEST_ARGS) tests
 
 test-sample: setup  ## the fixed part of `make test-long` that .ci/run plays: 40 chaos seeds, theory, one kill -9 campaign
 	.venv/bin/python -m pytest -m 'long and sample' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
