@@ -1,4 +1,4 @@
-"""Why an agent has ended that had answered already, for whoever types the next command: a file beside its socket."""
+"""The exit reason of an agent that had answered already, for whoever types the next command: a file beside its socket."""
 
 from __future__ import annotations
 

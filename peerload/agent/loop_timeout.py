@@ -1,4 +1,5 @@
-"""How long others may take, without what this loop takes: what another thread has said meanwhile, it has said in time."""
+"""Timeouts that do not count the time that the event loop itself takes: what another thread has said meanwhile, it has
+said in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Units where the kernel keeps none for us: the processes of a task are looked for in /proc, and stopped with SIGSTOP.
+"""Containment by scanning /proc, where there is no cgroup: the processes of a task are found there, and frozen with
+SIGSTOP.
 
 What is found: the leader's session and process group, whatever descends from them, and whatever bears the task's mark in
 the environment it was started with. The launcher becomes the reaper of orphans (PR_SET_CHILD_SUBREAPER), so that what a

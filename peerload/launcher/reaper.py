@@ -1,5 +1,5 @@
-"""The tasks of the launcher whose leader has ended: told when nothing is left of them, neither their background nor their
-unit. Used by the launcher alone; the imports are few.
+"""The reaper: tasks whose leader has ended are reported when nothing is left of them, neither their background
+processes nor their unit. Used by the launcher alone; the imports are few.
 """
 
 from __future__ import annotations

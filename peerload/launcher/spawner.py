@@ -1,4 +1,5 @@
-"""How the launcher makes the process of a task, in its unit. Used by the launcher alone; the imports are few.
+"""The spawner makes the process of a task, in its unit. Used by the launcher alone; the imports are few. Used by the
+launcher alone; the imports are few.
 
 Where units are found by looking, a log of spawns says what was made, and before that what is about to be: were the
 launcher killed in between, its successor ends what it was making.

@@ -1,4 +1,4 @@
-"""Working directories: whether one exists on this node, and whether other nodes have it.
+"""Cache of working directories: whether one exists on this node, and whether other nodes have it.
 
 A directory of this node is looked at in a thread, since a dead network mount hangs. Other nodes are asked over the peer
 link when a task is submitted, so that its user learns at once which of them cannot take it.

@@ -1,4 +1,4 @@
-"""Who asks something of an agent."""
+"""The principal: who asks something of an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How much one user may ask of an agent that serves many (rules L3 and L4): none of them can keep it from the others.
+"""Quotas of users (rules L3 and L4): token buckets for requests, a CPU budget, and bounds of what is waited for. No
+user can keep the agent from the others.
 
 A user is known by the key that its tasks have, too: its uid, or the node and the name that it was sent from. Who is over
 a rate is told how long to wait, and is read no further until then. In user mode nothing is counted but what

@@ -1,4 +1,4 @@
-"""What other nodes answer, before it is believed: held against the form that it has to have, and put together.
+"""Validation of responses of other nodes: each is compared with the form that it has to have, and then merged.
 
 A member may be of another version, broken or taken over. Nothing that it says may be more than a refusal of that one node:
 not the end of this agent, and not an answer that the client cannot read.

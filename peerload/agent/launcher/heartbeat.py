@@ -1,5 +1,5 @@
-"""Whether the launcher answers. One that was stopped, or hangs, breaks no connection: tasks would seem to run, and nobody
-would enforce their leases. So it is asked now and then, and who looks at this node is told when it says nothing."""
+"""Heartbeat of the launcher. One that was stopped, or hangs, breaks no connection: tasks would seem to run, and nobody
+would enforce their leases. So it is asked now and then, and who looks at this node is told when it does not answer."""
 
 from __future__ import annotations
 

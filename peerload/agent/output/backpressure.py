@@ -1,4 +1,5 @@
-"""A task that somebody reads as it writes waits for a reader that is far behind, as a pipe would make it wait.
+"""Backpressure of a reader on its task: a task that somebody reads as it writes waits for a reader that is far behind,
+as a pipe would make it wait.
 
 Its output goes into files of which only so much is kept, so a writer faster than its reader would lose the middle of what it
 wrote. So while whoever ran it in the foreground is more than FAR_BYTES behind, its processes are stopped (SIGSTOP), and go on

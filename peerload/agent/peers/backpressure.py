@@ -1,4 +1,5 @@
-"""What peers have sent and the core has not looked at yet: bounded for each of them, by reading no further (rule P2)."""
+"""Backpressure on peers (rule P2): what each of them has sent and the core has not looked at yet is bounded, by
+reading no further."""
 
 from __future__ import annotations
 

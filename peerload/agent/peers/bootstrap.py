@@ -1,4 +1,5 @@
-"""The addresses at which a member is looked for: dialled until somebody answers there, however long it takes."""
+"""Bootstrap: the addresses at which a member is looked for are dialled until somebody answers there, however long it
+takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connections between agents, all there are: how one is made, and which are cut since their other end is shut out.
+"""Registry of all connections between agents: how one is made, and which are cut since their other end is shut out.
 
 What is said over them is their owner's: `links.py`, `peers/streams.py`.
 """

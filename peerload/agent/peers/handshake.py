@@ -1,5 +1,6 @@
-"""Who of those that introduce themselves over a link is taken in. Every end has proven its certificate by then; what is
-left is a name that another agent has, one peer too many, an earlier start, and who is out for a while.
+"""Handshake: which of the nodes that introduce themselves over a link are taken in. Every end has proven its
+certificate by then; what is left is a name that another agent has, one peer too many, an earlier start, and who is out
+for a while.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""By which way a peer is reached where not both can dial each other: behind address translation, or a firewall that lets
-out only.
+"""Reachability: by which way a peer is reached where not both can dial each other, behind address translation or a
+firewall that lets out only.
 
 A link serves both ways, whoever made it; so it is kept where the other end could not make it again, and made again at
 once where only this end can. A stream that cannot be dialled is asked for over the link: the other end dials back, and says

@@ -1,4 +1,5 @@
-"""A frame that begins and does not go on: whoever sends one byte a second must not hold a connection for ever (rule P1).
+"""Read timeout (rule P1): a frame that begins and does not go on costs its connection. Who sends one byte a second
+must not hold one for ever.
 
 Looked at every LOOK_S while a frame is unfinished, so that a connection on which frames come whole costs nothing. Three
 looks in a row without progress are needed: after this process was stopped itself for a while the first one finds nothing

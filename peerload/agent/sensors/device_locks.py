@@ -1,4 +1,4 @@
-"""One GPU, one agent: agents on one machine must not give the same card to different tasks, so each claims those it uses.
+"""Device locks: agents on one machine must not give the same card to different tasks, so each locks those it uses.
 
 A claim is a lock on a file that all agents of the machine know; it ends with the process that holds it. A card that cannot
 be claimed is left alone: nobody can tell whether another agent has it.

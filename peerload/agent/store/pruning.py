@@ -1,4 +1,4 @@
-"""What is taken out of a node's database: ended tasks, or their outputs alone, and all that only they needed.
+"""Pruning of the database: ended tasks, or their outputs alone, and all that only they needed.
 
 The rows go first, and with them, in the same transaction, the names of their output files are written down as *doomed*;
 the files are removed after that, and then the names. So a crash in between leaves neither a task that claims an output

@@ -1,4 +1,4 @@
-"""Write-ahead, made visible: outward actions wait for the rows that were decided before them.
+"""Write-ahead outbox: outward actions wait for the rows that were decided before them.
 
 Rows of one turn are kept together. An outward action that comes after a row goes out when that row is durable, and
 never overtakes another: a client is not told, a peer is not answered and no process is started on the strength of

@@ -1,4 +1,5 @@
-"""What this node will never start (again): per task the highest attempt that it has started or refused, and which (R7).
+"""Fencing of attempts (R7): per task the highest attempt that this node has started or refused, and will never start
+(again).
 
 A floor is durable before what it promises is said or done (D3, D6). No message is late by more than seconds, so a floor
 that was of no use for floor_kept_s may go: what it refuses, the nonce of a COMMIT refuses as well. Kept for longer are

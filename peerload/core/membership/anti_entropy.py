@@ -1,4 +1,4 @@
-"""Joining, exchanging everything with one member now and then, and finding the lost again, for ever.
+"""Anti-entropy: joining, exchanging everything with one member now and then, and finding lost members again, for ever.
 
 Datagrams go to the living only. So whoever was called dead, rightly or since the network had split, would stay dead for
 ever if nobody tried: each node goes on trying its lost members, the members of its last start and its seeds, all

@@ -1,4 +1,5 @@
-"""The news that is still to be passed on: what is sent next, how often, and when it has been sent often enough.
+"""Broadcast queue: membership updates that are still to be passed on, what is sent next, how often, and when that is
+enough.
 
 News rides on every datagram that is sent anyway; while there is any, rounds of datagrams are sent for its sake. Of each
 member only the newest is kept. What concerns life and death goes first, then who is there, then loads; among those,

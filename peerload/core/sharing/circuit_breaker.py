@@ -1,4 +1,5 @@
-"""Nodes that draw tasks and do nothing with them: who refuses what it said it would take, or fails all it is given (P4).
+"""Circuit breaker for nodes that draw tasks and do nothing with them: they refuse what they said they would take, or
+fail all that they are given (P4).
 
 A node that has not answered, or refused though it says that it takes tasks, refusals_max offers of this home in a row is not
 asked again for skip_s (one that refuses and says that it is full is only late: others were faster). Nor is one

@@ -1,4 +1,4 @@
-"""Footprints: who was last seen with room, and who with work, after the sender and receiver lists of [SK90].
+"""Hints of which peer was last seen with room, and which with work, after the sender and receiver lists of [SK90].
 
 A search that found nothing leaves its node's name with those it asked at random: a sender's on the busy list, a
 receiver's on the idle list. Where reports guide probing, a node that refuses remembers the searcher at once instead, which

@@ -1,4 +1,4 @@
-"""How often something is done "per mean service time", by chance (docs/policies.md, live rules)."""
+"""Retry rate: how often something is done "per mean service time", by chance (docs/policies.md, live rules)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests about many tasks: carried out some tasks at a time, with other events in between, so that nobody else waits for
-all of them. A request about a few is done in the event it came with."""
+"""Batches of requests about many tasks: some tasks at a time, with other events in between, so that nobody else waits
+for all of them. A request about a few tasks is done in the event it came with."""
 
 from __future__ import annotations
 

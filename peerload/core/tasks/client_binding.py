@@ -1,4 +1,4 @@
-"""Tasks of this home that are there for somebody who waits in front of a terminal: they end with their client.
+"""Binding of tasks to their client: a task that somebody waits for in front of a terminal ends with its client.
 
 A connection that is closed while nobody has left the task to itself means that its client was ended: the task is
 cancelled, also if it was only being made. A restart of this node closes all of them; then a task has attended_s until its

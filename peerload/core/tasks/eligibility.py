@@ -1,5 +1,5 @@
-"""The gate before the queue: tasks of this home that wait for other tasks, or for a slot of their group, are offered to nobody,
-start nowhere, stand before no others and do not look for a place.
+"""Eligibility of tasks of this home: those that wait for other tasks, or for a slot of their group, are offered to
+nobody, start nowhere, stand before no others and do not look for a place.
 
 A task passes once nothing is waited for any more (`dependencies.py`) and its group has a slot for it (`groups.py`): by
 priority, then by arrival. It keeps its slot until it is over, held, or has failed and is to be tried again; so no more than

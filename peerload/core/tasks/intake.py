@@ -1,4 +1,4 @@
-"""Tasks of this home that come into its queue: submitted, released, queued again, or given back by another node.
+"""Intake of tasks into the queue of their home: submitted, released, queued again, or given back by another node.
 
 Each is an *arrival*: it stays here, or the sender looks for a place elsewhere. One that this home can never run, or that
 no policy would keep waiting for room here, is looked after by `sender.py`.

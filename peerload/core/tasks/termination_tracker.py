@@ -1,4 +1,4 @@
-"""Whether the processes of cancelled attempts are gone, for those who wait for that.
+"""Termination tracker: whether the processes of cancelled attempts are gone, for those who wait for that.
 
 A cancel is confirmed when it is durable, which says nothing about processes. Whoever wants to know asks, and is told when
 the launcher here has seen the end, or the node that had the attempt has given its word: a result, DIED, NOT_STARTED.

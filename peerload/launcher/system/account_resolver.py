@@ -1,5 +1,5 @@
-"""What the account database of the machine says, for a launcher that runs as root and must never wait for it: it may be at the
-other end of a network, and hang.
+"""The account resolver asks the account database of the machine for a launcher that runs as root and must never wait
+for it: it may be at the other end of a network, and hang.
 
 Each question is put by a child of its own, which has no rights at all and is ended when it takes too long; until there is an
 answer, what needs it waits (deferred_requests.py), and leases, exits and everything else go on. Used by such a launcher alone.

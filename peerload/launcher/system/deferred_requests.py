@@ -1,5 +1,5 @@
-"""Requests that wait for the account database, in a launcher that serves all users: each is carried out from its beginning once
-there is an answer, and what the agent has said of the same attempt meanwhile is carried out after it.
+"""Deferred requests wait for the account database, in a launcher that serves all users: each is carried out from its
+beginning once there is an answer, and what the agent has said of the same attempt meanwhile is carried out after it.
 
 The agent that asks for the list is one that has begun anew: what waited then is not carried out any more, since such an agent
 takes what is not in the list for never started. Used by such a launcher alone.

@@ -1,5 +1,5 @@
-"""Processes as somebody else: what a launcher that runs as root forks, and what that does until it is a task. Used by such a
-launcher alone.
+"""The fork server makes processes as another user: what a launcher that runs as root forks, and what that does until
+it is a task. Used by such a launcher alone.
 
 The child opens the files of the agent with the rights of the agent's user, makes the guest's world, drops every right, makes
 sure of it, and only then looks at anything of its user's: the working directory, the program. Whatever fails on the way it says

@@ -1,5 +1,5 @@
-"""What a guest sees of the machine: a file system it cannot write to, temporary files of its own, no homes, no processes but its
-own, no devices but what every program needs. Made in the child that becomes the guest, as root, before it does.
+"""The sandbox of a guest: a file system it cannot write to, temporary files of its own, no homes, no processes but its
+own, no devices but what every program needs. It is made in the child that becomes the guest, as root, before it does.
 
 Its temporary files are in memory, bounded, and gone with its last process: nothing need ever be removed as anybody.
 """

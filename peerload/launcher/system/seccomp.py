@@ -1,5 +1,5 @@
-"""Which system calls a guest may not make: those that give a view of the machine of its own, or reach deep into the kernel,
-and that no task needs. A program for the kernel's filter, made once. Used by the launcher alone."""
+"""The seccomp filter of guests forbids system calls that give a view of the machine of its own, or reach deep into the
+kernel, and that no task needs. Used by the launcher alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Small errands that a launcher which runs as root has done as users, each by a child that is that user and nobody else: to look
-whether a directory is there for them, to write what they want of a task's output, to remove what a task has left.
+"""User helpers: small jobs that a launcher which runs as root has done as a user, each by a child that is that user
+and nobody else. They look whether a directory is there, write what the user wants of an output, and remove what a task
+has left.
 
 Used by such a launcher alone. A child that hangs in a user's directory holds up nothing but its own errand.
 """
