@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.guest_leases import ExecutorLeases
-from peerload.core.handoff.guest_results import ExecutorResults
+from peerload.core.handoff.executor_leases import ExecutorLeases
+from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.handoff.home import HomeHandoff
 from peerload.core.handoff.leases import HomeLeases
 from peerload.core.membership.peer_events import PeerEvents

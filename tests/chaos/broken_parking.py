@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.guest_leases import ExecutorLeases
+from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.parking import TaskParking
 from peerload.core.tasks.work import HomeTask, RemotePhase
 from peerload.model import actions, messages

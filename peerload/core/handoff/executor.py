@@ -4,7 +4,7 @@ docs/wire.md names the rules (D3 … R11).
 
 A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *floor*:
 the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
-(D3). How long a guest may run is `guest_leases.py`'s, how its home learns of its end `guest_results.py`'s.
+(D3). How long a guest may run is `executor_leases.py`'s, how its home learns of its end `executor_results.py`'s.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import math
 from typing import TYPE_CHECKING
 
 from peerload.core.handoff.attempt_fence import AttemptFences
-from peerload.core.handoff.guest_leases import ExecutorLeases
-from peerload.core.handoff.guest_results import ExecutorResults
+from peerload.core.handoff.executor_leases import ExecutorLeases
+from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.resources.admission import why_never
 from peerload.core.tasks.work import RemotePhase, RemoteTask
 from peerload.model.actions import (
