@@ -341,18 +341,23 @@ def test_run_sends_its_input_piece_by_piece_and_again_what_was_not_answered(agen
             reply.ok(**ENDED)
 
     def input_(request: control.Input, reply: Reply) -> None:
-        if request.offset == 0 and len(agent.asked(control.Input)) == 1:
-            reply.hang_up()
-            return
-        with lock:
-            assert request.offset is not None
-            if request.offset == len(kept):
+        assert request.offset is not None
+        offset = request.offset
+        with taken:
+            if not lost:
+                lost.append(request.id)
+                reply.hang_up()
+                return
+            assert taken.wait_for(lambda: len(kept) >= offset, 60)  # pieces are taken in their order
+            if offset == len(kept):
                 kept.extend(request.data)
+                taken.notify_all()
             reply.ok(offset=len(kept), wanted=True, ended=request.ends)
         if request.ends:
             over.set()
 
-    lock = threading.Lock()
+    taken = threading.Condition()
+    lost: list[int] = []
     agent.handlers |= {"output": output, "input": input_}
     done = subprocess.run(
         command_line("run", "cat"), env=environment(agent), input=b"data", capture_output=True, check=True, timeout=60
