@@ -457,8 +457,8 @@ class Daemon:
         await self.input_server.close()
         await self.performer.close()
         self.parts.trust.close()
-        self.parts.members.close(forget=self.parts.run.ending is Ending.LEAVE)
-        if self.parts.run.ending is Ending.LEAVE:
+        self.parts.members.close(forget=self.parts.run.leaves)
+        if self.parts.run.leaves:
             node_identity_file.forget_peers(Path(self.config.state))
         await self.parts.links.close()
         await self.parts.launcher.close()

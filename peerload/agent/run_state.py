@@ -14,7 +14,7 @@ log = logging.getLogger("peerload.agent")
 
 
 class Ending(enum.IntEnum):
-    """How an agent ends. Where there is more than one reason, the greatest decides."""
+    """Ending of an agent. Where there is more than one, all are carried out, and the greatest says how it is reported."""
 
     RESTART = enum.auto()
     """It stops, and the same process starts it again."""
@@ -34,25 +34,35 @@ class RunState:
     """Of one agent, from its start until it has stopped."""
 
     def __init__(self) -> None:
-        self.ending: Ending | None = None
+        self._endings: set[Ending] = set()
         self.refusal: PeerloadError | None = None
         """Why this agent may not run here at all; `Daemon.run` raises it."""
         self._stopping = asyncio.Event()
 
     @property
+    def ending(self) -> Ending | None:
+        """The greatest of its endings; None while it runs."""
+        return max(self._endings, default=None)
+
+    @property
     def is_stopping(self) -> bool:
-        """Whether it has begun to stop."""
-        return self.ending is not None
+        """True once it has begun to stop."""
+        return bool(self._endings)
 
     @property
     def has_failed(self) -> bool:
-        """Whether it decides nothing more."""
-        return self.ending in {Ending.FAILED, Ending.REFUSED}
+        """True once it decides nothing more."""
+        return not self._endings.isdisjoint({Ending.FAILED, Ending.REFUSED})
 
     @property
     def ends_tasks(self) -> bool:
-        """Whether running tasks end with it."""
-        return self.ending in {Ending.END_TASKS, Ending.REFUSED}
+        """True if running tasks end with it, also where it fails meanwhile."""
+        return not self._endings.isdisjoint({Ending.END_TASKS, Ending.REFUSED})
+
+    @property
+    def leaves(self) -> bool:
+        """True if its next start is to know no peer."""
+        return Ending.LEAVE in self._endings
 
     async def stopping(self) -> None:
         """Return when it begins to stop."""
@@ -60,7 +70,7 @@ class RunState:
 
     def stop(self, ending: Ending = Ending.STOP) -> None:
         """Begin to stop."""
-        self.ending = max(self.ending or ending, ending)
+        self._endings.add(ending)
         self._stopping.set()
 
     def fail(self, why: str) -> None:

@@ -1,1 +1,1 @@
-"""What is owed after the end of a task: output files, notification hook, completion jobs."""
+"""Completion of tasks, what is owed after their end: output files, notification hook, completion jobs."""

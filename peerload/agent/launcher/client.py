@@ -296,7 +296,7 @@ class LauncherLink:
             self._asked.pop(number, None)
 
     async def usage(self, keys: Sequence[str]) -> dict[str, Any]:
-        """What these tasks use just now, as `usage.used` has it; nothing of any where it does not say so in time."""
+        """Usage of these tasks now, as `usage.used` has it; tasks are missing if the launcher does not answer in time."""
         if self._protocol < MEASURES_SINCE or self._writer is None or self._paused or len(self._measured) >= ASKED_MAX:
             return {}
         number = next(self._numbers)
