@@ -21,6 +21,9 @@ NEWCOMER_S = 60.0
 HINT = "start this one with a name of its own:  peerload up --node NAME"
 
 _log = logging.getLogger("peerload.agent")
+COPY_NOTICE = "another agent with a copy"
+COPIES_TOLD_MAX = 8
+"""Addresses of copies that are reported and dialled: any member can make up more."""
 
 
 def copied(parts: Parts, other: Identity, up_s: float) -> None:
@@ -43,10 +46,11 @@ def heard_of_copy(parts: Parts, other: Identity) -> None:
     """An agent with this node's name and database speaks over the broker. That proves no more than that a member of the
     cluster says so; so it is said, and that agent is dialled once: its certificate proves its name then (`copied`)."""
     said = (
-        f"another agent with a copy of {parts.config.state} runs at {other.address or 'an unknown address'}, says the broker;"
+        f"{COPY_NOTICE} of {parts.config.state} runs at {other.address or 'an unknown address'}, says the broker;"
         " both would run the same tasks: stop one of the two"
     )
-    if said in parts.notices:
+    told = [notice for notice in parts.notices if notice.startswith(COPY_NOTICE)]
+    if said in told or len(told) >= COPIES_TOLD_MAX:
         return
     parts.notices.append(said)
     _log.error("%s", said)
