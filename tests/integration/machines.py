@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from peerload.client.connection import Client
+from tests.in_process import cli_in
 from tests.integration.cluster import MARK, PATH, is_alive, processes_with, program
-from tests.integration.in_process import cli_in
 from tests.support import wait_until
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.in_process import cli
 from tests.integration.cluster import Agent, Cluster, ended
-from tests.integration.in_process import cli
 from tests.support import wait_until
 
 

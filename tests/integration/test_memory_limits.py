@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.in_process import cli
 from tests.integration.cluster import Agent, Cluster
-from tests.integration.in_process import cli
 from tests.integration.shared import restart
 from tests.support import wait_until
 

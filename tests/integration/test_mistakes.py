@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from peerload.model.errors import BadRequest
+from tests.in_process import cli
 from tests.integration.cluster import Cluster, ended, program
-from tests.integration.in_process import cli
 from tests.support import wait_until
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from peerload.cli.doctor.broker import Probed, Way, anybody_may_publish, probed
 from peerload.cli.doctor.cluster import _of_tls
 from peerload.cli.doctor.facts import DoctorInput
 from peerload.security.revocation import Revoked, Trust, _signed, _words
+from tests.in_process import cli
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster
-from tests.integration.in_process import cli
 from tests.integration.test_two_machines import listening
 from tests.integration.tls_broker import TlsBroker, party
 from tests.support import cluster_of, wait_until

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.policy.registry import presets
+from tests.in_process import cli_in
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import ROOT, Agent, Cluster
-from tests.integration.in_process import cli_in
 from tests.integration.test_docs_commands import keys_told
 from tests.support import wait_until
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from peerload.model.errors import BadRequest, NoSuchTask
+from tests.in_process import cli
 from tests.integration.cluster import ROOT, Agent, Cluster, program
-from tests.integration.in_process import cli
 from tests.integration.shared import end_all
 from tests.support import wait_until
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.cli.main import VERBS
+from tests.in_process import cli_in
 from tests.integration.cluster import Cluster, is_alive, program
-from tests.integration.in_process import cli_in
 from tests.support import wait_until
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.in_process import cli
 from tests.integration.cluster import Agent, Cluster, program
-from tests.integration.in_process import cli
 from tests.integration.shared import end_all
 from tests.integration.tmux import SHELL_PROMPT, Terminal
 from tests.support import wait_until

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from peerload.model.errors import BadRequest, NoSuchTask
+from tests.in_process import cli
 from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, is_alive
-from tests.integration.in_process import cli
 from tests.integration.shared import end_all, restart
 from tests.support import wait_until
 

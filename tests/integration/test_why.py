@@ -11,8 +11,8 @@ import pytest
 
 from tests.fakes.nvml import environment
 from tests.gpu.cards import Cards
+from tests.in_process import cli
 from tests.integration.cluster import PATH, ROOT, Agent, Cluster
-from tests.integration.in_process import cli
 from tests.integration.shared import end_all
 from tests.support import wait_until
 

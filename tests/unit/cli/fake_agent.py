@@ -9,17 +9,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 import warnings
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli.main import main
-from peerload.model.errors import BadMessage, PeerloadError
+from peerload.model.errors import BadMessage
 from peerload.wire import control, frame
+from tests.in_process import cli_in
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -143,39 +141,7 @@ def environment(fake: FakeAgent | None = None, **more: str) -> dict[str, str]:
 
 
 def peerload(*words: str, agent: FakeAgent | None = None, **more: str) -> subprocess.CompletedProcess[bytes]:
-    """Run `peerload WORDS` in this process, as it would run in one of its own: with these variables, and files as its
-    standard streams."""
-    with ExitStack() as back:
-        variables = environment(agent, **more)
-        back.callback(os.environ.update, dict(os.environ))
-        os.environ.clear()
-        os.environ.update(variables)
-        back.callback(os.environ.clear)
-        files: list[IO[bytes]] = [back.enter_context(Path(os.devnull).open("rb"))]
-        files += [back.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
-        for stream, file in enumerate(files):
-            before = os.dup(stream)
-            back.callback(os.close, before)
-            back.callback(os.dup2, before, stream)
-            os.dup2(file.fileno(), stream)
-        for stream, redirected in ((1, redirect_stdout), (2, redirect_stderr)):
-            text = back.enter_context(Path(f"/dev/fd/{stream}").open("w", encoding="utf-8"))
-            back.enter_context(redirected(text))
-        back.enter_context(warnings.catch_warnings())
+    """Run `peerload WORDS` in this process, with these variables and nothing to read."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # the end of a process closes what is open
-        code = _exit_code(list(words))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        said = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0) for file in files[1:]]
-    return subprocess.CompletedProcess(list(words), code, *said)
-
-
-def _exit_code(words: list[str]) -> int:
-    """The exit code that Python makes of how `main` ends."""
-    try:
-        return main(words)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 1
-    except PeerloadError:
-        traceback.print_exc()  # with --debug
-        return 1
+        return cli_in(environment(agent, **more), str(Path.cwd()), *words, given=None)
