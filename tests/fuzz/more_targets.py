@@ -99,9 +99,6 @@ class _Server:
     def refused(self, _connection: Connection, _name: str, _rule: str, _what: str) -> None:
         return None
 
-    def meter(self, _connection: Connection) -> None:
-        return None
-
     def handle(self, connection: Connection, request: control.Request) -> None:
         connection.ok(request.id, {})
 
