@@ -191,7 +191,6 @@ RENAMED: dict[str, str] = {
     "ResourceShortage": "Shortage",
     "RetryRate": "Pace",
     "RevisionIndex": "Revisions",
-    "RevocationTopic": "WordsOnBus",
     "RunRequest": "Wanted",
     "RunningTasks": "Runs",
     "RunningTasksView": "Running",
