@@ -189,7 +189,6 @@ RENAMED: dict[str, str] = {
     "ResourceShortage": "Shortage",
     "RetryRate": "Pace",
     "RevisionIndex": "Revisions",
-    "RevocationTopic": "WordsOnBus",
     "RunRequest": "Wanted",
     "RunningTasks": "Runs",
     "RunningTasksView": "Running",
