@@ -225,7 +225,6 @@ def launcher_event(raw: bytes) -> object:
         reader.feed_eof()
         link = LauncherLink.__new__(LauncherLink)
         link._put = lambda _event: None
-        link.fed = lambda *_: None
         try:
             for event in await read_frame(reader):
                 link._event(event)
