@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import HomeTask, RemoteTask, Work
+    from peerload.core.tasks.work import HomeTask, Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.gossip import Load
@@ -501,8 +501,8 @@ class _Mediator:
     def awaited_task_heard(self, name: str) -> None:
         self._node.gates.inquiries.heard(name)
 
-    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
-        self._node.sharing.sender.offer_declined(task, node, reason)
+    def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
+        self._node.sharing.sender.offer_declined(task, offering, reason)
 
     def may_regain_lease(self, task: HomeTask) -> bool:
         return self._node.gates.groups.regains(task)

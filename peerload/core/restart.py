@@ -10,6 +10,7 @@ from peerload.model.task import TaskState
 if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.events import AgentStarted, TaskRow
+    from peerload.model.task import TaskRecord
 
 
 def restart(node: Node, event: AgentStarted) -> None:
@@ -45,13 +46,23 @@ def restart(node: Node, event: AgentStarted) -> None:
 
 def _task(node: Node, row: TaskRow) -> HomeTask:
     """One task of this home, in the phase that goes with its durable state; a queued one is for the caller."""
-    task = HomeTask(row.record, node.submissions.shared(row.spec), node.state.now.boot_s, row.terms)
+    phase = _phase(row.record, node.state.node)
+    task = HomeTask(row.record, node.submissions.shared(row.spec), node.state.now.boot_s, row.terms, phase)
     node.arrivals.adopt(task, directory_here=row.directory_here)
-    if row.record.state is TaskState.HELD:
-        task.phase = HomePhase.HELD
-    elif row.record.state is TaskState.LEASED and row.record.node == node.state.node:
-        task.phase = HomePhase.HERE
+    if phase is HomePhase.HERE:
         node.runs.restore(task)
-    elif row.record.state is not TaskState.QUEUED:
+    elif phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
         node.handoff.leases.restored(task)
     return task
+
+
+def _phase(record: TaskRecord, here: str) -> HomePhase:
+    match record.state:
+        case TaskState.HELD:
+            return HomePhase.HELD
+        case TaskState.LEASED:
+            return HomePhase.HERE if record.node == here else HomePhase.AWAY
+        case TaskState.UNKNOWN:
+            return HomePhase.UNKNOWN
+        case _:
+            return HomePhase.WAITING

@@ -248,7 +248,7 @@ class ExecutorHandoff:
             if guest.nonce == commit.nonce and guest.ts == commit.ts:
                 self._state.clear_timer("reserved", guest.key)
                 self._ledger.expect_no_more(guest.uid)
-                guest.phase = RemotePhase.WAITING
+                guest.enter(RemotePhase.WAITING)
                 self._reserved_no_more(guest)
                 guest.lease_s = commit.lease_s
                 guest.deadline_s = guest.ts + commit.lease_s
@@ -294,7 +294,7 @@ class ExecutorHandoff:
         if guest.deadline_s <= self._state.now.boot_s:
             self.give_back(guest, "its lease ran out while it waited")
             return False
-        guest.phase = RemotePhase.HERE
+        guest.enter(RemotePhase.HERE)
         is_once = guest.spec.guarantee is Guarantee.ONCE
         self._state.persist(
             PutExecution(guest.record(ExecutionState.START)),

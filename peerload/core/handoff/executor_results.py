@@ -49,7 +49,7 @@ class ExecutorResults:
             self.died(guest, "it was ended there: its home was shut out of the cluster")
             self._state.actions.append(ForgetTask(guest.key, output=True))
             return
-        guest.phase = RemotePhase.ENDED
+        guest.enter(RemotePhase.ENDED)
         guest.exit = exit_
         self._state.history.learn(guest.spec, exit_)
         guest.repeat_s = self._state.config.repeat_s

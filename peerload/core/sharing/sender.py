@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.tasks.work import Offering, RemoteTask
     from peerload.model.load import LoadReport
     from peerload.model.messages import Offer, StateAnswer
 
@@ -352,13 +352,13 @@ class Sender:
         if task.phase is not HomePhase.OFFERED:
             self.step(search, task)
 
-    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
+    def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         """It goes back to the policy as a reply; it costs no probe."""
         search = self._searches.of(task)
         if search is not None:
-            search.add(node, accepts=False)
+            search.add(offering.node, accepts=False)
             self.step(search, task)
-        elif task.on_decline_search:
+        elif offering.searches_on:
             self.search_for(task)
         if task.stranded_because:
             task.stranded_because = reason or task.stranded_because

@@ -122,7 +122,7 @@ class ClientRequests:
             is_released = False
             for task in self._home.named(name):
                 if task.phase is HomePhase.HELD and self._is_there(task):
-                    task.phase = HomePhase.WAITING
+                    task.enter(HomePhase.WAITING)
                     is_freed = task.record.is_freed or self._gates.is_lost(task)
                     self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=(), is_freed=is_freed)
                     self._home.mediator.task_arrives(task)

@@ -75,7 +75,7 @@ class Eligibility:
             verdict, _ = self.dependencies.verdict(task.terms)
             if verdict in (DOOMED, LOST):
                 self._due.append(task)
-        task.phase = HomePhase.GATED
+        task.enter(HomePhase.GATED)
         return False
 
     def _waits_for(self, task: HomeTask) -> bool:
@@ -119,7 +119,7 @@ class Eligibility:
             self._home.hold(task, why)
 
     def _passes(self, task: HomeTask) -> None:
-        task.phase = HomePhase.WAITING
+        task.enter(HomePhase.WAITING)
         self._home.mediator.task_arrives(task)
 
     # -- for users -----------------------------------------------------------------------------------------------------

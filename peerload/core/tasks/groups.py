@@ -282,7 +282,7 @@ class TaskGroups:
             if group.taken.get(task.uid) is not task or task.phase not in IN_QUEUE:
                 continue
             self._home.take_out(task)
-            task.phase = HomePhase.GATED
+            task.enter(HomePhase.GATED)
             if not task.record.last_node:  # else a node may come back with it
                 del group.taken[task.uid]
             group.wait(task)

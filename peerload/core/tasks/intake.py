@@ -111,8 +111,6 @@ class Intake:
         for member in array.members():
             self._submissions.keep_so_far(array)
             task = array.add(member)
-            if event.held:
-                task.phase = HomePhase.HELD
             self.adopt(task, directory_here=event.directory_here)
             yield
         self._submissions.accept(array, placeable, self._gates.dependencies.rows(event.terms), declining)
