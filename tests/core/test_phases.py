@@ -19,14 +19,15 @@ def test_the_tables_have_every_phase() -> None:
 
 
 def test_a_transition_that_the_table_does_not_have_is_refused_with_the_story_of_the_task() -> None:
-    x = Given(slots=0, peers=())
+    x = Given(peers=())
     x.submit()
-    task = x.task()
+    x.submit()
+    task = x.task(2)
     assert task.phase is HomePhase.WAITING
     with pytest.raises(InvariantBroken) as raised:
         task.enter(HomePhase.UNKNOWN)
-    assert "x/1: waiting → unknown" in str(raised.value)
-    assert "TaskRecord(task='x/1'" in raised.value.story
+    assert "x/2: waiting → unknown" in str(raised.value)
+    assert "TaskRecord(task='x/2'" in raised.value.story
     assert task.phase is HomePhase.WAITING
 
 
@@ -35,10 +36,11 @@ def test_a_transition_that_the_table_does_not_have_is_refused_with_the_story_of_
     [(HomePhase.OFFERED, None), (HomePhase.GATED, Offering("y", is_voluntary=True, searches_on=True))],
 )
 def test_a_task_has_an_offering_in_its_phase_only(phase: HomePhase, offering: Offering | None) -> None:
-    x = Given(slots=0, peers=())
+    x = Given(peers=())
+    x.submit()
     x.submit()
     with pytest.raises(InvariantBroken):
-        x.task().enter(phase, offering=offering)
+        x.task(2).enter(phase, offering=offering)
 
 
 def test_an_attempt_of_another_home_does_not_run_before_it_is_committed() -> None:
