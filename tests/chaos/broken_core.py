@@ -117,7 +117,7 @@ def boot_id_any_new(patch: pytest.MonkeyPatch) -> None:
     met = PeerEvents.met
 
     def any_new(self: PeerEvents, event: events.PeerMet, *, told_by_itself: bool) -> None:
-        identity, losses, home = event.identity, self._handoff.losses, self._handoff._home
+        identity, losses, home = event.identity, self._handoff.lost_attempts, self._handoff._home
         pair = (self._membership._state.node, identity.node)
         before = seen.get(pair, identity.machine_boot)
         met(self, event, told_by_itself=told_by_itself)
@@ -175,7 +175,7 @@ def no_tombstone(patch: pytest.MonkeyPatch) -> None:
 
     def forget_all(self: ExecutorHandoff, src: str, ack: messages.ResultAck) -> None:
         ack_received(self, src, ack)
-        if ack.uid not in self.by_uid and self.floors._floors.pop(ack.uid, None) is not None:
+        if ack.uid not in self.by_uid and self.fences._fences.pop(ack.uid, None) is not None:
             self._state.persist(actions.DropFloors((ack.uid,)))
 
     patch.setattr(ExecutorHandoff, "ack_received", forget_all)

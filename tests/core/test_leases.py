@@ -185,7 +185,7 @@ def test_floors_of_no_use_any_more_are_forgotten_durably() -> None:
     queried(x, 1)
     queried(x.after(50), 2)
     assert x.after(50).timer("floors") == ["persist drop 1 floors", "timer floors 50"]
-    assert len(x.node.executor.floors) == 1
+    assert len(x.node.executor.fences) == 1
     assert x.after(50).timer("floors") == ["persist drop 1 floors", "timer floors 100"]
 
 
@@ -200,9 +200,9 @@ def test_floors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     x = Given(peers=("h",), config=CoreConfig(floors_kept_max=5))
     for number in range(20):
         queried(x.after(1), number)
-        assert len(x.node.executor.floors) <= 8
-    assert bytes([19]) * 16 in x.node.executor.floors
-    assert bytes([0]) * 16 not in x.node.executor.floors
+        assert len(x.node.executor.fences) <= 8
+    assert bytes([19]) * 16 in x.node.executor.fences
+    assert bytes([0]) * 16 not in x.node.executor.fences
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.ONCE])
@@ -220,9 +220,9 @@ def test_floors_of_started_attempts_are_bounded_too(monkeypatch: pytest.MonkeyPa
             x.hear("h", messages.ResultAck(task, uid, 1))
         else:  # what nobody has taken note of is kept: it is here
             waits_for_ack.append(uid)
-        assert len(x.node.executor.floors) <= 8
-    assert all(uid in x.node.executor.floors for uid in [*waits_for_ack, uid])
-    assert bytes([1]) * 16 not in x.node.executor.floors
+        assert len(x.node.executor.fences) <= 8
+    assert all(uid in x.node.executor.fences for uid in [*waits_for_ack, uid])
+    assert bytes([1]) * 16 not in x.node.executor.fences
 
 
 def test_a_floor_tells_why_it_is_there() -> None:

@@ -60,7 +60,7 @@ def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
         for task in list(self.home.tasks.values()) if name[0] == "gossip" else ():
             peer = self.membership.get(task.record.node)
             if task.phase is HomePhase.AWAY and (peer is None or peer.state is not PeerState.ALIVE):
-                self.handoff.losses.died(task, "suspected")
+                self.handoff.lost_attempts.died(task, "suspected")
 
     patch.setattr(Node, "_timer", ping_and_take_back)
 

@@ -204,7 +204,7 @@ class WaitReasons:
             return drained_words(peer.profile.drain_reason)
         if peer.profile.trouble:
             return f"it takes no tasks of others: {peer.profile.trouble}"
-        if skipped := node.membership.black_holes.why(name):
+        if skipped := node.membership.circuit_breaker.why(name):
             return skipped
         if declines := node.membership.why_declines(name, task.spec):
             return declines

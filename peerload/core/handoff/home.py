@@ -44,11 +44,11 @@ class HomeHandoff:
         self._queue = queue
         self._membership = membership
         self._home = home
-        self.losses = LostAttempts(state, membership, home)
+        self.lost_attempts = LostAttempts(state, membership, home)
         self.memory = MemoryRetries(state, membership, home)
-        self.retries = Retries(state, home, self.memory, self.losses)
+        self.retries = Retries(state, home, self.memory, self.lost_attempts)
         self.parking = TaskParking(state, membership, home)
-        self.leases = HomeLeases(state, home, self.losses, self.parking)
+        self.leases = HomeLeases(state, home, self.lost_attempts, self.parking)
         self._mediator = home.mediator
 
     # -- offering ------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class HomeHandoff:
         if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
             self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
             return
-        self._membership.black_holes.took(src)
+        self._membership.circuit_breaker.took(src)
         self._home.withdraw(task)
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
@@ -149,7 +149,7 @@ class HomeHandoff:
         if task is None or offering is None or not is_answer:
             self._state.count("declines of no offer")
             return
-        self._membership.black_holes.declined(src, message.code, accepts=message.report.accepts)
+        self._membership.circuit_breaker.declined(src, message.code, accepts=message.report.accepts)
         self._declined(task, offering, message.reason)
 
     def _declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
@@ -163,7 +163,7 @@ class HomeHandoff:
         offering = task.offering if task is not None else None
         if task is not None and offering is not None and offering.node == node:
             if self._membership.is_usable(node):
-                self._membership.black_holes.unanswered(node)
+                self._membership.circuit_breaker.unanswered(node)
             self._declined(task, offering, f"no answer from {node}")
 
     # -- what its node says of it ---------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class HomeHandoff:
         if task is None or not self._may_say(task, src, message):
             return None
         reason = message.reason or f"{src} has not started it"
-        rests_s = 0.0 if isinstance(message, Return) else self.losses.refused(task)
+        rests_s = 0.0 if isinstance(message, Return) else self.lost_attempts.refused(task)
         self._home.requeue(task, reason, arrives=False, rests_s=rests_s, grants=self._other_grants(task))
         return message.to if isinstance(message, Return) else ""
 
@@ -184,7 +184,7 @@ class HomeHandoff:
         task = self._home.tasks.get(message.uid)
         if task is not None and self._may_say(task, src, message):
             reason = f"{src}: {message.reason or 'the attempt died'}"
-            self.losses.died(task, reason)
+            self.lost_attempts.died(task, reason)
         elif task is not None and (task.record.attempt, task.record.node) == (message.attempt, src):
             return
         if task is None or task.spec.guarantee is Guarantee.ONCE:
@@ -204,7 +204,7 @@ class HomeHandoff:
             return False
         if granted(task).is_forgotten or (message.store and record.store and message.store != record.store):
             self._state.count("promises of another store")
-            self.losses.disk_lost(task)
+            self.lost_attempts.disk_lost(task)
             return False
         return True
 
@@ -262,7 +262,7 @@ class HomeHandoff:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
-            self._membership.black_holes.ended(src, task.spec, message.exit)
+            self._membership.circuit_breaker.ended(src, task.spec, message.exit)
         why = self._why_over(task, message)
         if why is None:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))

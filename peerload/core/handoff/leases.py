@@ -39,10 +39,10 @@ AUTO_PART = 10.0
 class HomeLeases:
     """One per node; its timers are ``lease`` and ``ask``."""
 
-    def __init__(self, state: CoreState, home: Home, losses: LostAttempts, parking: TaskParking) -> None:
+    def __init__(self, state: CoreState, home: Home, lost_attempts: LostAttempts, parking: TaskParking) -> None:
         self._state = state
         self._home = home
-        self._losses = losses
+        self._lost_attempts = lost_attempts
         self._parking = parking
 
     # -- how long ------------------------------------------------------------------------------------------------------
@@ -213,14 +213,14 @@ class HomeLeases:
         if left_s > 0.0:
             self._state.set_timer_in(left_s, "lease", task.uid.hex())
         else:
-            self._losses.expired(task)
+            self._lost_attempts.expired(task)
 
     def machine_changed(self, identity: Identity) -> None:
         """A node came back with another machine boot id: nothing that ran on it before can be alive (R6)."""
         for task in self._home.at(identity.node):
             boot = task.record.machine_boot
             if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN) and boot not in ("", identity.machine_boot):
-                self._losses.died(task, f"{identity.node} was rebooted")
+                self._lost_attempts.died(task, f"{identity.node} was rebooted")
 
     def peer_is_back(self, node: str) -> None:
         """Another start of a node that holds tasks: ask at once what became of them."""
@@ -230,7 +230,7 @@ class HomeLeases:
     def peer_died(self, node: str) -> None:
         """It is called dead: no proof, but enough for tasks that asked for it."""
         for task in self._home.at(node):
-            self._losses.called_dead(task)
+            self._lost_attempts.called_dead(task)
 
     def forgotten(self, node: str) -> int:
         """A user asserts that the node is gone for good: proof for what is parked there (R12), and nobody is asked any
@@ -241,7 +241,7 @@ class HomeLeases:
             if task.phase is HomePhase.UNKNOWN or (task.phase is HomePhase.AWAY and task.record.parked_ts)
         ]
         for task in tasks:
-            self._losses.died(task, f"{node} was forgotten")
+            self._lost_attempts.died(task, f"{node} was forgotten")
         return len(tasks)
 
     def ask_all(self) -> None:

@@ -56,7 +56,7 @@ class Sender:
         queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
-        memory: PeerHints,
+        hints: PeerHints,
         home: Home,
         handoff: HomeHandoff,
         executor: ExecutorHandoff,
@@ -68,7 +68,7 @@ class Sender:
         self._queue = queue
         self._ledger = ledger
         self._membership = membership
-        self._memory = memory
+        self._hints = hints
         self._home = home
         self._handoff = handoff
         self._executor = executor
@@ -225,7 +225,7 @@ class Sender:
         else:
             reason = _why(step, peers)
             self._searches.decide(search, "stay", reason)
-            if self._memory.leaves_footprints:
+            if self._hints.leaves_footprints:
                 self._searches.leave_footprints(search)
             self._end(search)
 
@@ -313,7 +313,7 @@ class Sender:
             asked = asked_of(self._state, task, peer.profile if peer is not None else None)
             need = Need(asked, task.spec.placement, task.record.migrations)
             self._searches.asked(search, node)
-            if self._memory.take_idle(node):
+            if self._hints.take_idle(node):
                 search.remembered.add(node)
             self._state.send(node, Probe(search.id, need, report, expected_s))
         self._state.count("sender probes", len(nodes))
@@ -429,7 +429,7 @@ class Sender:
         self._membership.heard_report(src, probe.report)
         accepts = self.would_accept(src, probe.need)
         if not accepts:
-            self._memory.refused_room(src)
+            self._hints.refused_room(src)
         self._state.send(
             src, ProbeReply(probe.search, accepts, self._information.report(), self.price_s(probe.expected_s))
         )

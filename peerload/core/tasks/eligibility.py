@@ -36,12 +36,12 @@ SIGTERM = 15
 class Eligibility:
     """One per node; its timer is ``gates``."""
 
-    def __init__(self, state: CoreState, home: Home, membership: Membership, turns: BatchedRequests) -> None:
+    def __init__(self, state: CoreState, home: Home, membership: Membership, batches: BatchedRequests) -> None:
         self._state = state
         self._home = home
         self.dependencies = Dependencies(state, home, membership)
-        self.inquiries = RemoteStatusQueries(state, home, membership, self.dependencies)
-        self.groups = TaskGroups(state, home, turns)
+        self.remote_status = RemoteStatusQueries(state, home, membership, self.dependencies)
+        self.groups = TaskGroups(state, home, batches)
         self._due: deque[HomeTask] = deque()
         """Tasks of whose gate something may have changed."""
 

@@ -136,7 +136,7 @@ class Offering(NamedTuple):
     searches_on: bool
 
 
-class GrantedLease:
+class GrantedLease(msgspec.Struct, gc=False):
     """What a home knows of the newest lease that it has granted to another node. A task has one from its first COMMIT on,
     also when it was given up: its node may come back with it (R11).
 
@@ -145,14 +145,11 @@ class GrantedLease:
     sent; is_forgotten: its node came back with an older database.
     """
 
-    __slots__ = ("commits", "deadline_s", "heard_ts", "is_forgotten", "repeat_s")
-
-    def __init__(self, repeat_s: float = 0.0, heard_ts: float = 0.0, commits: int = 0) -> None:
-        self.repeat_s = repeat_s
-        self.heard_ts = heard_ts
-        self.commits = commits
-        self.deadline_s = 0.0
-        self.is_forgotten = False
+    repeat_s: float = 0.0
+    heard_ts: float = 0.0
+    commits: int = 0
+    deadline_s: float = 0.0
+    is_forgotten: bool = False
 
 
 class Collection(msgspec.Struct, frozen=True, gc=False):
