@@ -46,12 +46,12 @@ from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity
 from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
+from peerload.model.text import printable
 from peerload.policy import registry
 from peerload.policy.preset_loader import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
-from peerload.text.format import printable
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets
