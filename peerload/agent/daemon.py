@@ -32,6 +32,7 @@ from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Enrollment
 from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.node_info import NodeInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.parts import Parts
@@ -129,8 +130,8 @@ class Daemon:
         self._files_max = files_max
         self._manager = manager or ServiceManager({})
         self._load = load
-        self.parts = Parts(config)
-        self.parts.origins.update(origins or {})
+        self.info = NodeInfo(config, origins)
+        self.parts = Parts(self.info)
         self.introduction = LocalNode(self.parts)
         self._is_up = False
         self._claim: socket.socket | None = None
@@ -185,7 +186,7 @@ class Daemon:
             self.parts.spool = Spool(state, self.config.output_bytes_max)
             self.parts.gpus = node_gpus(self.parts, self._gpu_library)
             await self.parts.gpus.find()
-            self.parts.identity = Identity(
+            self.info.identity = Identity(
                 node=self.config.node,
                 boot=secrets.token_hex(8),
                 machine_boot=machine_boot_id(),
@@ -306,7 +307,7 @@ class Daemon:
         self.parts.links.whereabouts = self.parts.members.identity_of
         self.parts.joining = Enrollment(self.parts)
         address = await self.parts.members.listen()
-        self.parts.identity = self.parts.links.identity  # its address is known by now
+        self.info.identity = self.parts.links.identity  # its address is known by now
         self.parts.node.state.identity = self.parts.identity
         if self.config.mqtt:
             from peerload.agent.mqtt.client import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker

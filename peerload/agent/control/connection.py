@@ -14,6 +14,7 @@ import msgspec
 from peerload.agent.control.cpu_accounting import MeteredCoroutine
 from peerload.agent.control.principal import NOBODY
 from peerload.agent.peers.read_timeout import ReadTimeout
+from peerload.model import metrics
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
 from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
@@ -125,7 +126,7 @@ class Connection:
         except BadMessage as error:
             number = number_of(raw)
             if number is None:
-                self._server.refused(self, "control frames refused", "L3", f"no request: {error}")
+                self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", f"no request: {error}")
                 self._no_request(error)
                 return False
             self.fail(number, BadRequest(error.what, why=error.why))
@@ -304,7 +305,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         while len(buffer) >= HEADER_BYTES and not self.closed and not self._held:
             size = int.from_bytes(buffer[:HEADER_BYTES], "big")
             if size > CONTROL_BYTES_MAX:
-                self._server.refused(self, "control frames refused", "L3", "a frame too large")
+                self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame too large")
                 self._part(FrameTooLarge(size, CONTROL_BYTES_MAX))
                 return
             if len(buffer) < HEADER_BYTES + size:
@@ -315,7 +316,7 @@ class LocalConnection(Connection, asyncio.Protocol):
                 return
 
     def _too_slow(self) -> None:
-        self._server.refused(self, "control frames refused", "L3", "a frame that does not go on")
+        self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame that does not go on")
         self._part(BadRequest("the request does not come to its end", hint="send it whole"))
 
     def _no_request(self, error: PeerloadError) -> None:

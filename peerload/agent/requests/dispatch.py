@@ -30,6 +30,7 @@ from peerload.agent.views import task as answers
 from peerload.agent.views.completion import endings_object
 from peerload.agent.views.diagnostics import checkup_object, settings_object
 from peerload.core.tasks.work import as_recorded
+from peerload.model import metrics
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import execution_key
 from peerload.policy import registry
@@ -394,8 +395,8 @@ class RequestHandler:
         merged = dict(self._parts.node.state.counts)
         for name, count in self._parts.counters.items():
             merged[name] = merged.get(name, 0) + count
-        merged["inbox dropped"] = self._parts.inbox.dropped
-        merged["commits waiting for room on the disk"] = int(self._parts.store.is_stalled)
+        merged[metrics.INBOX_DROPPED] = self._parts.inbox.dropped
+        merged[metrics.COMMITS_STALLED] = int(self._parts.store.is_stalled)
         return merged
 
     def _checkup(self, connection: Connection) -> dict[str, object]:
