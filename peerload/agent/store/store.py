@@ -116,6 +116,11 @@ class Store(StoreRecovery):
         """Whether the writer waits for room on a full disk: what is read is what was durable before."""
 
     @property
+    def node(self) -> str:
+        """The name of this node."""
+        return self._node
+
+    @property
     def path(self) -> Path:
         """The file of the database."""
         return self._path
