@@ -346,7 +346,6 @@ class Daemon:
             parts.bus = MqttBus(
                 urls=config.mqtt,
                 cluster=parts.cluster.name,
-                site=config.site,
                 identity=info.identity,
                 sealer=self.introduction.sealer("mqtt"),
                 envelope=self.introduction.envelope,
