@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.accounts.directory_cache import DirectoryCache
-from peerload.agent.control.authorization import Authorization
 from peerload.agent.node_info import REFUSED_BY_MAX, NodeInfo, now
 from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.run_state import RunState
@@ -110,7 +109,6 @@ class Parts:
         self.bus = None
         self.security = SecurityEvents(info.counters)
         self.directories = DirectoryCache(lambda directory: self.inbox.put(DirectoryFound(directory)))
-        self.access = Authorization(self)
         self.peer_facts = PeerFacts()
         self.claims = DeviceLocks(Path(info.config.gpu_claims) if info.config.gpu_claims else None)
         self.run = RunState()
