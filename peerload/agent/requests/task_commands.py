@@ -107,7 +107,7 @@ class TaskCommands:
 
     def groups(self, connection: Connection, request: control.Groups) -> None:
         """All there are."""
-        groups, caller = self._node.gates.groups, connection.caller
+        groups, caller = self._node.eligibility.groups, connection.caller
         if caller.sees_all:
             connection.ok(request.id, {"groups": [told(group) for group in groups]})
             return

@@ -58,7 +58,7 @@ class AgentView:
             **self._cluster.info(),
             **self._links.info(),
             "peers": len(list(self._node.membership)),
-            "remembered": len(self._node.membership.gossip.contacts.known),
+            "remembered": len(self._node.membership.gossip.anti_entropy.known),
             "started_at": info.started_at,
             "notices": info.notices,
         }
