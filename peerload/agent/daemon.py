@@ -27,6 +27,11 @@ from peerload.agent.completion.completion_jobs import CompletionJobs
 from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.saving import OutputSaver
 from peerload.agent.consumer import Consumer
+from peerload.agent.control.authorization import Authorization
+from peerload.agent.control.core_requests import CoreRequests, Decisions
+from peerload.agent.control.local_socket import LocalSocket
+from peerload.agent.control.quotas import Quotas
+from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.effects import (
     PeerEffects,
     Performer,
@@ -46,6 +51,9 @@ from peerload.agent.event_sources import (
     PeerEvents,
     PeerMessages,
 )
+from peerload.agent.forwarding.client import ForwardedRequests
+from peerload.agent.forwarding.request_router import RequestRouter
+from peerload.agent.forwarding.server import ForwardServer
 from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Enrollment
@@ -63,8 +71,27 @@ from peerload.agent.peers.local_node import LocalNode
 from peerload.agent.peers.membership import Members
 from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder
-from peerload.agent.requests.exec_in_task import InsideCommands
-from peerload.agent.requests.server import ControlServer
+from peerload.agent.requests.attach import AttachRequests
+from peerload.agent.requests.cancel_wait import CancelWaits
+from peerload.agent.requests.clean import CleanRequests
+from peerload.agent.requests.client_events import ClientEvents
+from peerload.agent.requests.dispatch import Dispatcher, Queries, TaskRequests
+from peerload.agent.requests.durable_reads import DurableReads
+from peerload.agent.requests.event_stream import EventRequests
+from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
+from peerload.agent.requests.live_usage import LiveUsage
+from peerload.agent.requests.node_commands import NodeCommands
+from peerload.agent.requests.output_stream import OutputRequests, OutputSource
+from peerload.agent.requests.overview import OverviewCache, OverviewViews
+from peerload.agent.requests.server import RequestServer
+from peerload.agent.requests.show import ShowRequests
+from peerload.agent.requests.status import StatusRequests
+from peerload.agent.requests.submissions import SubmissionChecks, Submissions
+from peerload.agent.requests.task_commands import TaskCommands
+from peerload.agent.requests.task_lists import TaskLists
+from peerload.agent.requests.task_watch import TaskWatches
+from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
+from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import find_out
@@ -86,6 +113,12 @@ from peerload.agent.systemd.health import HealthCheck
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import Service, SettingsReload
 from peerload.agent.thread_pool import Workers
+from peerload.agent.views.agent import AgentView
+from peerload.agent.views.cluster import ClusterView
+from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
+from peerload.agent.views.node import NodesView
+from peerload.agent.views.peer_links import PeerLinksView
+from peerload.agent.views.security_facts import SecurityView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -271,7 +304,8 @@ class Daemon:
         )
         self.outbox = outbox = Outbox(self.store, run)
         self.journal = EventLog(outbox, run)
-        parts.security = SecurityEvents(info.counters, self.journal)
+        parts.security = security = SecurityEvents(info.counters, self.journal)
+        store = self.store
         parts.disk, parts.store, parts.release, parts.journal = self.disk, self.store, outbox, self.journal
 
         # Decisions
@@ -283,16 +317,16 @@ class Daemon:
         profile = self.introduction.profile()
         seed = secrets.randbits(recording.SEED_BITS)
         chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
-        self.node = parts.node = Node(self.core_config, policies, info.identity, profile, chance)
+        self.node = parts.node = node = Node(self.core_config, policies, info.identity, profile, chance)
 
         # Processes, their input and output
-        self.spool = parts.spool = Spool(state, config.output_bytes_max)
+        self.spool = parts.spool = spool = Spool(state, config.output_bytes_max)
         process = (
             LauncherService(Path(config.launcher), config.node)
             if config.mode == "system"
             else LauncherProcess(state / "launcher", self._files_max, self.store.store_id)
         )
-        self.launcher = parts.launcher = LauncherLink(
+        self.launcher = parts.launcher = launcher = LauncherLink(
             process,
             lambda event: self.launcher_events.received(event),  # noqa: PLW0108 -- built later
             config.output_bytes_max,
@@ -316,7 +350,7 @@ class Daemon:
         )
         parts.directories = DirectoryCache(lambda directory: self.inbox.put(events.DirectoryFound(directory)))
         parts.users = users = UserServices(info, self.launcher, parts.directories, parts.security)
-        self.output = parts.output = TaskOutputs(self.spool, self.node, links, self.launcher.signal)
+        self.output = parts.output = output = TaskOutputs(self.spool, self.node, links, self.launcher.signal)
         parts.inputs = inputs = StdinStore(self.spool.directory)
         self.pulls = parts.pulls = StdinFetches(self.launcher, links, self.spool, run)
         stdin = StdinForwarding(self.node, self.launcher, self.inbox, self.spool, inputs, self.pulls)
@@ -324,13 +358,15 @@ class Daemon:
         self.input_server = StdinServer(self.node, inputs, stdin, run)
         links.streams.inputs = self.input_server
 
+        commands = InsideCommands(launcher, spool)
+
         # After the end of a task
         self.saving = parts.saving = OutputSaver(info, self.node, self.store, self.spool, self.output, users, run)
         self.notices = NotifyHooks(info, self.store, self.launcher, self.spool, users)
         self.jobs = parts.chores = CompletionJobs(info, self.store, self.journal, run, self.saving, self.notices)
 
         # Other nodes
-        parts.asked_nodes = DirectoryQueries(links.send)
+        parts.asked_nodes = queries = DirectoryQueries(links.send)
         self.members = parts.members = Members(parts, self.introduction.sealer("gossip"), state / "addresses")
         links.whereabouts = self.members.identity_of
         parts.joining = Enrollment(parts)
@@ -360,16 +396,60 @@ class Daemon:
                 copied=lambda other: heard_of_copy(parts, other),
             )
 
-        # Clients
-        parts.inside = InsideCommands(parts)
-        self.control = ControlServer(parts)
-        parts.remover = TaskRemover(self.store, self.spool, self.node, self.output, self.control, run)
-        parts.retention = Retention(info, self.store, self.disk, parts.remover, self.output, self.journal)
+        # Clients: what waits for answers of the core, the views, the verbs, the path of a request
+        task_ids = TaskIds(store, config.node)
+        reads = DurableReads(store, outbox, self.journal)
+        access = Authorization(config, store, node.executor, security)
+        quotas = Quotas(config, store, security)
+        core, decisions, watches = CoreRequests(self.inbox), Decisions(), TaskWatches()
+        attach = AttachRequests(core, task_ids, inputs, stdin, self.disk, node)
+        cancel_waits = CancelWaits(core, node)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, self.saving, output)
+        remover = TaskRemover(store, spool, node, output, watches, run)
+        self.retention = Retention(info, store, self.disk, remover, output, self.journal)
+        cluster = ClusterView(parts.cluster, parts.trust, parts.tls)
+        peer_links = PeerLinksView(info, links, parts.peer_facts, parts.bus, cluster)
+        nodes = NodesView(node, parts.gpus, cluster)
+        agent = AgentView(info, node, launcher, parts.gpus, cluster, peer_links)
+        storage = StorageView(config.node, self.disk, store, self.retention)
+        facts = SecurityView(config, node, cluster, parts.joining)
+        diagnostics = DiagnosticsView(node, launcher, storage, cluster, peer_links, facts)
+        checks = SubmissionChecks(access, quotas, users, self.disk, queries, node)
+        source = OutputSource(info, node, output, spool)
+        ends = TaskEnds(store, spool, self.jobs, config.output_bytes_max)
+        dispatcher = Dispatcher(
+            TaskRequests(
+                Submissions(core, checks, reads, task_ids, inputs, attach, node),
+                TaskCommands(core, reads, task_ids, cancel_waits, access, node),
+                CleanRequests(remover, reads, task_ids, node),
+                WaitRequests(reads, task_ids, watches, quotas, ends),
+                OutputRequests(reads, task_ids, watches, source, node),
+                ExecRequests(commands, node, task_ids, output, inputs, stdin, self.disk),
+                attach,
+            ),
+            Queries(
+                reads,
+                TaskLists(reads, task_ids, access, quotas, spool, node),
+                ShowRequests(reads, task_ids, quotas, spool, node, decisions),
+                WhyRequest(node, store, task_ids, decisions, cluster),
+                LiveUsage(node, launcher, task_ids),
+                EventRequests(reads, task_ids, access, config.node),
+                OverviewCache(node, access, store, OverviewViews(agent, nodes, cluster)),
+            ),
+            StatusRequests(info, node, store, self.inbox, agent, nodes, diagnostics),
+            NodeCommands(core, node, run, self.journal),
+            parts.joining,
+        )
+        self.forwards = ForwardedRequests(links, node.membership)
+        router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, run)
+        server = RequestServer(access, quotas, router, dispatcher, info, security, run)
+        self.forward_server = links.streams.forwards = ForwardServer(server, access)
+        self.socket = LocalSocket(config, server, access, quotas, security, launcher)
 
         # Events in, actions out
         self.exits = ExitRecords(info, self.spool, self.disk)
         self.settler = ExitSettler(self.exits, self.inbox, self.node, self.pulls, self.output, parts.gpus, run)
-        self.launcher_events = LauncherEvents(self.inbox, self.settler, stdin, (self.notices, parts.inside))
+        self.launcher_events = LauncherEvents(self.inbox, self.settler, stdin, (self.notices, commands))
         self.disk_events = DiskEvents(info, self.inbox, self.journal, run)
         starter = TaskStarter(info, self.node, self.spool, stdin, self.launcher, self.settler)
         peers = PeerEffects(info, self.inbox, self.node, links, self.members, parts.bus, bus_peers)
@@ -379,8 +459,8 @@ class Daemon:
             RecordEffects(self.store, outbox, self.inbox, self.journal, parts.security, self.jobs, run),
             TaskEffects(starter, self.launcher, stdin, self.pulls, self.spool, self.output, parts.gpus),
             peers,
-            ResultEffects(info, self.spool, self.output, self.inbox, peers, self.control, run),
-            self.control,
+            ResultEffects(info, self.spool, self.output, self.inbox, peers, clients, run),
+            clients,
         )
         self._recorded = recording.Started(
             version=__version__,
@@ -425,7 +505,7 @@ class Daemon:
                 parts.gpus.run(NodeGpuHost(self.node.ledger, self.journal)),
                 self.disk.watch(self.disk_events),
                 parts.tls.keep_valid(),
-                parts.retention.run(),
+                self.retention.run(),
                 self.jobs.run(),
                 own_address.watch(parts),
                 memory.watch(self.node),
@@ -437,9 +517,9 @@ class Daemon:
                 background.append(group.create_task(self.parts.bus.run()))
             self.parts.trust.start()
             self.members.start()
-            await self.control.start(self._manager.listener(self.config.socket))
+            await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.forget(self.config.socket)
-            background.append(group.create_task(self.control.watch()))
+            background.append(group.create_task(self.socket.watch()))
             background.append(group.create_task(self._serves(loop, address).run()))
             await self.run_state.stopping()
             is_restart = self.run_state.ending is Ending.RESTART
@@ -524,7 +604,9 @@ class Daemon:
 
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
-        await self.control.close()
+        self.socket.close()
+        self.forward_server.close()
+        await self.forwards.close()
         self.journal.happened("agent", "stopping")
         self.inbox.put(events.AgentStopping())
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.control.authorization import Authorization
 from peerload.agent.node_info import REFUSED_BY_MAX, NodeInfo, now
 from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.sensors.device_locks import DeviceLocks
@@ -82,7 +81,6 @@ class Parts:
     def __init__(self, info: NodeInfo, run: RunState) -> None:
         self.info = info
         self.bus = None
-        self.access = Authorization(self)
         self.peer_facts = PeerFacts()
         self.claims = DeviceLocks(Path(info.config.gpu_claims) if info.config.gpu_claims else None)
         self.run = run
