@@ -28,7 +28,6 @@ from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.saving import OutputSaver
 from peerload.agent.consumer import Consumer
 from peerload.agent.effects import (
-    BusPeers,
     PeerEffects,
     Performer,
     RecordEffects,
@@ -39,6 +38,7 @@ from peerload.agent.effects import (
 )
 from peerload.agent.event_sources import (
     BusEvents,
+    BusPeers,
     DiskEvents,
     ExitRecords,
     ExitSettler,

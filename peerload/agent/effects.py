@@ -17,7 +17,6 @@ from peerload.agent.accounts.environment import variables_of
 from peerload.agent.background import BackgroundTasks
 from peerload.agent.launcher.task_environment import given
 from peerload.agent.launcher.task_environment import variables as task_variables
-from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.agent.node_info import now
 from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
-    from peerload.agent.event_sources import ExitSettler
+    from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from peerload.model.actions import Action, Answer, Decided, Row, TaskChanged
     from peerload.model.events import Event
     from peerload.model.instant import Instant
-    from peerload.model.messages import Envelope, Message
+    from peerload.model.messages import Message
 
 log = logging.getLogger("peerload.agent")
 
@@ -60,8 +59,6 @@ FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
 BULK_TIMERS = frozenset(("request", "gates"))
 """They go on with what is done for many tasks, some at a time; while the disk is behind they wait for it."""
-ADVICE_UNANSWERED_MAX = 6
-"""So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
 
 
 class ClientNotifier(Protocol):
@@ -309,38 +306,6 @@ class RecordEffects:
     async def close(self) -> None:
         """End background work."""
         await self._background.close()
-
-
-class BusPeers:
-    """Which peers are on MQTT, as far as this node hears them there: advice for them may go that way."""
-
-    def __init__(self) -> None:
-        self._peers: dict[str, tuple[str, int]] = {}
-        """By node: its boot id, and how much advice was sent since it was heard."""
-
-    def heard(self, envelope: Envelope) -> None:
-        """A peer is on MQTT."""
-        self._peers.pop(envelope.src, None)
-        self._peers[envelope.src] = (envelope.src_boot, 0)
-        if len(self._peers) > SOURCES_MAX:  # whoever was not heard for longest is told over the peer link
-            del self._peers[next(iter(self._peers))]
-
-    def boot_of(self, node: str) -> str | None:
-        """The boot id of a peer that advice may be sent to; None if the peer link is to be used."""
-        boot, unanswered = self._peers.get(node, ("", ADVICE_UNANSWERED_MAX))
-        return boot if unanswered < ADVICE_UNANSWERED_MAX else None
-
-    def sent(self, node: str) -> None:
-        """One more piece of advice went there."""
-        boot, unanswered = self._peers[node]
-        self._peers[node] = (boot, unanswered + 1)
-
-    def forget(self, node: str) -> None:
-        """The core knows nothing of this peer any more."""
-        self._peers.pop(node, None)
-
-    def __contains__(self, node: str) -> bool:
-        return node in self._peers
 
 
 class PeerEffects:

@@ -19,6 +19,7 @@ from peerload.agent.joining.distribution import WORDS
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.launcher.protocol import StdinFed
+from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.model import events, metrics
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.accounts.directory_cache import DirectoryQueries
-    from peerload.agent.effects import BusPeers
     from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustLink
     from peerload.agent.node_info import NodeInfo
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 CANNOT_EXECUTE = 126
+ADVICE_UNANSWERED_MAX = 6
+"""So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
 
 
 # -- the launcher ------------------------------------------------------------------------------------------------------
@@ -374,6 +376,38 @@ class PeerEvents:
         """A message never left."""
         self._info.counters[metrics.PEER_SENDS_FAILED] += 1
         self._inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
+
+
+class BusPeers:
+    """Which peers are on MQTT, as far as this node hears them there: advice for them may go that way."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, tuple[str, int]] = {}
+        """By node: its boot id, and how much advice was sent since it was heard."""
+
+    def heard(self, envelope: Envelope) -> None:
+        """A peer is on MQTT."""
+        self._peers.pop(envelope.src, None)
+        self._peers[envelope.src] = (envelope.src_boot, 0)
+        if len(self._peers) > SOURCES_MAX:  # whoever was not heard for longest is told over the peer link
+            del self._peers[next(iter(self._peers))]
+
+    def boot_of(self, node: str) -> str | None:
+        """The boot id of a peer that advice may be sent to; None if the peer link is to be used."""
+        boot, unanswered = self._peers.get(node, ("", ADVICE_UNANSWERED_MAX))
+        return boot if unanswered < ADVICE_UNANSWERED_MAX else None
+
+    def sent(self, node: str) -> None:
+        """One more piece of advice went there."""
+        boot, unanswered = self._peers[node]
+        self._peers[node] = (boot, unanswered + 1)
+
+    def forget(self, node: str) -> None:
+        """The core knows nothing of this peer any more."""
+        self._peers.pop(node, None)
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._peers
 
 
 class BusEvents:

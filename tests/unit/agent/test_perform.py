@@ -7,7 +7,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
-from peerload.agent.effects import FOUND_AT_A_TIME, BusPeers, PeerEffects, RecordEffects, TaskStarter, Timers
+from peerload.agent.effects import FOUND_AT_A_TIME, PeerEffects, RecordEffects, TaskStarter, Timers
+from peerload.agent.event_sources import BusPeers
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.agent.run_state import RunState
 from peerload.model import actions, events
