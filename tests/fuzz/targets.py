@@ -382,7 +382,6 @@ def targets() -> dict[str, Target]:
             more_targets.certificate, (), (cluster_of().authority.certificate, cluster_of().authority.key)
         ),
         "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
-        "mqtt-words": Target(more_targets.mqtt_words, (), (msgpack.packb([b"word", b"x" * 100]),)),
         "users-policy": Target(
             more_targets.users_policy,
             (ValueError, TypeError),
