@@ -80,7 +80,6 @@ DECODERS = {
     "policy/parameters.py:why_not": "preset",
     "policy/preset_loader.py:_why_no_value": "preset",
     "policy/preset_loader.py:parsed": "preset",
-    "policy/toml_lines.py:_Scanner._key": "preset",
     "sim/recorded.py:_json_rows": USERS_OWN,
     "wire/bounds.py:_within": "answer",
     "wire/bounds.py:check": "answer",
