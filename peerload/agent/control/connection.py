@@ -6,12 +6,10 @@ import asyncio
 import logging
 import socket
 import struct
-import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from peerload.agent.control.cpu_accounting import MeteredCoroutine
 from peerload.agent.control.principal import NOBODY
 from peerload.agent.peers.read_timeout import ReadTimeout
 from peerload.model import metrics
@@ -43,9 +41,6 @@ class Server(Protocol):
 
     def handle(self, connection: Connection, request: control.Request, /) -> None:
         """A request came."""
-
-    def meter(self, connection: Connection, /) -> Callable[[float], None] | None:
-        """What is told how much of the loop's time that client's requests take; None: nobody minds."""
 
     def broke(self, why: str, /) -> None:
         """A bug of ours came to light in a request: the agent stops."""
@@ -105,12 +100,9 @@ class Connection:
 
     def request(self, raw: bytes) -> bool:
         """The body of one frame from the client: carried out, or refused → False, if it is not even numbered."""
-        meter, began_s = self._server.meter(self), time.perf_counter()
         try:
             return self._request(raw)
         finally:
-            if meter is not None:
-                meter(time.perf_counter() - began_s)
             if self._catches_up is None and self.unread_bytes > UNREAD_BYTES_MAX:
                 self.hold_reading()
                 self._catches_up = asyncio.get_running_loop().create_task(self._catch_up())
@@ -194,9 +186,8 @@ class Connection:
         return task
 
     async def _carry_out(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        meter = self._server.meter(self)
         try:
-            await (work if meter is None else MeteredCoroutine(work, meter))
+            await work
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             self.failed(number, error)
 

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import peerload
 from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding, needs_agent
 from peerload.model.errors import ConfigError
-from peerload.text.format import counted, duration_text, printable
+from peerload.model.text import printable
+from peerload.text.format import counted, duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
