@@ -55,7 +55,7 @@ DECODERS = {
     "security/broker_tls.py:BrokerTls.context": USERS_OWN,
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:GpuFaults._kept": "state",
-    "agent/sensors/played_nvml.py:PlayedNvml._machine": USERS_OWN,
+    "cli/demo/played_nvml.py:PlayedNvml._machine": USERS_OWN,
     "config/loader.py:_file": "config",
     "agent/completion/saving.py:OutputSaver._noted": OUR_OWN,
     "config/loader.py:converted_value": "config",
