@@ -7,12 +7,11 @@ comes after them is written by hand. A test compares the page with the parsers.
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import sys
 from pathlib import Path
 
-from peerload.cli import main as cli
+from peerload.cli.common import verb_table
 from peerload.cli.common.options import Options
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
@@ -43,7 +42,7 @@ def parser_of(verb: str) -> Options:
     kept = Options.read, Options.read_command
     Options.read = Options.read_command = stop  # type: ignore[assignment,method-assign]
     try:
-        importlib.import_module(f"peerload.cli.verbs.{verb}").main([])
+        verb_table.load(verb)([])
     except Read as read:
         return read.parser
     finally:
@@ -92,7 +91,7 @@ def head(verb: str, parser: Options, shared: set[str]) -> str:
 
 def generated() -> dict[str, str]:
     """Heading → what stands below it."""
-    parsers = {verb: parser_of(verb) for verb in verbs()}
+    parsers = {verb: parser_of(verb) for verb in verb_table.VERBS}
     own = {verb: flags(parser) for verb, parser in parsers.items()}
     first = own[TASK_VERBS[0]]
     task = [name for name in first if all(name in own[verb] for verb in TASK_VERBS)]
@@ -109,11 +108,6 @@ def generated() -> dict[str, str]:
             shared = {name for name in SELECT if name in own[verb] and own[verb][name].help == own["cancel"][name].help}
         parts[f"### `{verb}`"] = head(verb, parser, shared)
     return parts
-
-
-def verbs() -> list[str]:
-    """Every verb that `peerload --help` lists."""
-    return [verb for verb, *_ in cli.VERBS]
 
 
 def written(text: str) -> str:

@@ -32,6 +32,8 @@ from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Enrollment
 from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.launcher.process import LauncherProcess, LauncherService
+from peerload.agent.node_info import NodeInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.parts import Parts
@@ -48,7 +50,7 @@ from peerload.agent.requests.server import ControlServer
 from peerload.agent.run_state import Ending
 from peerload.agent.sensors.cpu_benchmark import find_out
 from peerload.agent.sensors.host import Sensors
-from peerload.agent.sensors.node_gpus import node_gpus
+from peerload.agent.sensors.node_gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -61,8 +63,9 @@ from peerload.agent.store.retention import Retention
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Outbox
+from peerload.agent.systemd.health import HealthCheck
 from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import Service
+from peerload.agent.systemd.service import Service, SettingsReload
 from peerload.agent.thread_pool import Workers
 from peerload.config import loader
 from peerload.core.node import Node
@@ -129,8 +132,8 @@ class Daemon:
         self._files_max = files_max
         self._manager = manager or ServiceManager({})
         self._load = load
-        self.parts = Parts(config)
-        self.parts.origins.update(origins or {})
+        self.info = NodeInfo(config, origins)
+        self.parts = Parts(self.info)
         self.introduction = LocalNode(self.parts)
         self._is_up = False
         self._claim: socket.socket | None = None
@@ -183,9 +186,9 @@ class Daemon:
             self._prove(state)
             self.parts.inbox = Inbox(loop, self.consumer.consume, self.config.inbox_max)
             self.parts.spool = Spool(state, self.config.output_bytes_max)
-            self.parts.gpus = node_gpus(self.parts, self._gpu_library)
+            self.parts.gpus = node_gpus(self.config, self.parts.inbox.put, self.parts.claims, self._gpu_library)
             await self.parts.gpus.find()
-            self.parts.identity = Identity(
+            self.info.identity = Identity(
                 node=self.config.node,
                 boot=secrets.token_hex(8),
                 machine_boot=machine_boot_id(),
@@ -253,16 +256,14 @@ class Daemon:
         self.parts.release = Outbox(self._persist)
         self.parts.journal = EventLog(self.parts.release, self.parts.run.fail)
         self.parts.security.begin(self.parts.journal)
-        is_system = self.config.mode == "system"
+        process = (
+            LauncherService(Path(self.config.launcher), self.config.node)
+            if self.config.mode == "system"
+            else LauncherProcess(Path(self.config.state) / "launcher", self._files_max, self.parts.store.store_id)
+        )
         self.parts.users = UserServices(self.parts)
         self.parts.launcher = LauncherLink(
-            Path(self.config.launcher) if is_system else Path(self.config.state) / "launcher",
-            self.incoming.from_launcher,
-            self.config.output_bytes_max,
-            self.parts.run.fail,
-            files_max=self._files_max,
-            service_of=self.config.node if is_system else "",
-            store=self.parts.store.store_id,
+            process, self.incoming.from_launcher, self.config.output_bytes_max, self.parts.run.fail
         )
         self.parts.chores = CompletionJobs(self.parts)
         self.parts.inside = InsideCommands(self.parts)
@@ -306,7 +307,7 @@ class Daemon:
         self.parts.links.whereabouts = self.parts.members.identity_of
         self.parts.joining = Enrollment(self.parts)
         address = await self.parts.members.listen()
-        self.parts.identity = self.parts.links.identity  # its address is known by now
+        self.info.identity = self.parts.links.identity  # its address is known by now
         self.parts.node.state.identity = self.parts.identity
         if self.config.mqtt:
             from peerload.agent.mqtt.client import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
@@ -326,7 +327,6 @@ class Daemon:
                 state_every_s=self.config.mqtt_state_every_s,
                 tls=BrokerTls(self.config.mqtt_ca, self.parts.cluster.authority.certificate, self.parts.tls.file),
                 password_file=self.config.mqtt_password_file,
-                words=self.parts.trust.on_bus(),
                 copied=lambda other: heard_of_copy(self.parts, other),
             )
         self.parts.saving = OutputSaver(self.parts)
@@ -351,7 +351,7 @@ class Daemon:
             host = Sensors(self.parts.inbox.put, own_use.seconds)
             work = (
                 host.run(),
-                self.parts.gpus.run(),
+                self.parts.gpus.run(NodeGpuHost(self.parts.node.ledger, self.parts.journal)),
                 self.parts.disk.watch(),
                 self.parts.tls.keep_valid(),
                 self.parts.retention.run(),
@@ -380,7 +380,14 @@ class Daemon:
     def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
         """Clients and peers find it from here on → what it owes whoever runs it as a service."""
         self._is_up = True
-        service = Service(self.parts, self._manager, self._load)
+        parts = self.parts
+        settings = (
+            SettingsReload(self._load, self.info, parts.tls, parts.trust, parts.journal)
+            if self._load is not None
+            else None
+        )
+        health = HealthCheck(self.config.socket, parts.store, parts.launcher)
+        service = Service(self._manager, health, self.info, parts.node, settings)
         service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.parts.run.stop)

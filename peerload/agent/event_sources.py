@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from peerload.agent.joining.distribution import WORDS
+from peerload.agent.launcher.protocol import StdinFed
 from peerload.model import events
 from peerload.model.messages import State
 
@@ -32,8 +33,12 @@ class Incoming:
         self._early: list[Event] | None = []
         """What waits; None: nothing needs to."""
 
-    def from_launcher(self, event: Event) -> None:
+    def from_launcher(self, event: Event | StdinFed) -> None:
         """Into the inbox, ends only with their output on disk; nothing overtakes a launcher's list of what it has."""
+        if isinstance(event, StdinFed):
+            if self._early is None:  # else it is asked again, by `StdinForwarding.adopt`
+                self._parts.feeding.fed(event.key, event.offset, is_closed=event.is_closed)
+            return
         if self._parts.chores.notices.heard(event) or self._parts.inside.heard(event):
             return
         if isinstance(event, events.LauncherReady):

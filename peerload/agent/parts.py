@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import collections
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.accounts.directory_cache import DirectoryCache
 from peerload.agent.control.authorization import Authorization
+from peerload.agent.node_info import REFUSED_BY_MAX, NodeInfo, now
 from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.run_state import RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.model.events import DirectoryFound
-from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.accounts.directory_cache import DirectoryQueries
     from peerload.agent.completion.completion_jobs import CompletionJobs
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
+    from peerload.model.instant import Instant
     from peerload.model.messages import Identity
     from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.tls import Credentials
@@ -76,7 +77,6 @@ class ClientNotifier(Protocol):
 class Parts:
     """Filled by `Daemon` while it starts, in the order of the attributes; whole before the first event is handled."""
 
-    config: AgentConfig
     cluster: ClusterDirectory
     tls: Credentials
     trust: TrustLink
@@ -86,7 +86,6 @@ class Parts:
     spool: Spool
     users: UserServices
     inbox: Inbox
-    identity: Identity
     node: Node
     release: Outbox
     journal: EventLog
@@ -106,31 +105,62 @@ class Parts:
     saving: OutputSaver
     gpus: Gpus
 
-    REFUSED_BY_MAX = 16
-
-    def __init__(self, config: AgentConfig) -> None:
-        self.config = config
+    def __init__(self, info: NodeInfo) -> None:
+        self.info = info
         self.bus = None
-        self.counters: collections.Counter[str] = collections.Counter()
-        self.security = SecurityEvents(self.counters)
+        self.security = SecurityEvents(info.counters)
         self.directories = DirectoryCache(lambda directory: self.inbox.put(DirectoryFound(directory)))
         self.access = Authorization(self)
         self.peer_facts = PeerFacts()
-        self.origins: dict[str, str] = {}
-        """Where each setting comes from, as far as whoever started the agent said so."""
-        self.claims = DeviceLocks(Path(config.gpu_claims) if config.gpu_claims else None)
-        self.started_at = time.time()
-        self._started_s = self.now().boot_s
+        self.claims = DeviceLocks(Path(info.config.gpu_claims) if info.config.gpu_claims else None)
         self.run = RunState()
-        self.notices: list[str] = []
-        """What whoever starts the agent should know about its state, a sentence each."""
-        self.refused_by: tuple[str, ...] = ()
-        """The addresses of the last REFUSED_BY_MAX peers that refuse this node, since another has its name."""
 
-    def now(self) -> Instant:
-        """This moment."""
-        return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+    # What follows is that of `info`, for those who are not given it yet.
 
-    def up_s(self) -> float:
-        """Uptime of this agent, in seconds."""
-        return self.now().boot_s - self._started_s
+    REFUSED_BY_MAX = REFUSED_BY_MAX
+
+    @property
+    def config(self) -> AgentConfig:  # noqa: D102
+        return self.info.config
+
+    @config.setter
+    def config(self, config: AgentConfig) -> None:
+        self.info.config = config
+
+    @property
+    def identity(self) -> Identity:  # noqa: D102
+        return self.info.identity
+
+    @identity.setter
+    def identity(self, identity: Identity) -> None:
+        self.info.identity = identity
+
+    @property
+    def refused_by(self) -> tuple[str, ...]:  # noqa: D102
+        return self.info.refused_by
+
+    @refused_by.setter
+    def refused_by(self, refused_by: tuple[str, ...]) -> None:
+        self.info.refused_by = refused_by
+
+    @property
+    def counters(self) -> Counter[str]:  # noqa: D102
+        return self.info.counters
+
+    @property
+    def notices(self) -> list[str]:  # noqa: D102
+        return self.info.notices
+
+    @property
+    def origins(self) -> dict[str, str]:  # noqa: D102
+        return self.info.origins
+
+    @property
+    def started_at(self) -> float:  # noqa: D102
+        return self.info.started_at
+
+    def up_s(self) -> float:  # noqa: D102
+        return self.info.up_s()
+
+    def now(self) -> Instant:  # noqa: D102
+        return now()

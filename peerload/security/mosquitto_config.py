@@ -32,7 +32,6 @@ ACL = """\
 pattern write peerload/+/+/%u/#
 pattern read peerload/+/+/+/state
 pattern read peerload/+/+/+/ask
-pattern read peerload/+/+/+/revoked
 pattern read peerload/+/+/+/to/%u
 pattern read $SYS/broker/version
 

@@ -53,7 +53,6 @@ DECODERS = {
     "agent/launcher/protocol.py:_environment": "environment",
     "agent/launcher/protocol.py:exit_of": "exit",
     "security/broker_tls.py:BrokerTls.context": USERS_OWN,
-    "agent/mqtt/revocation_topic.py:RevocationTopic.take": "mqtt-words",
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:GpuFaults._kept": "state",
     "agent/sensors/played_nvml.py:PlayedNvml._machine": USERS_OWN,

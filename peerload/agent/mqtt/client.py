@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from peerload.agent.mqtt.revocation_topic import RevocationTopic
     from peerload.agent.security_events import Tell
     from peerload.security.broker_tls import BrokerTls
     from peerload.wire.seal import Sealer
@@ -203,8 +202,7 @@ class MqttBus:
     urls: brokers, tried in turn; sealer: its purpose is MQTT's alone; envelope: puts a message into its frame (and numbers it); deliver: called for each
     accepted message, with whether it was retained; on_change: called when the broker can be reached, or no longer;
     state: the newest own State, published on each connect and every ``state_every_s``; broken: (rule, who, what), what was refused;
-    tls: for brokers at mqtts://; password_file: `USER:PASSWORD`, read at each connect;
-    words: who was shut out, as it is told here.
+    tls: for brokers at mqtts://; password_file: `USER:PASSWORD`, read at each connect.
     """
 
     def __init__(
@@ -224,14 +222,12 @@ class MqttBus:
         state_every_s: float = 30.0,
         tls: BrokerTls | None = None,
         password_file: str = "",
-        words: RevocationTopic | None = None,
         copied: Callable[[Identity], None] = lambda _other: None,
     ) -> None:
         self._urls = [BrokerUrl.parse(url) for url in urls]
         if not self._urls:
             raise ConfigError("mqtt", "no broker is named")
         self._tls = tls
-        self._words = words
         self._password_file = password_file
         self._topics = Topics(cluster, site, identity.node)
         self._sealer = sealer
@@ -284,13 +280,6 @@ class MqttBus:
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
         self._work.set()
         return True
-
-    def publish_revoked(self) -> None:
-        """Tell everybody who was shut out, retained; if nobody was, nothing."""
-        payload = self._words.payload() if self._words is not None else b""
-        if payload and self._client is not None and len(self._outgoing) < OUTGOING_MAX:
-            self._outgoing.append(_Outgoing(self._topics.revoked, payload, True, "revoked"))
-            self._work.set()
 
     def send(self, dst: str, dst_boot: str, message: Message) -> bool:
         """Publish advice for one node; never waits. False: not taken (no broker, too much or too large, no advice)."""
@@ -416,7 +405,6 @@ class MqttBus:
         self._counters["mqtt connects"] += 1
         _log.info("connected to %s", url.text)
         self.publish_state(self._state())
-        self.publish_revoked()
         self._on_change(True)
 
     def _closed(self) -> None:
@@ -432,20 +420,12 @@ class MqttBus:
             topic = str(message.topic)
             if message.payload and topic == self._topics.state:
                 self.is_heard = True
-            if self._topics.kind(topic) == "revoked":
-                self._hear_words(topic, message.payload)
-                continue
             envelope = self._filter.accept(topic, message.payload)
             if not message.retain and (envelope is not None or self._filter.was_seen_before):
                 self._repeats.judged(Topics.publisher(topic), is_new=envelope is not None)
             if envelope is not None:
                 self._counters[f"mqtt received {envelope.body.__struct_config__.tag}"] += 1
                 self._deliver(envelope, message.retain)
-
-    def _hear_words(self, topic: str, payload: bytes) -> None:
-        src = self._topics.source(topic)
-        if self._words is not None and src is not None and payload and topic != self._topics.revoked:
-            self._words.take(src, payload)
 
     async def _look_for_floods(self, repeats: LoopDetector) -> None:
         """Tells of publishers that flood. Raises MqttError when the broker brings little but what it has brought before."""

@@ -47,8 +47,8 @@ REPEATED_MAX = 64
 
 
 class Topics:
-    """The topics of one node: `peerload/<cluster>/<site>/<src>/state`, `…/<src>/ask` for requests to everybody,
-    `…/<src>/revoked` for what the CA has said (`revocation_topic.py`), and `…/<src>/to/<dst>`. A node writes below its own name alone."""
+    """The topics of one node: `peerload/<cluster>/<site>/<src>/state`, `…/<src>/ask` for requests to everybody, and
+    `…/<src>/to/<dst>`. A node writes below its own name alone."""
 
     def __init__(self, cluster: str, site: str, node: str) -> None:
         self.cluster = cluster
@@ -56,11 +56,9 @@ class Topics:
         self.state = f"{ROOT}/{cluster}/{site}/{node}/state"
         self._to = f"{ROOT}/{cluster}/{site}/{node}/to/"
         self.ask = f"{ROOT}/{cluster}/{site}/{node}/ask"
-        self.revoked = f"{ROOT}/{cluster}/{site}/{node}/revoked"
         self.subscriptions = (
             f"{ROOT}/{cluster}/+/+/state",
             f"{ROOT}/{cluster}/+/+/ask",
-            f"{ROOT}/{cluster}/+/+/revoked",
             f"{ROOT}/{cluster}/+/+/to/{node}",
         )
 
@@ -70,7 +68,7 @@ class Topics:
 
     @staticmethod
     def kind(topic: str) -> str:
-        """`state`, `ask`, `revoked`, or "" for one that is for a node, whatever that is called."""
+        """`state`, `ask`, or "" for one that is for a node, whatever that is called."""
         *above, last = topic.split("/")
         return last if len(above) == LEVELS_ABOVE else ""
 
@@ -83,7 +81,7 @@ class Topics:
     def source(self, topic: str) -> str | None:
         """The node that may publish on this topic; None if the topic is no concern of ours."""
         match topic.split("/"):
-            case [root, cluster, _, src, "state" | "ask" | "revoked"] if root == ROOT and cluster == self.cluster:
+            case [root, cluster, _, src, "state" | "ask"] if root == ROOT and cluster == self.cluster:
                 return src
             case [root, cluster, _, src, "to", dst] if root == ROOT and cluster == self.cluster and dst == self.node:
                 return src
@@ -184,7 +182,7 @@ class AdviceFilter:
             return None
         envelope: Envelope | None = None
         try:
-            if src is None or self._topics.kind(topic) == "revoked":
+            if src is None:
                 why = "wrong topic"
             elif len(payload) > peer.MQTT_BYTES_MAX:
                 why = "too large"

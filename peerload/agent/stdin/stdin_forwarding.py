@@ -26,7 +26,6 @@ class StdinForwarding:
         self._parts = parts
         self._here: dict[str, StoredStdin] = {}
         self._asked_to_cut: set[bytes] = set()
-        parts.launcher.fed = self._fed
 
     def source(self, action: SpawnTask) -> str:
         """The file that the stdin of an attempt is to be fed from, "" = /dev/null. `begin` when it was ordered. Raises
@@ -113,7 +112,8 @@ class StdinForwarding:
             self._asked_to_cut.add(uid)
             self._parts.inbox.put(InputCut(uid))
 
-    def _fed(self, key: str, offset: int, is_closed: bool) -> None:
+    def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
+        """The launcher has fed so much to this attempt; ``is_closed``: it reads no more."""
         source = self._here.get(key)
         if source is not None:
             source.take(offset, is_closed=is_closed)

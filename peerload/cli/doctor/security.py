@@ -10,7 +10,8 @@ from peerload.cli.doctor import security_access, security_files, security_link, 
 from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
 from peerload.cli.doctor.security_rules import HELD_BY, RULES
 from peerload.cli.verbs.doctor import looked_at
-from peerload.text.format import coloured, counted, print_json, printable
+from peerload.model.text import printable
+from peerload.text.format import coloured, counted, print_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import peerload
 from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
-from peerload.text.format import counted, duration_text, printable
+from peerload.model.text import printable
+from peerload.text.format import counted, duration_text
 
 KEY_FILES = ("tls/node.pem", "joining.pem", "invites", "trust", "launcher/launcher.sock")
 """In the state directory: each is its owner's alone, wherever that lies; also the socket by which tasks are started."""

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
 from peerload.cli.doctor.security_files import owner_of
-from peerload.text.format import counted, printable
+from peerload.model.text import printable
+from peerload.text.format import counted
 
 LISTENS, UNCONNECTED = "0A", "07"
 """Of /proc/net/tcp and /proc/net/udp: a socket that waits for anybody."""

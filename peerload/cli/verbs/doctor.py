@@ -8,7 +8,8 @@ import threading
 from peerload.cli.common.options import Options
 from peerload.cli.doctor import agent, cluster, machine
 from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
-from peerload.text.format import coloured, counted, print_json, printable
+from peerload.model.text import printable
+from peerload.text.format import coloured, counted, print_json
 
 CHECKS = (
     Check("settings", agent.settings),

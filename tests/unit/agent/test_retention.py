@@ -157,7 +157,7 @@ def test_what_is_in_use_stays_until_it_is_not(tmp_path: Path, why: str) -> None:
         if why == "followed":
             parts.clients.follows = used.__contains__
         elif why == "watched":
-            parts.node.gates.inquiries.is_watched = used.__contains__
+            parts.node.eligibility.remote_status.is_watched = used.__contains__
         elif why == "busy":
             parts.output.is_busy = used.__contains__
         else:
