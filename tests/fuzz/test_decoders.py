@@ -72,8 +72,6 @@ DECODERS = {
     "client/function.py:main": "the user's own function, within the task",
     "cli/common/agent_flags.py:_config_file": "config",
     "cli/common/command.py:print_dry_run": OUR_OWN,
-    "cli/doctor/security_link.py:_context": "certificate",
-    "cli/doctor/security_link.py:certificate_says_node": "certificate",
     "cli/common/installing.py:lines": "what the installer of this very program has written down",
     "client/connection.py:Client._pid": OUR_OWN,
     "core/tasks/submission.py:SubmissionLog.shrink": OUR_OWN,

@@ -30,9 +30,9 @@ class View:
     """`policy.api.NodeView` over the machines of one node; made anew for each question, it copies nothing."""
 
     __slots__ = (
+        "_hints",
         "_ledger",
         "_membership",
-        "_hints",
         "_peers",
         "_queue",
         "_running",
