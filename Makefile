@@ -86,8 +86,9 @@ chaos: setup  ## the cluster under faults, simulated (SEEDS=500 FIRST=1 NODES=3-
 	@.venv/bin/python -m tests.chaos.run --seeds $(SEEDS) --first $(FIRST) --nodes $(NODES) --minutes $(MINUTES) \
 		--jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(if $(TRACE),--trace) $(if $(PLAN),--plan) $(if $(GAUGES),--gauges)
 
-docs: setup  ## write the generated part of docs/cli.md from the parsers
+docs: setup  ## write what is generated in docs/: usage and flags of cli.md, the picture of top
 	@.venv/bin/python -m tests.docs_cli --write
+	@.venv/bin/python -m tests.docs_top
 
 docs-sentences: setup  ## list sentences of the user pages that begin with a relative clause, to be read
 	@.venv/bin/python -m tests.docs_sentences
