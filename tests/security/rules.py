@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
-IDS = tuple(re.findall(r"^\| ([CFJLMPSTX]\d+) \| .* \| .* \|$", PAGE, re.MULTILINE))
+IDS = tuple(re.findall(r"^\| ([CFJLMPSTX]\d+) \| .* \| .*\|$", PAGE, re.MULTILINE))
 """The ids of the rules, in the order of the page."""
 TESTS = {
     "J1": (
