@@ -315,7 +315,6 @@ class Daemon:
             self.parts.bus = MqttBus(
                 urls=self.config.mqtt,
                 cluster=self.parts.cluster.name,
-                site=self.config.site,
                 identity=self.parts.identity,
                 sealer=self.introduction.sealer("mqtt"),
                 envelope=self.introduction.envelope,

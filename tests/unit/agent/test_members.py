@@ -58,7 +58,7 @@ class Links:
 class Membership(list[Any]):
     def __init__(self) -> None:
         super().__init__()
-        self.gossip = SimpleNamespace(contacts=SimpleNamespace(known={}))
+        self.gossip = SimpleNamespace(anti_entropy=SimpleNamespace(known={}))
 
     def get(self, node: str) -> Any:
         return next((peer for peer in self if peer.identity.node == node), None)

@@ -53,7 +53,7 @@ def retention_of(
         journal=SimpleNamespace(happened=happened),
         node=SimpleNamespace(
             home=SimpleNamespace(arrays={}, tasks={}),
-            gates=SimpleNamespace(inquiries=SimpleNamespace(is_watched=lambda _name: False)),
+            eligibility=SimpleNamespace(remote_status=SimpleNamespace(is_watched=lambda _name: False)),
         ),
         clients=SimpleNamespace(follows=lambda _name: False),
         output=SimpleNamespace(is_busy=lambda _key: False, cut_old=cut_old),
