@@ -152,9 +152,6 @@ MQTT_MESSAGES_REFUSED = "mqtt_messages_refused_total"
 MQTT_PUBLISHERS_MUTED = "mqtt_publishers_muted_total"
 """Publishers that were ignored for a while because they flood."""
 
-MQTT_LOOPS_DETECTED = "mqtt_loops_detected_total"
-"""Connections that were closed because the broker repeats messages."""
-
 # Security
 
 SECURITY_EVENTS = "security_events_total"

@@ -133,7 +133,6 @@ RENAMED: dict[str, str] = {
     "LintWarning": "Doubt",
     "LiveSampler": "Live",
     "LocalNode": "Introduction",
-    "LoopDetector": "Repeats",
     "LostAttempts": "Losses",
     "MaintenanceRow": "Upkeep",
     "MapBatch": "Batch",

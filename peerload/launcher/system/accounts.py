@@ -55,7 +55,7 @@ administrator."""
 
 
 class UsersPolicy:
-    """What the settings of the same names say; see docs/cli.md. ``users``: GUEST, SAME_NAME, or a map of ``node:user`` to the name
+    """What the settings of the same names say; see docs/settings.md. ``users``: GUEST, SAME_NAME, or a map of ``node:user`` to the name
     of an account."""
 
     __slots__ = SETTINGS
