@@ -1,4 +1,4 @@
-"""Tasks as the objects a client is shown (keys: docs/cli.md); nodes are in `views/node.py`."""
+"""Tasks as the objects a client is shown (keys: docs/json.md); nodes are in `views/node.py`."""
 
 from __future__ import annotations
 
