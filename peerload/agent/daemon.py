@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import exit_reason, memory
+from peerload.agent import exit_reason, memory, state_copies
 from peerload.agent.accounts.as_user import TaskUser, UserServices
 from peerload.agent.accounts.directory_cache import DirectoryCache, DirectoryQueries
 from peerload.agent.completion.completion_jobs import CompletionJobs
 from peerload.agent.completion.notify_hook import NotifyHooks
+from peerload.agent.completion.retention import Retention, TaskRemover
 from peerload.agent.completion.saving import OutputSaver
 from peerload.agent.consumer import Consumer
 from peerload.agent.control.authorization import Authorization
@@ -102,10 +103,9 @@ from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
 from peerload.agent.stdin.stdin_serve import StdinServer
 from peerload.agent.stdin.stdin_store import StdinStore
-from peerload.agent.store import claim, damage_report, state_origin
+from peerload.agent.store import damage_report
 from peerload.agent.store.disk_space import DiskSpace
 from peerload.agent.store.event_log import EventLog
-from peerload.agent.store.retention import Retention, TaskRemover
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Outbox
@@ -214,7 +214,7 @@ class Daemon:
 
     async def _run(self, loop: asyncio.AbstractEventLoop) -> int:
         state = private_directory(Path(self.config.state))
-        state_origin.check(state)
+        state_copies.check_origin(state)
         for name in IN_THE_STATE:
             directory_in(state, name)
         self.parts.cluster = cluster_dir.find(self.config.cluster, os.environ)
@@ -229,8 +229,8 @@ class Daemon:
         traces = damage_report.traces(state)
         self.store.open()
         try:
-            self._claim = claim.claim(self.store.store_id, state)
-            if await asyncio.to_thread(claim.end_strange_launcher, self.store.store_id, state / "launcher"):
+            self._claim = state_copies.claim(self.store.store_id, state)
+            if await asyncio.to_thread(state_copies.end_strange_launcher, self.store.store_id, state / "launcher"):
                 self._damage.append(damage_report.begin_as_copy(self.store, self.config))
             await check_places(self.config, self._manager, loopback_only=self.parts.cluster.is_local)
             if notice := damage_report.begin_anew(self.store, self.config, traces):

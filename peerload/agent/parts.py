@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.accounts.directory_cache import DirectoryCache, DirectoryQueries
     from peerload.agent.completion.completion_jobs import CompletionJobs
+    from peerload.agent.completion.retention import Retention, TaskRemover
     from peerload.agent.completion.saving import OutputSaver
     from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustLink
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from peerload.agent.stdin.stdin_store import StdinStore
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.event_log import EventLog
-    from peerload.agent.store.retention import Retention, TaskRemover
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import Outbox
     from peerload.core.node import Node

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from peerload.cli.demo.broker import BrokerProcess
 
 AS_ON_ANOTHER_MACHINE = (  # the claim on the database is one machine's
-    "from peerload.agent.store import claim as store_claim;"
-    " store_claim.claim = lambda *_: None; store_claim.end_strange_launcher = lambda *_: False"
+    "from peerload.agent import state_copies;"
+    " state_copies.claim = lambda *_: None; state_copies.end_strange_launcher = lambda *_: False"
 )
 
 
