@@ -21,7 +21,7 @@ from peerload.security.tls import Credentials
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from peerload.security.cluster_dir import ClusterDirectory
 
@@ -91,6 +91,11 @@ def credentials_of(node: str, name: str = "default") -> Credentials:
 def local_credentials_of(node: str) -> Credentials:
     """The same in a cluster that never leaves this machine."""
     return Credentials(cluster_of()._replace(is_local=True), node, _scratch() / f"default-{node}")
+
+
+def total(counters: Mapping[str, int], name: str) -> int:
+    """The sum of a counter over all values of its label."""
+    return sum(count for key, count in counters.items() if key.partition("{")[0] == name)
 
 
 def _state(pid: int) -> str:

@@ -29,21 +29,24 @@ from peerload.agent.consumer import Consumer
 from peerload.agent.effects import Performer, settled
 from peerload.agent.event_sources import Incoming
 from peerload.agent.inbox import Inbox
-from peerload.agent.joining.distribution import TrustLink
+from peerload.agent.joining.distribution import TrustDistribution
 from peerload.agent.joining.enrollment import Enrollment
+from peerload.agent.joining.join_server import JoinServer
+from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.node_info import NodeInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.parts import Parts
-from peerload.agent.peers import own_address
 from peerload.agent.peers.backpressure import PeerBackpressure
-from peerload.agent.peers.duplicate_node_name import copied, heard_of_copy, name_taken
+from peerload.agent.peers.duplicate_node_name import DuplicateNames
 from peerload.agent.peers.links import PeerLinks
-from peerload.agent.peers.local_node import LocalNode
+from peerload.agent.peers.local_node import LocalNode, profile_of, speed_file, speed_of
 from peerload.agent.peers.membership import Members
+from peerload.agent.peers.own_address import AddressWatch
 from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder
+from peerload.agent.requests.cluster_commands import ClusterCommands
 from peerload.agent.requests.exec_in_task import InsideCommands
 from peerload.agent.requests.server import ControlServer
 from peerload.agent.run_state import Ending
@@ -76,6 +79,7 @@ from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.security import cluster_dir, node_identity_file
 from peerload.security.broker_tls import BrokerTls
+from peerload.security.keyring import Keyring
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.security.revocation import Trust
 from peerload.security.tls import Credentials
@@ -132,7 +136,6 @@ class Daemon:
         self._load = load
         self.info = NodeInfo(config, origins)
         self.parts = Parts(self.info)
-        self.introduction = LocalNode(self.parts)
         self._is_up = False
         self._claim: socket.socket | None = None
         self.incoming = Incoming(self.parts)
@@ -194,7 +197,7 @@ class Daemon:
                 incarnation=self.parts.store.next_incarnation(),
             )
             seed = secrets.randbits(recording.SEED_BITS)
-            self._profile_at_first = self.introduction.profile()
+            self._profile_at_first = profile_of(self.info, self.parts.gpus.devices, is_issuer=self.parts.tls.lets_in)
             chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
             self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile_at_first, chance)
             self._recorded = (preset.name, preset.text, preset.base, f"{seed:x}")
@@ -232,17 +235,16 @@ class Daemon:
     def _prove(self, state: Path) -> None:
         """What this node proves itself with, and whom it believes."""
         life = timedelta(seconds=self.config.certificate_s)
-        self.parts.tls = tls = Credentials(self.parts.cluster, self.config.node, state / "tls", life)
-        self.parts.trust = TrustLink(self.parts, Trust(self.parts.cluster, state / "trust"))
+        trust = Trust(self.parts.cluster, state / "trust")
+        self.keyring = Keyring(trust)
+        self.parts.tls = tls = Credentials(self.parts.cluster, self.config.node, state / "tls", life, trust)
         if tls.was_elsewhere:
             name = self.parts.cluster.name
             self.parts.notices.append(
                 f"its state was last used in another cluster; now it is {name} (another: peerload up --cluster DIR)"
             )
-        tls.refuses = self.parts.trust.trust.refuses
-        tls.ask_for_another = self.parts.trust.ask_for_another
         if tls.has_ended(datetime.now(UTC)):
-            notice = "this node's certificate has ended: it works alone until it is let in anew (peerload invite)"
+            notice = "this node's certificate has expired: it works alone until it joins again (peerload invite)"
             self.parts.notices.append(notice)
             log.error("%s", notice)
 
@@ -284,54 +286,11 @@ class Daemon:
         self.parts.inputs = StdinStore(self.parts.spool.directory)
         self.parts.pulls = StdinFetches(self.parts)
         self.parts.feeding = StdinForwarding(self.parts)
-        self.parts.links = PeerLinks(
-            identity=self.parts.identity,
-            tls=self.parts.tls,
-            hello=self.introduction.hello,
-            envelope=self.introduction.envelope,
-            deliver=self.incoming.from_peer,
-            met=self.incoming.met,
-            unreachable=lambda node, reason: self.parts.inbox.put(events.PeerUnreachable(node, reason)),
-            send_failed=self.incoming.send_failed,
-            serve_output=self.parts.output.serve,
-            counters=self.parts.counters,
-            name_taken=lambda by: name_taken(self.parts, by),
-            copied=lambda other, up_s: copied(self.parts, other, up_s),
-            broken=self.parts.security.tell,
-            backlog=PeerBackpressure(self.parts.inbox),
-        )
-        self.parts.asked_nodes = DirectoryQueries(self.parts.links.send)
-        self.parts.members = Members(
-            self.parts, self.introduction.sealer("gossip"), Path(self.config.state) / "addresses"
-        )
-        self.parts.links.whereabouts = self.parts.members.identity_of
-        self.parts.joining = Enrollment(self.parts)
-        address = await self.parts.members.listen()
-        self.info.identity = self.parts.links.identity  # its address is known by now
-        self.parts.node.state.identity = self.parts.identity
-        if self.config.mqtt:
-            from peerload.agent.mqtt.client import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
-
-            self.parts.bus = MqttBus(
-                urls=self.config.mqtt,
-                cluster=self.parts.cluster.name,
-                identity=self.parts.identity,
-                sealer=self.introduction.sealer("mqtt"),
-                envelope=self.introduction.envelope,
-                deliver=self.incoming.from_bus,
-                on_change=lambda connected: self.parts.inbox.put(events.BusChanged(connected)),
-                state=self.introduction.state,
-                counters=self.parts.counters,
-                broken=self.parts.security.tell,
-                state_every_s=self.config.mqtt_state_every_s,
-                tls=BrokerTls(self.config.mqtt_ca, self.parts.cluster.authority.certificate, self.parts.tls.file),
-                password_file=self.config.mqtt_password_file,
-                copied=lambda other: heard_of_copy(self.parts, other),
-            )
+        address = await self._connect_peers()
         self.parts.saving = OutputSaver(self.parts)
         self.parts.output.adopt(self.parts.links, launcher.running)
         self.input_server = StdinServer(self.parts)
-        self.parts.links.streams.inputs = self.input_server
+        self.parts.links.streams.serve_inputs(self.input_server)
         self.control = ControlServer(self.parts)
         self.parts.clients = self.control
         self.parts.retention = Retention(self.parts, Path(self.config.state) / DATABASE)
@@ -352,18 +311,18 @@ class Daemon:
                 host.run(),
                 self.parts.gpus.run(),
                 self.parts.disk.watch(),
-                self.parts.tls.keep_valid(),
+                self.parts.renewal.run(),
                 self.parts.retention.run(),
                 self.parts.chores.run(),
-                own_address.watch(self.parts),
+                self.address_watch.run(),
                 memory.watch(self.parts),
             )
             background = [group.create_task(one) for one in work]
-            if self.introduction.speed() is None:
-                background.append(group.create_task(find_out(self.introduction.speed_file, self.parts.inbox.put)))
+            if speed_of(self.config) is None:
+                background.append(group.create_task(find_out(speed_file(self.config), self.parts.inbox.put)))
             if self.parts.bus is not None:
                 background.append(group.create_task(self.parts.bus.run()))
-            self.parts.trust.start()
+            self.keyring.refresh()
             self.parts.members.start()
             await self.control.start(self._manager.listener(self.config.socket))
             exit_reason.forget(self.config.socket)
@@ -375,6 +334,34 @@ class Daemon:
             await self._wind_down()
             for task in background:
                 task.cancel()
+
+    async def _connect_peers(self) -> str:
+        """Build what speaks with other nodes, and listen → the address that peers dial."""
+        parts, info, node = self.parts, self.info, self.parts.node
+        trust = self.keyring.trust
+        local = LocalNode(info, parts.cluster, self.keyring, node, parts.inbox)
+        parts.duplicates = DuplicateNames(info, node, parts.run, parts.journal)
+        parts.enrollment = Enrollment(info, node, parts.tls, trust)
+        joins = JoinServer(parts.enrollment, parts.tls, parts.journal, parts.security) if parts.tls.lets_in else None
+        backpressure = PeerBackpressure(parts.inbox)
+        parts.links = PeerLinks(local, self.incoming, parts.tls, parts.security, backpressure, joins)
+        parts.asked_nodes = DirectoryQueries(parts.links.send)
+        parts.trust = TrustDistribution(
+            local, self.keyring, parts.tls, parts.links, parts.journal, parts.inbox, parts.security
+        )
+        parts.renewal = CertificateRenewal(parts.tls, trust, parts.links, node, parts.journal, info.counters)
+        parts.members = Members(info, local, node, parts.links, trust, parts.inbox, parts.security)
+        parts.cluster_commands = ClusterCommands(
+            info, node, parts.enrollment, parts.trust, parts.members, parts.journal
+        )
+        self.address_watch = AddressWatch(info, local, parts.run, parts.journal)
+        address = await parts.members.listen()
+        if self.config.mqtt:
+            from peerload.agent.mqtt.client import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
+
+            broker_tls = BrokerTls(self.config.mqtt_ca, parts.cluster.authority.certificate, parts.tls.file)
+            parts.bus = MqttBus(self.config, local, self.incoming, parts.security, broker_tls)
+        return address
 
     def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
         """Clients and peers find it from here on → what it owes whoever runs it as a service."""
@@ -455,7 +442,7 @@ class Daemon:
         await self.parts.pulls.close()
         await self.input_server.close()
         await self.performer.close()
-        self.parts.trust.close()
+        self.keyring.close()
         self.parts.members.close(forget=self.parts.run.leaves)
         if self.parts.run.leaves:
             node_identity_file.forget_peers(Path(self.config.state))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 from peerload.agent.accounts.directory_cache import DirectoryCache
 from peerload.agent.control.authorization import Authorization
 from peerload.agent.node_info import REFUSED_BY_MAX, NodeInfo, now
-from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.run_state import RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.device_locks import DeviceLocks
@@ -22,14 +21,17 @@ if TYPE_CHECKING:
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.completion.saving import OutputSaver
     from peerload.agent.inbox import Inbox
-    from peerload.agent.joining.distribution import TrustLink
+    from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.enrollment import Enrollment
+    from peerload.agent.joining.renewal import CertificateRenewal
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
+    from peerload.agent.peers.duplicate_node_name import DuplicateNames
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
+    from peerload.agent.requests.cluster_commands import ClusterCommands
     from peerload.agent.requests.exec_in_task import InsideCommands
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_fetch import StdinFetches
@@ -79,8 +81,11 @@ class Parts:
 
     cluster: ClusterDirectory
     tls: Credentials
-    trust: TrustLink
-    joining: Enrollment
+    trust: TrustDistribution
+    renewal: CertificateRenewal
+    enrollment: Enrollment
+    cluster_commands: ClusterCommands
+    duplicates: DuplicateNames
     disk: DiskSpace
     store: Store
     spool: Spool
@@ -111,7 +116,6 @@ class Parts:
         self.security = SecurityEvents(info.counters)
         self.directories = DirectoryCache(lambda directory: self.inbox.put(DirectoryFound(directory)))
         self.access = Authorization(self)
-        self.peer_facts = PeerFacts()
         self.claims = DeviceLocks(Path(info.config.gpu_claims) if info.config.gpu_claims else None)
         self.run = RunState()
 

@@ -86,7 +86,7 @@ class RequestHandler:
     ) -> None:
         """Answer a request at once, or begin the work that answers it."""
         changes, gating = self._changes, self._gating
-        inside, joining = self._parts.inside, self._parts.joining
+        inside, cluster = self._parts.inside, self._parts.cluster_commands
 
         def begin(work: Coroutine[Any, Any, None]) -> None:
             connection.spawn(request.id, work)
@@ -161,13 +161,13 @@ class RequestHandler:
             case control.Forget():
                 changes.forget(connection, request)
             case control.Invite():
-                joining.invite(connection, request)
+                cluster.invite(connection, request)
             case control.Revoke():
-                joining.revoke(connection, request)
+                cluster.revoke(connection, request)
             case control.Rotate():
-                joining.rotate(connection, request)
+                cluster.rotate(connection, request)
             case control.Restart():
-                joining.restart(connection, request)
+                self._restart(connection, request)
             case control.Info():
                 connection.ok(request.id, node_answers.agent_object(self._parts))
             case control.Nodes():
@@ -402,6 +402,12 @@ class RequestHandler:
     def _checkup(self, connection: Connection) -> dict[str, object]:
         told = checkup_object(self._parts)
         return told if connection.caller.sees_all else told | {"damaged": []}
+
+    def _restart(self, connection: Connection, request: control.Restart) -> None:
+        """Stop, and start in the same process with the settings as they are then."""
+        self._parts.journal.happened("agent", "restarting", reason=request.reason)
+        connection.ok(request.id, {"pid": os.getpid(), "boot": self._parts.identity.boot})
+        self._parts.run.stop(Ending.RESTART)
 
     def _stop(self, connection: Connection, request: control.Stop) -> None:
         connection.ok(request.id, {"pid": os.getpid()})

@@ -170,7 +170,7 @@ class OverviewBuilder:
     def _node_mark(self, peer: PeerInfo) -> object:
         heard = self._parts.node.membership.last_report(peer.identity.node)
         heard_s = peer.heard_s if heard is None else heard.at_s
-        is_in = self._parts.trust.hears(peer.identity.node, peer.identity.boot)
+        is_in = self._parts.trust.trust.admits(peer.identity.node, peer.identity.boot)
         declines = node_answers.declines(self._parts.node, peer)
         return peer.state, peer.identity, peer.profile, heard_s, is_in, declines
 

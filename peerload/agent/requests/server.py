@@ -54,7 +54,7 @@ class ControlServer:
         self._requests = RequestHandler(parts, self._pending, self._decisions, self._waited)
         self._routes = RequestRouter(parts, TaskIds(parts), self._requests.handle)
         self._forwarded = ForwardServer(self, parts.access)
-        parts.links.streams.forwards = self._forwarded
+        parts.links.streams.serve_forwards(self._forwarded)
 
     # -- listening -----------------------------------------------------------------------------------------------------
 

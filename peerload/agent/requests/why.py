@@ -161,7 +161,7 @@ class WhyRequest:
         """Of a node that was shut out nothing else is of interest."""
         trust, node = self._parts.trust.trust, verdict.node
         peer = self._parts.node.membership.get(node)
-        if peer is None or not trust.was_revoked(node) or self._parts.trust.hears(node, peer.identity.boot):
+        if peer is None or not trust.was_revoked(node) or trust.admits(node, peer.identity.boot):
             return verdict
         return msgspec.structs.replace(verdict, can_ever=False, now=None, reason=REVOKED)
 

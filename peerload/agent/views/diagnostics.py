@@ -49,7 +49,7 @@ def checkup_object(parts: Parts) -> dict[str, object]:
         },
         "broker": _broker(parts),
         "peers": [_peer(parts, peer, linked) for peer in node.membership],
-        "clashes": parts.links.introductions.clashes,
+        "clashes": parts.links.name_clashes,
         "refused_by": list(parts.refused_by),
         "damaged": answers.damaged(listing.damaged),
         "lost": parts.store.lost.words(parts.config.node) if parts.store.lost is not None else None,
@@ -58,7 +58,7 @@ def checkup_object(parts: Parts) -> dict[str, object]:
         "trouble": node.state.profile.trouble or None,
         "certificate_until": facts.valid_until.timestamp() if facts is not None else None,
         "issuer": parts.cluster.is_issuer,
-        "revoked": facts is not None and parts.trust.trust.refuses(facts),
+        "revoked": parts.tls.is_revoked,
         "security": security_object(parts),
     }
 
@@ -85,9 +85,9 @@ def _broker(parts: Parts) -> dict[str, object] | None:
 
 def _peer(parts: Parts, peer: PeerInfo, linked: set[str]) -> dict[str, object]:
     name = peer.identity.node
-    fact, now_s = parts.peer_facts.of(name), time.monotonic()
+    fact, now_s = parts.members.facts_of(name), time.monotonic()
     heard_s = fact.datagram_s if fact is not None else None
-    way, way_why = parts.links.ways.way(name)
+    way, way_why = parts.links.reachability.route(name)
     return {
         "node": name,
         "state": peer.state.value,
@@ -95,9 +95,9 @@ def _peer(parts: Parts, peer: PeerInfo, linked: set[str]) -> dict[str, object]:
         "linked": name in linked,
         "met_s": now_s - fact.met_s if fact is not None else None,
         "datagram_age_s": now_s - heard_s if heard_s is not None else None,
-        "revoked": not parts.trust.hears(name, peer.identity.boot),
+        "revoked": not parts.trust.trust.admits(name, peer.identity.boot),
         "clock_ahead_s": fact.clock_ahead_s if fact is not None else None,
         "way": way,
         "way_why": way_why or None,
-        "dials_back": parts.links.ways.dials_back(name),
+        "dials_back": parts.links.reachability.dials_back(name),
     }

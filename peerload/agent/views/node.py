@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DECLINES_TOLD_MAX = 8
 """Directories that are told of one node."""
+REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 
 
 def nodes(node: Node) -> list[dict[str, object]]:
@@ -83,12 +84,12 @@ def some_nodes(parts: Parts, peers: Iterable[PeerInfo]) -> list[dict[str, object
     own = _own_object(parts.node)
     why = parts.gpus.why_none
     own["no_gpus_because"] = why if why and why != NOT_INSTALLED else None
-    facts, trust = parts.tls.facts, parts.trust
-    own["revoked"] = facts is not None and trust.trust.refuses(facts)
+    trust = parts.trust.trust
+    own["revoked"] = parts.tls.is_revoked
     return [
         own,
         *(
-            _peer_object(parts.node, peer) | {"revoked": not trust.hears(peer.identity.node, peer.identity.boot)}
+            _peer_object(parts.node, peer) | {"revoked": not trust.admits(peer.identity.node, peer.identity.boot)}
             for peer in peers
         ),
     ]
@@ -244,8 +245,8 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
         "mqtt_configured": bool(parts.config.mqtt),
         "peers": len(list(parts.node.membership)),
-        "sought": parts.links.sought,
+        "sought": parts.links.unanswered,
         "remembered": len(parts.node.membership.gossip.contacts.known),
         "started_at": parts.started_at,
-        "notices": parts.notices,
+        "notices": [*parts.notices, *([REVOKED_NOTICE] if parts.tls.is_revoked else [])],
     }

@@ -33,7 +33,7 @@ def security_object(parts: Parts) -> dict[str, object]:
         },
         "seal_number": trust.number,
         "sealed_since": trust.sealed_since,
-        "invitations": parts.joining.invitations(parts.now().wall_s),
+        "invitations": parts.enrollment.open_count(parts.now().wall_s),
         "bounds": bounds(parts),
         "administrators": administrators(parts),
     }
