@@ -61,7 +61,6 @@ DECODERS = {
     "config/loader.py:converted_value": "config",
     "config/check.py:_plain": OUR_OWN,
     "config/check.py:mistakes_in": "settings",
-    "agent/store/pruning.py:output_bytes_of": "row",
     "agent/store/selector.py:_submissions": "row",
     "security/tls.py:_context": "cluster",
     "security/revocation.py:Trust.__init__": "state",

@@ -43,7 +43,7 @@ def test_an_agent_with_a_copy_of_the_state_of_another_is_refused_on_the_same_mac
         machine.write_text("f" * 32, encoding="ascii")
         _begins_with(
             copy,
-            f"import pathlib; from peerload.agent.store import state_origin; state_origin.MACHINE_ID = pathlib.Path({str(machine)!r})",
+            f"import pathlib; from peerload.agent import state_copies; state_copies.MACHINE_ID = pathlib.Path({str(machine)!r})",
         )
         copy.spawn()
         assert copy.reap() != 0

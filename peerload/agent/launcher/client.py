@@ -71,13 +71,14 @@ MEMORY_FREE = "memory: this launcher is of an earlier version, and limits none"
 
 
 class LauncherLink:
-    """The connection to the launcher of ``process``. ``put`` gets TaskStarted, TaskEnded, LauncherLost, LauncherReady and
-    StdinFed; ``failed(why)`` is called if no more can come. Requests of one loop turn go in one frame."""
+    """The connection to the launcher of ``process``; ``failed(why)`` is called if no more events can come. Requests of one loop
+    turn go in one frame."""
+
+    _put: Callable[[Event | StdinFed], None]
 
     def __init__(
         self,
         process: LauncherProcess | LauncherService,
-        put: Callable[[Event | StdinFed], None],
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
         heartbeat: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,
@@ -89,7 +90,6 @@ class LauncherLink:
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._measured: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._failed = failed
-        self._put = put
         self._output_bytes_max = output_bytes_max
         self._pid = 0
         self._run = ""
@@ -106,7 +106,9 @@ class LauncherLink:
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
-        self._heartbeat = heartbeat(lambda: self._request({"do": "ping"}), lambda silent: put(LauncherSilent(silent)))
+        self._heartbeat = heartbeat(
+            lambda: self._request({"do": "ping"}), lambda silent: self._put(LauncherSilent(silent))
+        )
         self._is_asked = False
 
     @property
@@ -122,6 +124,10 @@ class LauncherLink:
     async def answers(self, within_s: float) -> bool:
         """Whether there is one that answers within so many seconds; one of an earlier version cannot be asked."""
         return bool(self._pid) and (not self._is_asked or await self._heartbeat.answers(within_s))
+
+    def report_to(self, put: Callable[[Event | StdinFed], None]) -> None:
+        """Set who gets TaskStarted, TaskEnded, LauncherLost, LauncherReady and StdinFed, before `start`."""
+        self._put = put
 
     async def start(self) -> LauncherReady:
         """Find the launcher or start one. → what runs, what has ended unforgotten, and of what runs the frozen. Raises LauncherError."""

@@ -108,7 +108,7 @@ class OutputSource:
             connection.more(request.id, {word: {"node": self._node.state.node, "attempt": guest.attempt}})
         asked = OutputRequest(guest.task, guest.uid, guest.attempt, first, second, follow=request.follow)
         sizes = (0, 0)
-        async for piece in self._output.serve(guest.home, asked):
+        async for piece in self._output.serve_output(guest.home, asked):
             if isinstance(piece, OutputEnd):
                 sizes = piece.stdout_bytes, piece.stderr_bytes
             elif piece.stream in request.streams:

@@ -24,11 +24,11 @@ NAMED_MAX = 8
 class SecurityView:
     """The security of one agent, as far as it alone knows it."""
 
-    def __init__(self, config: AgentConfig, node: Node, cluster: ClusterView, joining: Enrollment) -> None:
+    def __init__(self, config: AgentConfig, node: Node, cluster: ClusterView, enrollment: Enrollment) -> None:
         self._config = config
         self._node = node
         self._cluster = cluster
-        self._joining = joining
+        self._enrollment = enrollment
 
     def checkup(self) -> dict[str, object]:
         """`security` of what `control.Checkup` lists."""
@@ -36,7 +36,7 @@ class SecurityView:
             "mode": self._config.mode,
             "user_id": os.getuid(),
             **self._cluster.security(),
-            "invitations": self._joining.invitations(now().wall_s),
+            "invitations": self._enrollment.open_count(now().wall_s),
             "bounds": self._bounds(),
             "administrators": self._administrators(),
         }
