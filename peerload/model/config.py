@@ -230,7 +230,6 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long the certificates last that this node makes; after two thirds of it they are made anew."""
     gossip: Literal["local", "lan", "wan"] = "lan"
     """How fast the loss of a node is noticed: agents on one machine, on one network, or far apart."""
-    site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""
     ended_kept_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 30 * 86_400.0

@@ -140,7 +140,7 @@ def _answers() -> tuple[bytes, ...]:
 
 
 def _mqtt_payload(raw: bytes) -> object:
-    topics = Topics("default", "main", "n1")
+    topics = Topics("default", "n1")
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
     believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), Counter())
     member = Sealer(KEY, "id", "n2", "boot-2", purpose="mqtt")

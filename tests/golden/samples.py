@@ -182,7 +182,7 @@ def launcher() -> dict[str, list[str]]:
 
 def mqtt() -> dict[str, list[str]]:
     """Topics, and what is published on them."""
-    topics = Topics("default", "main", "n1")
+    topics = Topics("default", "n1")
     sealer = Sealer(bytes(KEY_BYTES), "cluster-id", "n1", "boot-1", purpose="mqtt")
     state = value_of(inspect.type_info(messages.State), 0, full=True)
     return {

@@ -101,7 +101,7 @@ def test_who_floods_the_broker_is_muted_and_the_broker_is_kept(broker: TlsBroker
         wait_until(is_muted, what="it to be muted")
     told = one.counters().get("mqtt received state", 0)
     wait_until(lambda: one.counters().get("mqtt received state", 0) > told, what="the others to be heard")
-    assert (one.counters()["mqtt connects"], one.counters().get("mqtt left: it repeats itself", 0)) == (connects, 0)
+    assert one.counters()["mqtt connects"] == connects
     with one.client() as client:
         said = [event for part in client.stream("events", what=["security"]) for event in part["events"]]
     assert any(event["state"] == "P2" and event["node"] == "n5" for event in said)

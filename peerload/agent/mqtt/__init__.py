@@ -1,1 +1,1 @@
-"""The MQTT bus: client, message filter, loop detector."""
+"""The MQTT bus: client, message filter, flood filter."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # what aiomqtt stands on
 
-from peerload.agent.mqtt.loop_detector import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, LoopDetector
+from peerload.agent.mqtt.flood_filter import FloodFilter
 from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, Received, Topics
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError
@@ -210,7 +210,6 @@ class MqttBus:
         *,
         urls: Sequence[str],
         cluster: str,
-        site: str,
         identity: Identity,
         sealer: Sealer,
         envelope: Callable[[Message, str, str], Envelope],
@@ -229,7 +228,7 @@ class MqttBus:
             raise ConfigError("mqtt", "no broker is named")
         self._tls = tls
         self._password_file = password_file
-        self._topics = Topics(cluster, site, identity.node)
+        self._topics = Topics(cluster, identity.node)
         self._sealer = sealer
         self._filter = AdviceFilter(self._topics, identity, sealer, counters, broken, copied)
         self._identifier = f"{identity.node}-{identity.boot[:8]}"
@@ -239,7 +238,6 @@ class MqttBus:
         self._state = state
         self._state_every_s = state_every_s
         self._counters = counters
-        self._broken = broken
         self._outgoing: deque[_Outgoing] = deque()
         self._own_state: _Outgoing | None = None
         self._work = asyncio.Event()
@@ -247,7 +245,7 @@ class MqttBus:
         self._url: BrokerUrl | None = None
         self._worker: asyncio.Task[None] | None = None
         self._away_logged = False
-        self._repeats = LoopDetector()
+        self._floods = FloodFilter(counters, broken)
         self.is_heard = False
         """Whether the broker in use passes on what we publish: our own State has come back."""
         self.why_away = "it has not answered yet"
@@ -262,11 +260,6 @@ class MqttBus:
     def url(self) -> str | None:
         """The broker in use, without user and password; None while none answers."""
         return self._url.text if self._client is not None and self._url is not None else None
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the broker in use brings messages more than once as a rule."""
-        return self._client is not None and self._repeats.are_many
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
@@ -339,8 +332,7 @@ class MqttBus:
             url = self._urls[turn % len(self._urls)]
             began_at = loop.time()
             reason = await self._serve(url)
-            is_flood = reason == SAYS
-            if not is_flood and loop.time() - began_at >= CONNECT_S + STEADY_S:
+            if loop.time() - began_at >= CONNECT_S + STEADY_S:
                 failures = 0
             else:
                 turn += 1
@@ -350,15 +342,11 @@ class MqttBus:
                 self._away_logged = True
             ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
             failures += 1
-            if is_flood:
-                self._counters["mqtt left: it repeats itself"] += 1
-                ceiling = LEFT_ALONE_S / len(self._urls)
             await asyncio.sleep(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, not a secret
 
     async def _serve(self, url: BrokerUrl) -> str:
         """Use this broker for as long as it answers. Returns why it is over."""
-        repeats = LoopDetector(self._topics.node)
-        queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, repeats)
+        queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, self._floods)
         try:
             client = _Client(url.known_as(self._password_file), self._identifier, queue)
         except ConfigError as error:
@@ -371,13 +359,11 @@ class MqttBus:
                 await client.enter(sock)
                 if not await client.listen(self._topics.subscriptions):
                     return "it refuses our subscriptions"
-            self._repeats = repeats
             self._opened(client, url)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive(client), name="mqtt receive")
                 group.create_task(self._publish(client), name="mqtt publish")
                 group.create_task(self._repeat_state(), name="mqtt state")
-                group.create_task(self._look_for_floods(repeats), name="mqtt repeats")
         except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
             reason = _reason(errors)  # also TimeoutError, which is an OSError
             if isinstance(sock, SecuredBroker) and sock.fault is not None:
@@ -421,23 +407,11 @@ class MqttBus:
             if message.payload and topic == self._topics.state:
                 self.is_heard = True
             envelope = self._filter.accept(topic, message.payload)
-            if not message.retain and (envelope is not None or self._filter.was_seen_before):
-                self._repeats.judged(Topics.publisher(topic), is_new=envelope is not None)
             if envelope is not None:
+                if not message.retain:
+                    self._floods.count_new(envelope.src)
                 self._counters[f"mqtt received {envelope.body.__struct_config__.tag}"] += 1
                 self._deliver(envelope, message.retain)
-
-    async def _look_for_floods(self, repeats: LoopDetector) -> None:
-        """Tells of publishers that flood. Raises MqttError when the broker brings little but what it has brought before."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            muted, is_circle = repeats.look()
-            for name in muted:
-                self._counters["mqtt publishers muted"] += 1
-                self._broken("P2", name, f"over MQTT: a flood; what it publishes is dropped for {LEFT_ALONE_S:g} s")
-                _log.warning("%s floods the broker: what it publishes is dropped for %g s", name, LEFT_ALONE_S)
-            if is_circle:
-                raise aiomqtt.MqttError(SAYS)
 
     async def _publish(self, client: _Client) -> None:
         while True:

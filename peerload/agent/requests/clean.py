@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.store.retention import Removed, Retention
+    from peerload.agent.store.retention import Removed, TaskRemover
     from peerload.core.node import Node
     from peerload.wire import control
 
@@ -21,8 +21,8 @@ REASON = "peerload clean"
 class CleanRequests:
     """The verb `clean` of one agent."""
 
-    def __init__(self, retention: Retention, reads: DurableReads, task_ids: TaskIds, node: Node) -> None:
-        self._retention = retention
+    def __init__(self, remover: TaskRemover, reads: DurableReads, task_ids: TaskIds, node: Node) -> None:
+        self._remover = remover
         self._reads = reads
         self._task_ids = task_ids
         self._node = node
@@ -51,7 +51,7 @@ class CleanRequests:
             names, removed.names = removed.names, []
             await connection.tell(request.id, {"tasks": names})
 
-        gone = await self._retention.remove(
+        gone = await self._remover.remove(
             wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell
         )
         if gone.tasks and not request.dry_run:

@@ -91,12 +91,6 @@ class InsideCommands:
             frozen=tuple(key for key in ready.frozen if key not in mine),
         )
 
-    def adopt(self) -> None:
-        """Tell a launcher that was listed again how much there is to read."""
-        for key, command in self._commands.items():
-            if command.input is not None:
-                self._launcher.feed(key, command.input.size_bytes, has_ended=command.input.has_ended)
-
     def add(self, key: str, command: Command) -> None:
         """A client wants this command. Raises SlowDown if there are too many."""
         if len(self._commands) >= COMMANDS_MAX:

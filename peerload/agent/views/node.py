@@ -1,4 +1,4 @@
-"""Nodes as the objects that a client is shown (keys: docs/cli.md); tasks are in `views/task.py`."""
+"""Nodes as the objects that a client is shown (keys: docs/json.md); tasks are in `views/task.py`."""
 
 from __future__ import annotations
 

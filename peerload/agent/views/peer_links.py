@@ -53,7 +53,7 @@ class PeerLinksView:
             return None
         urls = [without_password(url) for url in self._info.config.mqtt]
         told = {"urls": urls, "url": self._bus.url, "why": self._bus.why_away or None}
-        return told | {"heard": self._bus.is_heard, "repeats": self._bus.repeats}
+        return told | {"heard": self._bus.is_heard}
 
     def _peer(self, peer: PeerInfo, linked: set[str]) -> dict[str, object]:
         name = peer.identity.node
