@@ -78,12 +78,13 @@ def head(verb: str, parser: Options, shared: set[str]) -> str:
     """A verb's usage, its purpose, and the flags that it does not share."""
     usage = (parser.usage or "").removeprefix(f"peerload {verb}").strip()
     if not usage:
-        words = [str(action.metavar or action.dest) for action in parser._actions if not action.option_strings]
-        several = [action.nargs in ("*", "+") for action in parser._actions if not action.option_strings]
-        usage = " ".join(
-            ["[flags]"] * bool(flags(parser))
-            + [f"{word} …" if many else word for word, many in zip(words, several, strict=True)]
-        )
+        wrapped = {"*": "[{} …]", "+": "{} …", "?": "[{}]"}
+        words = [
+            wrapped.get(str(action.nargs), "{}").format(action.metavar or action.dest)
+            for action in parser._actions
+            if not action.option_strings
+        ]
+        usage = " ".join(["[flags]"] * bool(flags(parser)) + words)
     purpose = " ".join((parser.description or "").split("\n\n", 1)[0].split())
     shown = f"`peerload {verb} {usage}`".replace(" `", "`").replace("\n", " ")
     return f"\n{shown}. {purpose}\n" + table(parser, [name for name in flags(parser) if name not in shared])
