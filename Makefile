@@ -77,7 +77,7 @@ lint-mypy:
 	.venv/bin/mypy
 lint-imports:
 	.venv/bin/lint-imports
-	.venv/bin/lint-imports --config .ci/layers.toml
+	.venv/bin/lint-imports --config .ci/layers.toml --cache-dir .import_linter_cache/layers
 
 format: setup  ## lay the code out as lint wants it
 	.venv/bin/ruff check --fix && .venv/bin/ruff format

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.agent.output.spool import Spool
-    from peerload.agent.store.gathered import ArrayRow
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.rows import Damage, RecordedEvent
+    from peerload.agent.store.selector import ArrayRow
     from peerload.core.estimates.history import DurationEstimates
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
