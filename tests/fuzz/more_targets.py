@@ -91,7 +91,7 @@ class _Server:
     def admit(self, _connection: object) -> None:
         return None
 
-    def gone(self, _connection: object) -> None:
+    def disconnected(self, _connection: object) -> None:
         return None
 
     def refused(self, _connection: Connection, _name: str, _rule: str, _what: str) -> None:
@@ -120,7 +120,7 @@ def control_connection(raw: bytes) -> object:
     """What a local client sends, in pieces."""
 
     def act() -> None:
-        client = LocalConnection(_Server())
+        client = LocalConnection(_Server(), _Server())
         client._transport = Deaf()
         for first in range(0, len(raw), STEP_BYTES):
             client.data_received(raw[first : first + STEP_BYTES])

@@ -13,7 +13,7 @@ import msgspec
 from peerload.agent.control.principal import NOBODY
 from peerload.agent.peers.read_timeout import ReadTimeout
 from peerload.model import metrics
-from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
+from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError, SlowDown
 from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
 
@@ -29,6 +29,8 @@ UNREAD_BYTES_MAX = 8 << 20
 PART_BYTES = 1 << 20
 """Lists that make an answer larger than this are sent in parts of about this size."""
 REST_S_MAX = 1.0
+REQUESTS_PENDING_MAX = 1024
+"""Requests of one client that may be unanswered at a time."""
 PARTING_S = 0.5
 """Who is cut off may go on sending for so long, unheard."""
 
@@ -46,13 +48,13 @@ class Server(Protocol):
         """A bug of ours came to light in a request: the agent stops."""
 
 
-class LocalServer(Server, Protocol):
-    """The same, of a socket."""
+class LocalClients(Protocol):
+    """The clients of a socket."""
 
     def admit(self, connection: LocalConnection, /) -> PeerloadError | None:
         """None, or why this client is not served."""
 
-    def gone(self, connection: LocalConnection, /) -> None:
+    def disconnected(self, connection: LocalConnection, /) -> None:
         """A client hung up."""
 
 
@@ -68,8 +70,6 @@ class Connection:
         self.when_gone: list[Callable[[], None]] = []
         """Called when this client is gone."""
         self.pending = 0
-        self.begun: Callable[[asyncio.Task[None]], None] | None = None
-        """Told of each piece of work that begins while a request is handed over."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.closed = False
         self._catches_up: asyncio.Task[None] | None = None
@@ -97,6 +97,11 @@ class Connection:
         """Take nothing more from it for so long, at most REST_S_MAX."""
         self.hold_reading()
         asyncio.get_running_loop().call_later(min(seconds, REST_S_MAX), self.let_read)
+
+    def check_pending(self) -> None:
+        """Raises SlowDown if too many requests of this client are unanswered."""
+        if self.pending >= REQUESTS_PENDING_MAX:
+            raise SlowDown("too many requests at once", why=f"{self.pending} are pending")
 
     def request(self, raw: bytes) -> bool:
         """The body of one frame from the client: carried out, or refused → False, if it is not even numbered."""
@@ -172,16 +177,11 @@ class Connection:
             log.error("a bug in a request", exc_info=error)
             self._server.broke(f"a bug: {error!r}")
 
-    def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        """Work on a request, which ends with this client. What it raises is the answer."""
-        self._begin(number, work)
-
-    def _begin(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin the work on a request, which ends with this client. What it raises is the answer."""
         self.pending += 1
         task = asyncio.get_running_loop().create_task(self._carry_out(number, work))
         self.tasks.add(task)
-        if self.begun is not None:
-            self.begun(task)
         task.add_done_callback(lambda task: self._carried_out(task, work))
         return task
 
@@ -210,9 +210,9 @@ class Connection:
 class LocalConnection(Connection, asyncio.Protocol):
     """A client at this agent's own socket."""
 
-    def __init__(self, server: LocalServer) -> None:
+    def __init__(self, server: Server, clients: LocalClients) -> None:
         super().__init__(server)
-        self._at = server
+        self._clients = clients
         self._buffer = bytearray()
         self._slow = ReadTimeout(asyncio.get_running_loop(), self._too_slow)
         self._can_write = asyncio.Event()
@@ -229,7 +229,7 @@ class LocalConnection(Connection, asyncio.Protocol):
             socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
         )
         self.uid = struct.unpack("3i", raw)[1]
-        refusal = self._at.admit(self)
+        refusal = self._clients.admit(self)
         if refusal is not None:
             self._part(refusal)
 
@@ -239,7 +239,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._slow.stop()
         self._can_write.set()
         self.lost()
-        self._at.gone(self)
+        self._clients.disconnected(self)
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""

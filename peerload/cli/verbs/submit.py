@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.common import command, terms_flags
+from peerload.cli.common import command, task_flags
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
     ranges = array_ranges(flags.array) if flags.array is not None else []
     spec, secret = command.specification(flags, rest, "submit")
     each = _each(flags, spec)
-    terms = terms_flags.terms(flags, "submit")
+    terms = task_flags.terms(flags, "submit")
     if flags.dry_run:
         shown = {"each": _shown(each)} if each else {}
         return command.print_dry_run(spec, secret, flags, array=ranges, **shown, **terms)

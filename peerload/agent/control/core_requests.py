@@ -1,4 +1,4 @@
-"""What the core was asked and what it said: requests that wait for its answer, and its newest decisions."""
+"""Requests to the core that wait for its answer, and its newest decisions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.agent.control.connection import Connection
+    from peerload.agent.inbox import Inbox
     from peerload.model.actions import Answer, Decided
+    from peerload.model.events import Event
 
 DECISIONS_KEPT_MAX = 10_000
 
 
-class PendingReplies:
-    """Which answer of the core goes to which request of which client."""
+class CoreRequests:
+    """Puts requests to the core, and passes its answers on to the clients that wait for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
         self._waiting: dict[int, tuple[Connection, int]] = {}
         self._if_refused: dict[int, Callable[[], None]] = {}
         self._promised: dict[int, asyncio.Future[dict[str, object]]] = {}
@@ -35,6 +38,10 @@ class PendingReplies:
         self._waiting[self._next] = (connection, number)
         connection.pending += 1
         return self._next
+
+    def put(self, event: Event) -> None:
+        """Hand an event to the core; if it is a request, its number is one of ours."""
+        self._inbox.put(event)
 
     def promise(self) -> tuple[int, asyncio.Future[dict[str, object]]]:
         """A number for the core, and what its Answer becomes the result of."""
