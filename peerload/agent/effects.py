@@ -21,7 +21,7 @@ from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.agent.store.disk_space import cannot_write
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
-from peerload.model import actions, events
+from peerload.model import actions, events, timers
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StoreError
 from peerload.model.messages import ADVICE, WHY_LENGTH_MAX, DirectoryRequest, DirectoryTold, Offer, Result, State
 from peerload.model.task import SCRATCH, Exit, execution_key
@@ -40,7 +40,7 @@ INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
 FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
-BULK_TIMERS = frozenset(("request", "gates"))
+BULK_TIMERS = (timers.Batch, timers.Eligibility)
 """They go on with what is done for many tasks, some at a time; while the disk is behind they wait for it."""
 ADVICE_UNANSWERED_MAX = 6
 """So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
@@ -51,7 +51,7 @@ class Performer:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
+        self._timers: dict[timers.Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_bus: dict[str, tuple[str, int]] = {}
         self._looked_up: Counter[str] = Counter()
@@ -197,11 +197,11 @@ class Performer:
         loop = asyncio.get_running_loop()
         self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, action.at_s)
 
-    def _expire(self, timer: tuple[str, ...], at_s: float) -> None:
+    def _expire(self, timer: timers.Timer, at_s: float) -> None:
         del self._timers[timer]
         if self._parts.now().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
             self._set_timer(actions.SetTimer(timer, at_s))
-        elif timer[0] in BULK_TIMERS:
+        elif isinstance(timer, BULK_TIMERS):
             self._parts.release.when_room(lambda: self._parts.inbox.put(events.TimerExpired(timer)))
         else:
             self._parts.inbox.put(events.TimerExpired(timer))
