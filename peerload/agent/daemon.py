@@ -352,7 +352,7 @@ class Daemon:
             host = Sensors(self.parts.inbox.put, own_use.seconds)
             work = (
                 host.run(),
-                self.parts.gpus.run(NodeGpuHost(self.parts.node.ledger, self.parts.journal)),
+                self.parts.gpus.run(NodeGpuHost(self.parts.node.ledger, self._gpu_changed)),
                 self.parts.disk.watch(),
                 self.parts.tls.keep_valid(),
                 self.parts.retention.run(),
@@ -377,6 +377,9 @@ class Daemon:
             await self._wind_down()
             for task in background:
                 task.cancel()
+
+    def _gpu_changed(self, state: str, words: str) -> None:
+        self.parts.journal.happened("gpu", state, reason=words)
 
     def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
         """Clients and peers find it from here on → what it owes whoever runs it as a service."""

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from peerload.agent.joining.distribution import WORDS
-from peerload.agent.launcher.protocol import StdinFed
+from peerload.launcher.protocol import StdinFed
 from peerload.model import events
 from peerload.model.messages import State
 

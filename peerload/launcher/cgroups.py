@@ -39,8 +39,6 @@ class Cgroups:
     name = ""
     is_bare = False
     unenforced: tuple[str, ...] = (_OUTSIDE,)
-    guard_pid = 0
-    errands: set[int] = set()  # noqa: RUF012 -- replaced
 
     def __init__(self, own: str, root_name: str) -> None:
         self.root = f"{self._place(own)}/{root_name}"

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
         is_bare: bool
         root: str
         """Where units are, for those that have a place."""
-        guard_pid: int
-        errands: set[int]
-        """Children of the launcher that are no tasks either, and that it waits for elsewhere."""
-        """A child of the launcher that is no task's orphan."""
 
         def orphans(self) -> set[int]:
             """The children of the launcher, where orphans come to it."""

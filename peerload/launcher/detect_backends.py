@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from peerload.launcher.memory_limits import Memory
 
 
-def choose(directory: str, run: str, units_wanted: str, memory_wanted: str) -> tuple[Units, Memory]:
+def choose(
+    directory: str, run: str, units_wanted: str, memory_wanted: str, own_children: set[int]
+) -> tuple[Units, Memory]:
     """The wanted kinds, or the best that work ("": any), for this run of a launcher; a note in ``directory`` tells its
-    successor where they are."""
+    successor where they are. own_children: pids of children of the launcher that are no tasks."""
     name = ROOT_PREFIX + run
     units: Units | None = cgroup_units(units_wanted, name)
     if units is None:
         from peerload.launcher.proc_scan import ProcScan  # noqa: PLC0415 -- most launchers have no use for it
 
-        units = ProcScan(run)
+        units = ProcScan(run, own_children)
     memory = memory_limits(memory_wanted, units, name)
     note_units(directory, units.name, units.root, memory.root)
     return units, memory

@@ -11,16 +11,16 @@ from peerload.launcher.stdin_pump import StdinFeeds
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import select
-    from typing import Any
 
     from peerload.launcher.fs_credentials import Access
+    from peerload.launcher.protocol import LauncherEvent, ResizeRequest, SpawnRequest, StdinRequest
 
 
 class LauncherStdin:
     """For all tasks of one launcher, by their keys; ``events`` is where it gathers what is told the agent, ``access`` with whose
     rights it touches the agent's files."""
 
-    def __init__(self, epoll: select.epoll, events: list[dict[str, Any]], access: Access) -> None:
+    def __init__(self, epoll: select.epoll, events: list[LauncherEvent], access: Access) -> None:
         self._access = access
         self._feeds = StdinFeeds(epoll, events)
         self._terminals = PseudoTerminals(epoll)
@@ -31,17 +31,17 @@ class LauncherStdin:
         """How many of the process's descriptors it takes."""
         return self._feeds.descriptors + self._terminals.descriptors
 
-    def open(self, key: str, request: dict[str, Any], output: str) -> int | str:
-        """What the task that a request describes is to read, as `spawn` takes it; the output of a terminal goes to that path.
+    def open(self, request: SpawnRequest) -> int | str:
+        """What a task is to read, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
         Raises CannotStart, or OSError for what is in SHORTAGES."""
         with self._access:
-            return self._open(key, request, output)
+            return self._open(request)
 
-    def _open(self, key: str, request: dict[str, Any], output: str) -> int | str:
-        source, window = str(request.get("input") or ""), request.get("terminal")
+    def _open(self, request: SpawnRequest) -> int | str:
+        key, source, window = request.key, request.input, request.terminal
         try:
             if window:
-                terminal = self._terminals.open(key, output, int(window[0]), int(window[1]))
+                terminal = self._terminals.open(key, request.stdout, *window)
                 if source:
                     self._feeds.add(key, source, os.dup(terminal.master), is_terminal=True)
                 return os.ttyname(terminal.slave)
@@ -60,13 +60,13 @@ class LauncherStdin:
         if reading is not None:
             os.close(reading)
 
-    def grown(self, request: dict[str, Any]) -> None:
+    def grown(self, request: StdinRequest) -> None:
         """There is more to read."""
-        self._feeds.grown(request["key"], int(request["size"]), has_ended=bool(request.get("ends")))
+        self._feeds.grown(request.key, request.size, has_ended=request.ends)
 
-    def resize(self, request: dict[str, Any]) -> None:
+    def resize(self, request: ResizeRequest) -> None:
         """The window of a task's terminal is another."""
-        self._terminals.resize(request["key"], int(request["rows"]), int(request["columns"]))
+        self._terminals.resize(request.key, request.rows, request.columns)
 
     def ready(self, masks: dict[int, int]) -> None:
         """What epoll said of all this."""

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import os
 import select
-from typing import Any
 
+from peerload.launcher.protocol import StdinFed
 from peerload.launcher.record_log import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.launcher.protocol import LauncherEvent
 
 READ_BYTES = 256 << 10
 TURN_BYTES_MAX = 1 << 20
@@ -69,7 +73,7 @@ class StdinFeed:
 class StdinFeeds:
     """All of them, by the key of their task. ``events`` is where the launcher gathers what it tells the agent."""
 
-    def __init__(self, epoll: select.epoll, events: list[dict[str, Any]]) -> None:
+    def __init__(self, epoll: select.epoll, events: list[LauncherEvent]) -> None:
         self._epoll = epoll
         self._events = events
         self._by_key: dict[str, StdinFeed] = {}
@@ -113,7 +117,7 @@ class StdinFeeds:
         feed = self._by_key.get(key)
         if feed is None:
             if key in self._closed:
-                self._events.append({"is": "fed", "key": key, "offset": self._closed[key], "is_closed": True})
+                self._events.append(StdinFed(key, self._closed[key], is_closed=True))
             return
         feed.size = max(feed.size, size)
         feed.has_ended = feed.has_ended or has_ended
@@ -170,7 +174,7 @@ class StdinFeeds:
 
     def _tell(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
         feed.told = feed.fed
-        self._events.append({"is": "fed", "key": feed.key, "offset": feed.fed, "is_closed": is_closed})
+        self._events.append(StdinFed(feed.key, feed.fed, is_closed))
 
     def _close(self, feed: StdinFeed) -> None:
         del self._by_key[feed.key], self._by_sink[feed.sink]

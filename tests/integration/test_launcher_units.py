@@ -404,15 +404,6 @@ def test_a_frozen_task_whose_room_is_needed_is_ended_and_that_is_no_exit(bench: 
     assert (listed["running"], listed["ended"]) == ([], [])
 
 
-def test_a_task_that_is_to_be_killed_at_its_deadline_is(bench: Bench) -> None:
-    bench.launcher()
-    agent = bench.agent()
-    family = Family(bench, agent, on_expiry="kill")
-    family.let_lease_end(agent, 1.0)
-    assert agent.lost("a")["never_started"] is False
-    assert family.are_gone()
-
-
 def test_what_comes_after_a_frozen_task_runs(bench: Bench) -> None:
     """Whatever holds a task is used again, and is not frozen then."""
     bench.launcher()

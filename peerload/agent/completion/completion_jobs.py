@@ -210,11 +210,6 @@ class CompletionJobs:
         terms = parts.store.terms(owed.counter)
         files = output_files.targets(terms, record, spec, place)
         names = ", ".join(path.decode("utf-8", "backslashreplace") for path in files)
-        if not parts.users.appends:
-            for path, streams in files.items():
-                captured = [parts.spool.path(key, stream) for stream in streams]
-                await parts.users.write(spec, terms, path, captured, key)
-            return "saved", f"its output is in {names}"
         try:
             missing_bytes = await parts.saving.finish(record, spec, terms)
         except OSError as error:

@@ -129,7 +129,7 @@ class OutputSaver:
 
     def _begin(self, task: HomeTask) -> None:
         key = task.key
-        if len(self._live) >= LIVE_MAX or not self._parts.users.appends:
+        if len(self._live) >= LIVE_MAX:
             return
         live = self._live[key] = _Live(task, task.record.attempt)
         live.work = asyncio.get_running_loop().create_task(self._follow(live, key))

@@ -139,9 +139,6 @@ class InsideCommands:
         key, task = running_here(parts, TaskIds(parts), request.task)
         if not key:
             raise BadRequest(f"{task} does not run on {here}", hint=f"where it is:  peerload show {task}")
-        if not parts.launcher.goes_inside:
-            hint = "peerload down --all ; peerload up"
-            raise BadRequest("the launcher here is of an earlier version, which knows no commands inside", hint=hint)
         if len(self._commands) >= COMMANDS_MAX:
             raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are under way")
         guest = parts.node.executor.guests.get(key)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from peerload.agent.sensors.device_locks import DeviceLocks
-    from peerload.agent.store.event_log import EventLog
     from peerload.core.resources.admission import Ledger
     from peerload.model.config import AgentConfig
     from peerload.model.devices import Device
@@ -26,11 +25,11 @@ FAULTS_FILE = "gpus"
 
 
 class NodeGpuHost:
-    """The `GpuHost` of an agent."""
+    """The `GpuHost` of an agent. report(state, words): writes down that a GPU has changed."""
 
-    def __init__(self, ledger: Ledger, journal: EventLog) -> None:
+    def __init__(self, ledger: Ledger, report: Callable[[str, str], None]) -> None:
         self._ledger = ledger
-        self._journal = journal
+        self._report = report
 
     def holding(self) -> Mapping[str, tuple[str, ...]]:
         """See `GpuHost`."""
@@ -41,8 +40,8 @@ class NodeGpuHost:
         return bool(self.holding()) or self._ledger.waits_for_devices
 
     def gpu_changed(self, state: str, words: str) -> None:
-        """See `GpuHost`. It goes into the event log."""
-        self._journal.happened("gpu", state, reason=words)
+        """See `GpuHost`."""
+        self._report(state, words)
 
 
 def node_gpus(
