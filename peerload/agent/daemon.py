@@ -315,7 +315,6 @@ class Daemon:
             self.parts.bus = MqttBus(
                 urls=self.config.mqtt,
                 cluster=self.parts.cluster.name,
-                site=self.config.site,
                 identity=self.parts.identity,
                 sealer=self.introduction.sealer("mqtt"),
                 envelope=self.introduction.envelope,
@@ -327,7 +326,6 @@ class Daemon:
                 state_every_s=self.config.mqtt_state_every_s,
                 tls=BrokerTls(self.config.mqtt_ca, self.parts.cluster.authority.certificate, self.parts.tls.file),
                 password_file=self.config.mqtt_password_file,
-                words=self.parts.trust.on_bus(),
                 copied=lambda other: heard_of_copy(self.parts, other),
             )
         self.parts.saving = OutputSaver(self.parts)

@@ -6,8 +6,7 @@ import asyncio
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from peerload.client import connection as socket_client
-from peerload.client import request, values
+from peerload.client import connection, request, values
 from peerload.model.errors import AgentSilent, AgentUnavailable
 from peerload.wire import frame
 
@@ -66,9 +65,9 @@ class AsyncClient:
     connection of its own. Cancelling a call leaves its task alone."""
 
     def __init__(
-        self, socket_path: str | None = None, *, timeout_s: float | None = socket_client.ANSWERS_WITHIN_S
+        self, socket_path: str | None = None, *, timeout_s: float | None = connection.ANSWERS_WITHIN_S
     ) -> None:
-        self._path = socket_path or socket_client.default_socket_path()
+        self._path = socket_path or connection.default_socket_path()
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:
@@ -147,7 +146,7 @@ class AsyncClient:
 
     async def output(self, task: Named) -> values.Output:
         """What a task has written by now. Raises OutputIncomplete if not all of it can be had (any more)."""
-        written, gaps = {1: bytearray(), 2: bytearray()}, socket_client.OutputGaps()
+        written, gaps = {1: bytearray(), 2: bytearray()}, connection.OutputGaps()
         async with aclosing(self._parts("output", task=_name(task))) as parts:
             async for kind, body in parts:
                 if kind == "ok":
@@ -159,7 +158,7 @@ class AsyncClient:
 
     async def follow(self, task: Named) -> AsyncIterator[values.Piece]:
         """A task's output as it comes, until it has ended. Raises OutputIncomplete then if not all of it came."""
-        gaps = socket_client.OutputGaps()
+        gaps = connection.OutputGaps()
         async with aclosing(self._parts("output", task=_name(task), follow=True)) as parts:
             async for kind, body in parts:
                 if kind == "ok":
@@ -239,7 +238,7 @@ class AsyncClient:
                     ) from None
                 kind = next((kind for kind in ("more", "ok", "error") if isinstance(message.get(kind), dict)), "")
                 if kind in ("error", ""):
-                    socket_client.raise_refusal(message.get("error") or {"what": "it said something that is no answer"})
+                    connection.raise_refusal(message.get("error") or {"what": "it said something that is no answer"})
                 yield kind, message[kind]
                 if kind == "ok":
                     return
@@ -249,7 +248,7 @@ class AsyncClient:
         try:
             reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError as error:
-            raise socket_client.unavailable(self._path, error) from None
+            raise connection.unavailable(self._path, error) from None
         try:
             yield reader, writer
         finally:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from peerload.client import connection as socket_client
-from peerload.client import request, values
+from peerload.client import connection, request, values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,9 +62,9 @@ class Client:
     """
 
     def __init__(
-        self, socket_path: str | None = None, *, timeout_s: float | None = socket_client.ANSWERS_WITHIN_S
+        self, socket_path: str | None = None, *, timeout_s: float | None = connection.ANSWERS_WITHIN_S
     ) -> None:
-        self._path = socket_path or socket_client.default_socket_path()
+        self._path = socket_path or connection.default_socket_path()
         self._timeout_s = timeout_s
 
     def __enter__(self) -> Self:
@@ -138,7 +137,7 @@ class Client:
 
     def output(self, task: Named) -> values.Output:
         """What a task has written by now. Raises OutputIncomplete if not all of it can be had (any more)."""
-        written, gaps = {1: bytearray(), 2: bytearray()}, socket_client.OutputGaps()
+        written, gaps = {1: bytearray(), 2: bytearray()}, connection.OutputGaps()
         with self._connected() as client:
             for body in client.stream("output", task=_name(task)):
                 if "data" in body:  # other parts tell why some of it may be lacking
@@ -149,7 +148,7 @@ class Client:
 
     def follow(self, task: Named) -> Iterator[values.Piece]:
         """A task's output as it comes, until it has ended. Raises OutputIncomplete then if not all of it came."""
-        gaps = socket_client.OutputGaps()
+        gaps = connection.OutputGaps()
         with self._connected() as client:
             for body in client.stream("output", task=_name(task), follow=True):
                 if "data" in body:
@@ -188,8 +187,8 @@ class Client:
                 yield from map(values.Event.of, body.get("events", ()))
             yield from map(values.Event.of, client.last.get("events", ()))
 
-    def _connected(self) -> socket_client.Client:
-        return socket_client.Client(self._path, timeout_s=self._timeout_s)
+    def _connected(self) -> connection.Client:
+        return connection.Client(self._path, timeout_s=self._timeout_s)
 
     def _call(self, verb: str, **fields: object) -> dict[str, Any]:
         with self._connected() as client:

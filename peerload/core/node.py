@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import HomeTask, RemoteTask, Work
+    from peerload.core.tasks.work import HomeTask, Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.gossip import Load
@@ -94,10 +94,10 @@ class Node:
             self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor, mediator
         )
         self.submissions = SubmissionLog(self.state)
-        self.turns = turns = BatchedRequests(self.state)
-        self.gates = Eligibility(self.state, self.home, self.membership, turns)
-        self.attendance = ClientBinding(self.state, self.home, turns)
-        self.arrivals = Intake(
+        self.batches = batches = BatchedRequests(self.state)
+        self.eligibility = Eligibility(self.state, self.home, self.membership, batches)
+        self.client_binding = ClientBinding(self.state, self.home, batches)
+        self.intake = Intake(
             self.state,
             self.queue,
             self.membership,
@@ -106,22 +106,22 @@ class Node:
             self.executor,
             self.sharing,
             self.submissions,
-            turns,
-            self.gates,
-            self.attendance,
+            batches,
+            self.eligibility,
+            self.client_binding,
         )
-        self.leaving = TaskEvacuation(self.state, self.queue, self.membership, self.home, self.sharing.sender)
+        self.evacuation = TaskEvacuation(self.state, self.queue, self.membership, self.home, self.sharing.sender)
         self.shortage = ResourceShortage(
-            self.state, self.own_profile, self.executor, self.sharing.information, self.leaving
+            self.state, self.own_profile, self.executor, self.sharing.information, self.evacuation
         )
         self.runs = RunningTasks(self.state, self.queue, self.ledger, self.home, self.executor, self.shortage)
-        self.endings = TerminationTracker(self.state, self.home, self.runs)
+        self.terminations = TerminationTracker(self.state, self.home, self.runs)
         self.drain = NodeDrain(
-            self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.leaving
+            self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.evacuation
         )
-        self.meetings = PeerEvents(self.membership, self.handoff, self.executor, self.sharing)
+        self.peer_events = PeerEvents(self.membership, self.handoff, self.executor, self.sharing)
         self.clients = ClientRequests(
-            self.state, self.home, self.handoff.leases, self.membership, self.drain, turns, self.gates
+            self.state, self.home, self.handoff.leases, self.membership, self.drain, batches, self.eligibility
         )
 
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
@@ -134,14 +134,14 @@ class Node:
             self._message(event)
         else:
             self._route(event)
-        self.gates.settle()
+        self.eligibility.settle()
         self.runs.fill()
         self.runs.frozen.settle()
         self.shortage.settle()
         if state.profile.drained:
             self.drain.settle()
         if because := f"{state.node} is drained" if state.profile.drained else self.shortage.leaves_because:
-            self.leaving.settle(because)
+            self.evacuation.settle(because)
         self.sharing.settle()
         return state.actions
 
@@ -162,7 +162,7 @@ class Node:
             case events.MessageReceived():
                 self._message(event)
             case events.TaskSubmitted():
-                self.arrivals.submitted(event)
+                self.intake.submitted(event)
             case events.TaskEnded():
                 self.runs.ended(event.key, event.exit)
             case events.OutputArrived():
@@ -177,17 +177,17 @@ class Node:
                 if self.sharing.information.sampled(event):
                     self.sharing.completed()  # a slot is free, as after the end of a task
             case events.DirectoryFound():
-                self.arrivals.directory_found(event.directory)
+                self.intake.directory_found(event.directory)
             case events.DevicesSampled():
                 for key, device in self.ledger.devices.read(event.readings, event.at_s):
                     self.runs.strayed(key, device)
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
                 self.sharing.information.tell()
-                self.arrivals.judge_again()
+                self.intake.judge_again()
             case events.PeerMet():
-                self.meetings.met(event, told_by_itself=not event.retained)
-                self.gates.dependencies.ask(event.identity.node)
+                self.peer_events.met(event, told_by_itself=not event.retained)
+                self.eligibility.dependencies.ask(event.identity.node)
             case events.PeerUnreachable():
                 self.membership.unreachable(event.node)
             case events.SendFailed():
@@ -195,18 +195,18 @@ class Node:
             case events.CancelRequested():
                 self.clients.cancel(event)
             case events.AttendRequested():
-                self.attendance.attend(event)
+                self.client_binding.attend(event)
             case events.DetachRequested():
-                self.attendance.detach(event)
+                self.client_binding.detach(event)
             case events.ClientGone():
-                self.gates.inquiries.gone(event.client)
-                self.attendance.gone(event.client)
+                self.eligibility.remote_status.gone(event.client)
+                self.client_binding.gone(event.client)
             case events.InputCut():
-                self.attendance.cut(event.uid)
+                self.client_binding.cut(event.uid)
             case events.InputCame():
-                self.attendance.input_came(event.uid)
+                self.client_binding.input_came(event.uid)
             case events.EndAsked():
-                self.endings.asked(event)
+                self.terminations.asked(event)
             case events.SignalRequested():
                 self.clients.signal(event)
             case events.AgentStarted():
@@ -237,9 +237,9 @@ class Node:
             case events.PriorityRequested():
                 self.clients.prioritize(event)
             case events.GroupRequested():
-                self.gates.asked(event)
+                self.eligibility.asked(event)
             case events.TasksFound():
-                self.gates.inquiries.found(event)
+                self.eligibility.remote_status.found(event)
             case events.DrainRequested():
                 self.clients.drain(event)
             case events.EmptyAwaited():
@@ -270,7 +270,7 @@ class Node:
                 self.membership.leave()
             case events.GossipReceived() | events.LoopLagged():
                 self.membership.gossip.handle(event)
-                self.meetings.gossiped()
+                self.peer_events.gossiped()
             case _:
                 assert_never(event)
 
@@ -297,7 +297,7 @@ class Node:
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
             return  # said to a home that has gone away; it will be said again
         if isinstance(message, WORDS):
-            self.endings.heard(src, message)
+            self.terminations.heard(src, message)
         match message:  # the frequent ones first
             case messages.Probe():
                 self.sharing.sender.probe_received(src, message)
@@ -342,15 +342,15 @@ class Node:
             case messages.Unpair():
                 self.sharing.pairing.unpair_received(src, message)
             case messages.Return() | messages.NotStarted():
-                self.arrivals.came_back(src, message)
+                self.intake.came_back(src, message)
             case messages.Died():
                 self.handoff.died_received(src, message)
             case messages.Query():
                 self.executor.query_received(src, message)
             case messages.AwaitTasks():
-                self.gates.inquiries.asked(src, message)
+                self.eligibility.remote_status.asked(src, message)
             case messages.TasksTold():
-                self.gates.dependencies.told(src, message)
+                self.eligibility.dependencies.told(src, message)
             case messages.Revoke():
                 self.executor.revoke_received(src, message)
             case messages.Signal():
@@ -362,7 +362,7 @@ class Node:
                 self.sharing.report_received(src, message.report)
             case messages.Sync():
                 self.membership.gossip.synced(src, message)
-                self.meetings.gossiped()
+                self.peer_events.gossiped()
             case messages.ProfileRequest():
                 self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
@@ -371,7 +371,7 @@ class Node:
             case messages.State():
                 if message.identity.node == message.profile.node == src:
                     met = events.PeerMet(message.identity, message.profile, message.report)
-                    self.meetings.met(met, told_by_itself=False)
+                    self.peer_events.met(met, told_by_itself=False)
                 else:
                     self.state.count("states told in another's name")
                     self.state.broken("P3", src, "a state told in another's name")
@@ -401,7 +401,7 @@ class Node:
                 self.executor.leases.renew()
             case "gossip":
                 self.membership.timer(subject, timer[2] if len(timer) > 2 else "")  # noqa: PLR2004 -- a name of three parts
-                self.meetings.gossiped()
+                self.peer_events.gossiped()
             case "region":
                 self.sharing.information.region_held()
             case "period":
@@ -419,11 +419,11 @@ class Node:
             case "stranded":
                 self.sharing.sender.ask_again(bytes.fromhex(subject))
             case "inbound":
-                self.sharing.giver.inbound_timed_out(bytes.fromhex(subject))
+                self.sharing.donor.inbound_timed_out(bytes.fromhex(subject))
             case "reserved":
                 self.executor.not_committed(subject)
             case "floors":
-                self.executor.floors.expire()
+                self.executor.fences.expire()
             case "result":
                 self.executor.results.repeat(subject)
             case "offer" | "ask" | "lease" | "rest" | "attended":
@@ -431,15 +431,15 @@ class Node:
                 if task is not None:
                     self._home_timer(name, task)
             case "request":
-                self.turns.go_on(int(subject))
+                self.batches.go_on(int(subject))
             case "limit":
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
             case "await":
-                self.gates.dependencies.ask(subject)
+                self.eligibility.dependencies.ask(subject)
             case "inquiry":
-                self.gates.inquiries.timed_out(int(subject))
+                self.eligibility.remote_status.timed_out(int(subject))
             case "gates":
                 pass  # `settle` goes on with what was too much for one event
             case "devices":
@@ -459,7 +459,7 @@ class Node:
         elif name == "rest":
             self.home.rested(task)
         elif name == "attended":
-            self.attendance.timed_out(task)
+            self.client_binding.timed_out(task)
         else:
             self.handoff.leases.ran_out(task)
 
@@ -471,53 +471,53 @@ class _Mediator:
         self._node = node
 
     def task_arrives(self, task: HomeTask) -> None:
-        self._node.arrivals.arrives(task)
+        self._node.intake.arrives(task)
 
     def task_requeued(self, task: HomeTask, reason: str) -> None:
-        self._node.arrivals.requeued(task, reason)
+        self._node.intake.requeued(task, reason)
 
     def task_placed(self, task: HomeTask, node: str) -> None:
         self._node.sharing.sender.placed(task, node)
 
     def task_kept_back(self, task: HomeTask) -> None:
-        self._node.gates.groups.release(task)
+        self._node.eligibility.groups.release(task)
 
     def task_left_gate(self, task: HomeTask) -> None:
-        self._node.gates.groups.waits_no_more(task)
+        self._node.eligibility.groups.waits_no_more(task)
 
     def rows_at_end(self, record: TaskRecord) -> Sequence[Row]:
-        return self._node.gates.dependencies.ending(record)
+        return self._node.eligibility.dependencies.ending(record)
 
     def task_ended(self, record: TaskRecord) -> None:
-        self._node.gates.inquiries.ended(record)
+        self._node.eligibility.remote_status.ended(record)
 
     def task_left(self, task: HomeTask) -> None:
-        self._node.gates.left(task)
-        self._node.attendance.left(task)
+        self._node.eligibility.left(task)
+        self._node.client_binding.left(task)
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:
-        self._node.arrivals.accepted(event)
+        self._node.intake.accepted(event)
 
     def awaited_task_heard(self, name: str) -> None:
-        self._node.gates.inquiries.heard(name)
+        self._node.eligibility.remote_status.heard(name)
 
-    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
-        self._node.sharing.sender.offer_declined(task, node, reason)
+    def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
+        self._node.sharing.sender.offer_declined(task, offering, reason)
 
     def may_regain_lease(self, task: HomeTask) -> bool:
-        return self._node.gates.groups.regains(task)
+        return self._node.eligibility.groups.regains(task)
 
     def run_again(self, task: HomeTask, exit_: Exit) -> str:
         return self._node.handoff.retries.again(task, exit_)
 
     def attempt_lost(self, task: HomeTask, reason: str) -> None:
-        self._node.handoff.losses.died(task, reason)
+        self._node.handoff.lost_attempts.died(task, reason)
 
     def attempt_never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
-        self._node.handoff.losses.never_started(task, reason, is_short)
+        self._node.handoff.lost_attempts.never_started(task, reason, is_short)
 
     def process_gone(self, key: str) -> None:
-        self._node.endings.gone(key)
+        self._node.terminations.gone(key)
 
     def is_own_task(self, uid: bytes) -> bool:
         return uid in self._node.home.tasks
@@ -544,7 +544,7 @@ class _Mediator:
         self._node.sharing.requests.ask(report)
 
     def peer_load_heard(self, load: Load, src: str) -> bool:
-        return self._node.meetings.load_gossiped(load, src)
+        return self._node.peer_events.load_gossiped(load, src)
 
     def peer_died(self, node: str) -> None:
         self._node.handoff.leases.peer_died(node)

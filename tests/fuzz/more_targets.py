@@ -9,7 +9,6 @@ import asyncio
 import functools
 import tempfile
 import tomllib
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -22,7 +21,6 @@ from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, exit_of, read_frame
-from peerload.agent.mqtt.revocation_topic import RevocationTopic
 from peerload.agent.peers.address_file import Addresses
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import kept_speed
@@ -97,9 +95,6 @@ class _Server:
         return None
 
     def refused(self, _connection: Connection, _name: str, _rule: str, _what: str) -> None:
-        return None
-
-    def meter(self, _connection: Connection) -> None:
         return None
 
     def handle(self, connection: Connection, request: control.Request) -> None:
@@ -323,14 +318,6 @@ def settings_text(raw: bytes) -> object:
     file = scratch() / "config.toml"
     file.write_bytes(raw)
     return check.mistakes_in(file)
-
-
-def mqtt_words(raw: bytes) -> object:
-    """What is said to be words of the CA, over MQTT."""
-    heard: list[object] = []
-    bus = RevocationTopic(lambda: (), lambda _src, words: heard.append(words), Counter())
-    bus.take("n2", raw)
-    return heard
 
 
 def users_policy(raw: bytes) -> object:

@@ -165,7 +165,7 @@ def test_without_a_reserve_what_is_decided_waits_for_room(cluster: Cluster) -> N
     (agent.state / "reserve").write_bytes(b"")  # somebody else was quicker
     fill(disk)
     go.touch()
-    wait_until(lambda: agent.counters()["commits waiting for room on the disk"])
+    wait_until(lambda: agent.counters()["commits_stalled"])
     assert len(agent.states()) == 8  # it answers, with what was durable
     refusal(agent)
     filler.unlink()

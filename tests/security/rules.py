@@ -1,15 +1,20 @@
-"""The ids that a test may be marked with, `@pytest.mark.rule("J2")`, and where such tests are found."""
+"""The rules of docs/security.md, and the tests that are marked with their ids, `@pytest.mark.rule("J2")`."""
 
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
-from peerload.cli.doctor.security_rules import RULES
-
 ROOT = Path(__file__).resolve().parents[2]
-IDS = tuple(RULES)
+PAGE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+TESTS = {
+    rule: tuple(re.findall(r"`(tests/[^`]+)`", tests))
+    for rule, tests in re.findall(r"^\| ([CFJLMPSTX]\d+) \| .* \| (.*?) \|$", PAGE, re.MULTILINE)
+}
+"""Rule id → the tests that the page names for it."""
+IDS = tuple(TESTS)
 
 
 @cache

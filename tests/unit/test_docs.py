@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from peerload.core.tasks.work import HOME_TRANSITIONS, REMOTE_TRANSITIONS
 from peerload.model.task import TRANSITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,9 +39,13 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_life_cycle_is_drawn_as_it_is() -> None:
     text = (ROOT / "docs/lifecycle.md").read_text(encoding="utf-8")
-    drawn = re.findall(r"^ +(\w+) --> (\w+)$", text, re.MULTILINE)
-    assert len(drawn) == len(set(drawn))
-    assert set(drawn) == {(state.value, after.value) for state, follows in TRANSITIONS.items() for after in follows}
+    drawings = re.findall(r"^```mermaid\nstateDiagram-v2\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    tables: list[Mapping[Any, Iterable[Any]]] = [TRANSITIONS, HOME_TRANSITIONS, REMOTE_TRANSITIONS]
+    for drawing, table in zip(drawings, tables, strict=True):
+        drawn = re.findall(r"^ +(\w+) --> (\w+)$", drawing, re.MULTILINE)
+        assert sorted(drawn) == sorted(
+            (state.value, after.value) for state, follows in table.items() for after in follows
+        )
     described = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert described == {state.value for state in TRANSITIONS}
 

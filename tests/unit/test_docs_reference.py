@@ -3,7 +3,6 @@ page something stands, and in which words, is nobody's business here."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from peerload.agent.store.rows import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
 from peerload.agent.views.completion import endings_object
-from peerload.cli import main as cli
+from peerload.cli.common import verb_table
 from peerload.cli.common.options import Options
 from peerload.cli.verbs import doctor
 from peerload.core.estimates.history import DurationEstimates
@@ -89,12 +88,12 @@ def flags_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(Options, "read", stop)
     monkeypatch.setattr(Options, "read_command", stop)
     with pytest.raises(Read) as caught:
-        importlib.import_module(f"peerload.cli.verbs.{verb}").main([])
+        verb_table.load(verb)([])
     return {name for action in caught.value.reader._actions for name in action.option_strings}
 
 
 def test_every_verb_and_flag_is_told_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = {verb: flags_of(verb, monkeypatch) for verb, _ in cli.VERBS}
+    flags = {verb: flags_of(verb, monkeypatch) for verb in verb_table.VERBS}
     every = set().union(*flags.values())
     told = set_as_code("cli.md")
     assert (flags.keys() | every) - told == {"-h"}

@@ -124,7 +124,7 @@ class OutputSaver:
     def _runs(self, live: _Live) -> bool:
         """True while this attempt is the current one and has no result."""
         task, record = live.task, live.task.record
-        is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.exit is None
+        is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.collection is None
         return is_current and self._parts.node.home.tasks.get(task.uid) is task
 
     def _begin(self, task: HomeTask) -> None:

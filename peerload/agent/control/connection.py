@@ -6,14 +6,13 @@ import asyncio
 import logging
 import socket
 import struct
-import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from peerload.agent.control.cpu_accounting import MeteredCoroutine
 from peerload.agent.control.principal import NOBODY
 from peerload.agent.peers.read_timeout import ReadTimeout
+from peerload.model import metrics
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
 from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
@@ -42,9 +41,6 @@ class Server(Protocol):
 
     def handle(self, connection: Connection, request: control.Request, /) -> None:
         """A request came."""
-
-    def meter(self, connection: Connection, /) -> Callable[[float], None] | None:
-        """What is told how much of the loop's time that client's requests take; None: nobody minds."""
 
     def broke(self, why: str, /) -> None:
         """A bug of ours came to light in a request: the agent stops."""
@@ -104,12 +100,9 @@ class Connection:
 
     def request(self, raw: bytes) -> bool:
         """The body of one frame from the client: carried out, or refused → False, if it is not even numbered."""
-        meter, began_s = self._server.meter(self), time.perf_counter()
         try:
             return self._request(raw)
         finally:
-            if meter is not None:
-                meter(time.perf_counter() - began_s)
             if self._catches_up is None and self.unread_bytes > UNREAD_BYTES_MAX:
                 self.hold_reading()
                 self._catches_up = asyncio.get_running_loop().create_task(self._catch_up())
@@ -125,7 +118,7 @@ class Connection:
         except BadMessage as error:
             number = number_of(raw)
             if number is None:
-                self._server.refused(self, "control frames refused", "L3", f"no request: {error}")
+                self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", f"no request: {error}")
                 self._no_request(error)
                 return False
             self.fail(number, BadRequest(error.what, why=error.why))
@@ -193,9 +186,8 @@ class Connection:
         return task
 
     async def _carry_out(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        meter = self._server.meter(self)
         try:
-            await (work if meter is None else MeteredCoroutine(work, meter))
+            await work
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             self.failed(number, error)
 
@@ -304,7 +296,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         while len(buffer) >= HEADER_BYTES and not self.closed and not self._held:
             size = int.from_bytes(buffer[:HEADER_BYTES], "big")
             if size > CONTROL_BYTES_MAX:
-                self._server.refused(self, "control frames refused", "L3", "a frame too large")
+                self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame too large")
                 self._part(FrameTooLarge(size, CONTROL_BYTES_MAX))
                 return
             if len(buffer) < HEADER_BYTES + size:
@@ -315,7 +307,7 @@ class LocalConnection(Connection, asyncio.Protocol):
                 return
 
     def _too_slow(self) -> None:
-        self._server.refused(self, "control frames refused", "L3", "a frame that does not go on")
+        self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame that does not go on")
         self._part(BadRequest("the request does not come to its end", hint="send it whole"))
 
     def _no_request(self, error: PeerloadError) -> None:

@@ -1,4 +1,4 @@
-"""Quotas of users (rules L3 and L4): token buckets for requests, a CPU budget, and bounds of what is waited for. No
+"""Quotas of users (rules L3 and L4): token buckets for requests and submissions, and bounds of what is waited for. No
 user can keep the agent from the others.
 
 A user is known by the key that its tasks have, too: its uid, or the node and the name that it was sent from. Who is over
@@ -20,6 +20,8 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import msgspec
+
     from peerload.agent.control.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.model.config import AgentConfig
@@ -29,8 +31,13 @@ USERS_KEPT_MAX = 4096
 COUNTED_EVERY_S = 5.0
 """What a user has in the database is counted anew no more often than this."""
 WAIT_S_MIN = 0.001
-SAVED_S = 2.0
-"""Who has asked for nothing for so long may have its share of that time at once."""
+REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
+    control.Overview: 250,
+    control.Why: 250,
+    control.Checkup: 100,
+    control.Nodes: 100,
+}
+"""Tokens of requests that take longer than others: all tasks or nodes are looked at for them. Every other takes one."""
 WAITED_MAX = 1_000_000
 """Tasks that one user's requests wait for, in system mode."""
 WAITED_BY_NODE_MAX = 2_000_000
@@ -117,7 +124,7 @@ class TokenBucket:
         self._left = per_s
         self._at_s = now_s
 
-    def take(self, number: int, now_s: float) -> float:
+    def take(self, number: float, now_s: float) -> float:
         """→ 0.0: granted; else after so many seconds it will be."""
         self._left = min(self._left + (now_s - self._at_s) * self._per_s, self._per_s)
         self._at_s = now_s
@@ -127,33 +134,12 @@ class TokenBucket:
         return 0.0
 
 
-class CpuBudget:
-    """So much of the loop's time, in each second; who has had more waits until it is its turn again."""
-
-    def __init__(self, share: float, now_s: float) -> None:
-        self._share = share
-        self._left_s = share * SAVED_S
-        self._at_s = now_s
-
-    def spend(self, seconds: float, now_s: float) -> None:
-        """That was taken."""
-        self.owed_s(now_s)
-        self._left_s -= seconds
-
-    def owed_s(self, now_s: float) -> float:
-        """How long to wait until there is some again; 0.0: there is."""
-        self._left_s = min(self._left_s + (now_s - self._at_s) * self._share, self._share * SAVED_S)
-        self._at_s = now_s
-        return max(-self._left_s / self._share, 0.0)
-
-
 class _Used:
     """What one user has."""
 
     def __init__(self, config: AgentConfig, now_s: float) -> None:
         self.connections = 0
         self.requests = TokenBucket(config.user_requests_per_s, now_s)
-        self.work = CpuBudget(config.user_work_share, now_s)
         self.submits = TokenBucket(config.user_submits_per_s, now_s)
         self.unfinished = 0
         self.unfinished_at_s = -COUNTED_EVERY_S
@@ -184,19 +170,15 @@ class Quotas:
         if used is not None:
             used.connections = max(used.connections - 1, 0)
 
-    def requested(self, who: str) -> float:
-        """One more request → 0.0, or the seconds to wait: there were too many, or what they cost is too much of the agent's
-        time."""
-        used, now_s = self._of(who), time.monotonic()
-        return max(used.requests.take(1, now_s), used.work.owed_s(now_s))
+    def requested(self, who: str, tokens: int = 1) -> float:
+        """Take tokens for a request, or for a part of its answer → 0.0, or the seconds to wait: there were too many. None
+        takes more than are granted in one second."""
+        return self._of(who).requests.take(min(tokens, self._config.user_requests_per_s), time.monotonic())
 
-    def spent(self, who: str, seconds: float) -> None:
-        """So much of the loop's time was this user's."""
-        self._of(who).work.spend(seconds, time.monotonic())
-
-    def owed_s(self, who: str) -> float:
-        """How long work for this user is to rest, for the sake of others."""
-        return self._of(who).work.owed_s(time.monotonic())
+    async def wait_for_tokens(self, who: str, tokens: int) -> None:
+        """Take tokens for a part of an answer, as soon as there are any."""
+        while wait_s := self.requested(who, tokens):  # noqa: ASYNC110 -- it is time that it waits for
+            await asyncio.sleep(wait_s)
 
     def submitted(self, who: str, tasks: int) -> None:
         """So many more tasks are to be queued. Raises SlowDown or DiskFull."""
@@ -220,10 +202,7 @@ class Quotas:
 
     def slow_down(self, wait_s: float) -> SlowDown:
         """What is said to who asks too often."""
-        share = f"{self._config.user_work_share:.0%}"
-        why = (
-            f"at most {self._config.user_requests_per_s:g} requests a second, and {share} of the agent's time for them"
-        )
+        why = f"at most {self._config.user_requests_per_s:g} a second; a long list counts as several"
         return SlowDown("too many requests of one user", why=why, retry_after_s=round(wait_s, 3))
 
     def _of(self, who: str) -> _Used:

@@ -349,9 +349,6 @@ class _Broken:
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         """Nothing is refused here."""
 
-    def meter(self, connection: Connection) -> None:
-        """Nothing is measured here: what is asked elsewhere costs time there."""
-
     def handle(self, connection: Connection, request: control.Request) -> None:
         """Nothing is asked here."""
 

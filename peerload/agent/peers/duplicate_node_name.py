@@ -66,7 +66,7 @@ def name_taken(parts: Parts, by: str) -> None:
     if by in parts.refused_by:
         return
     is_newcomer = time.time() - parts.started_at < NEWCOMER_S
-    has_worked = node.submissions.counter > 0 or node.executor.guests or len(node.executor.floors) > 0
+    has_worked = node.submissions.counter > 0 or node.executor.guests or len(node.executor.fences) > 0
     if is_newcomer and not has_worked:
         parts.run.refuse(ConfigError("node", f"another agent is called {name}, says the peer at {by}", hint=HINT))
         return

@@ -174,5 +174,5 @@ class Members:
         membership = self._parts.node.membership
         met = {peer.identity.node: peer for peer in membership}
         there = [peer.identity for peer in met.values() if peer.state is not PeerState.LEFT]
-        unmet = [identity for node, identity in membership.gossip.contacts.known.items() if node not in met]
+        unmet = [identity for node, identity in membership.gossip.anti_entropy.known.items() if node not in met]
         self._addresses.keep_only([identity for identity in (*unmet, *there) if identity.address])

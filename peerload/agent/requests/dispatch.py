@@ -30,6 +30,7 @@ from peerload.agent.views import task as answers
 from peerload.agent.views.completion import endings_object
 from peerload.agent.views.diagnostics import checkup_object, settings_object
 from peerload.core.tasks.work import as_recorded
+from peerload.model import metrics
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import execution_key
 from peerload.policy import registry
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 
 SHOWN_AT_A_TIME = 256
 """Tasks put together before they are sent and others have their turn."""
-REST_S_MAX = 1.0
-"""So long at most a list rests between two pieces, since its user has had more than its share of the agent's time."""
+PAGE_TOKENS = 50
+"""Requests that so many tasks of a list count as."""
 LISTED_HERE_MAX = 2000
 """A list that may have more tasks is looked for in a thread: some microseconds each, and all in one query."""
 SHOWN_WHOLE_AT_A_TIME = 50
@@ -307,13 +308,14 @@ class RequestHandler:
         connection.ok(request.id, self._overviews.of(connection.caller).about(request))
 
     async def _hand_over(
-        self, connection: Connection, number: int, tasks: list[dict[str, object]]
+        self, connection: Connection, number: int, tasks: list[dict[str, object]], tokens: int = PAGE_TOKENS
     ) -> list[dict[str, object]]:
-        """Send these ahead, at the client's pace, others having their turn → the empty list for the next."""
+        """Send these ahead, at the client's pace, others having their turn → the empty list for the next. A user who is
+        over the rate waits."""
         await connection.tell(number, {"tasks": tasks})
-        access = self._parts.access
-        rests_s = access.quotas.owed_s(connection.caller.counted_as) if access.is_system else 0.0
-        await asyncio.sleep(min(rests_s, REST_S_MAX))  # its user has had more than its share: others come first
+        if self._parts.access.is_system:
+            await self._parts.access.quotas.wait_for_tokens(connection.caller.counted_as, tokens)
+        await asyncio.sleep(0)
         return []
 
     async def _show(self, connection: Connection, request: control.Show) -> None:
@@ -333,7 +335,7 @@ class RequestHandler:
             async for page in self._names.pages(ref, SHOWN_WHOLE_AT_A_TIME):
                 shown += [self._shown_whole(record, member_spec(spec, each, record.task), terms) for record in page]
                 if len(shown) >= SHOWN_WHOLE_AT_A_TIME:
-                    shown = await self._hand_over(connection, request.id, shown)
+                    shown = await self._hand_over(connection, request.id, shown, len(shown))
         connection.ok(request.id, {"tasks": shown})
 
     def _shown_whole(self, record: TaskRecord, submitted: TaskSpec, terms: SubmitOptions) -> dict[str, object]:
@@ -394,8 +396,8 @@ class RequestHandler:
         merged = dict(self._parts.node.state.counts)
         for name, count in self._parts.counters.items():
             merged[name] = merged.get(name, 0) + count
-        merged["inbox dropped"] = self._parts.inbox.dropped
-        merged["commits waiting for room on the disk"] = int(self._parts.store.is_stalled)
+        merged[metrics.INBOX_DROPPED] = self._parts.inbox.dropped
+        merged[metrics.COMMITS_STALLED] = int(self._parts.store.is_stalled)
         return merged
 
     def _checkup(self, connection: Connection) -> dict[str, object]:

@@ -50,7 +50,7 @@ class GroupCommands:
 
     def groups(self, connection: Connection, request: control.Groups) -> None:
         """All there are."""
-        groups, caller = self._parts.node.gates.groups, connection.caller
+        groups, caller = self._parts.node.eligibility.groups, connection.caller
         if caller.sees_all:
             connection.ok(request.id, {"groups": [told(group) for group in groups]})
             return

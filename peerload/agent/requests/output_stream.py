@@ -10,6 +10,7 @@ from peerload.agent.completion import output_files
 from peerload.agent.output.tail import tail_start
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import task as answers
+from peerload.model import metrics
 from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
 
@@ -151,7 +152,7 @@ class OutputStream:
             try:
                 await self._parts.output.copy_now(record.node, record.task, record.uid, record.attempt, key)
             except (PeerloadError, OSError, TimeoutError):
-                self._parts.counters["output copies failed"] += 1  # what is here is shown
+                self._parts.counters[metrics.OUTPUT_COPIES_FAILED] += 1  # what is here is shown
 
     async def _pump_live(self, record: TaskRecord, key: str) -> None:
         """As it comes; a task that was run in the foreground waits for who reads it so. Not one with a terminal: a shell there

@@ -15,7 +15,7 @@ from peerload.agent.control import local_socket
 from peerload.agent.control.authorization import ADMIN_PLACES
 from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.control.pending_replies import Decisions, PendingReplies
-from peerload.agent.control.quotas import WaitQuota, waits_for
+from peerload.agent.control.quotas import REQUEST_COSTS, WaitQuota, waits_for
 from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
@@ -24,7 +24,6 @@ from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from peerload.agent.parts import Parts
     from peerload.model.actions import Answer, Decided, TaskChanged
@@ -159,7 +158,8 @@ class ControlServer:
             connection.fail(request.id, SlowDown("too many requests at once", why=f"{connection.pending} are pending"))
             return
         access = self._parts.access
-        if access.is_system and (wait_s := access.quotas.requested(connection.caller.counted_as)):
+        tokens = REQUEST_COSTS.get(type(request), 1)
+        if access.is_system and (wait_s := access.quotas.requested(connection.caller.counted_as, tokens)):
             self._parts.security.tell("L3", connection.caller.user or f"uid {connection.uid}", "asks too often")
             connection.fail(request.id, access.quotas.slow_down(wait_s))
             connection.rest(wait_s)
@@ -171,11 +171,6 @@ class ControlServer:
                     self._requests.handle(connection, request)
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             connection.failed(request.id, error)
-
-    def meter(self, connection: Connection) -> Callable[[float], None] | None:
-        """In system mode what requests cost is their user's."""
-        access, who = self._parts.access, connection.caller.counted_as
-        return (lambda seconds: access.quotas.spent(who, seconds)) if access.is_system else None
 
     def broke(self, why: str) -> None:
         """A bug: the agent stops."""

@@ -132,7 +132,7 @@ class WhyRequest:
         ages = {verdict.node: verdict.age_s for verdict in verdicts if verdict.age_s is not None}
         oldest = max(ages, key=lambda name: ages[name], default=None)
         change = None
-        gate = node.gates.words(task)
+        gate = node.eligibility.words(task)
         if gate:
             change = _opened(node, task, verdicts)
         elif not any(verdict.now for verdict in verdicts):
@@ -195,12 +195,12 @@ def _says(record: TaskRecord) -> str:
 def _opened(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
     """What a user could do about the gate before which this task waits, if there is room for it behind."""
     room = next((verdict.node for verdict in verdicts if verdict.now), "")
-    awaited = node.gates.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
+    awaited = node.eligibility.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
     if room and awaited:
         names = [name.partition(" (")[0] for name in awaited[:AWAITED_NAMED_MAX]]
         more = f" and {len(awaited) - len(names)} more" if len(awaited) > len(names) else ""
         return Suggestion(f"when {', '.join(names)}{more} {'has' if len(awaited) == 1 else 'have'} ended,", room)
-    words = node.gates.opened_by(task)
+    words = node.eligibility.opened_by(task)
     return Suggestion(f"after  {words} ", room) if room and words else None
 
 

@@ -264,7 +264,7 @@ class Retention:
         if (
             task.uid in parts.node.home.tasks
             or parts.clients.follows(name)
-            or parts.node.gates.inquiries.is_watched(name)
+            or parts.node.eligibility.remote_status.is_watched(name)
         ):
             return True
         return any(parts.output.is_busy(key) for key in keys_of(task))

@@ -80,7 +80,7 @@ def _broker(parts: Parts) -> dict[str, object] | None:
         return None
     urls = [without_password(url) for url in parts.config.mqtt]
     told = {"urls": urls, "url": parts.bus.url, "why": parts.bus.why_away or None}
-    return told | {"heard": parts.bus.is_heard, "repeats": parts.bus.repeats}
+    return told | {"heard": parts.bus.is_heard}
 
 
 def _peer(parts: Parts, peer: PeerInfo, linked: set[str]) -> dict[str, object]:

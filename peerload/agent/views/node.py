@@ -245,7 +245,7 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "mqtt_configured": bool(parts.config.mqtt),
         "peers": len(list(parts.node.membership)),
         "sought": parts.links.sought,
-        "remembered": len(parts.node.membership.gossip.contacts.known),
+        "remembered": len(parts.node.membership.gossip.anti_entropy.known),
         "started_at": parts.started_at,
         "notices": parts.notices,
     }

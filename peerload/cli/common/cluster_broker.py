@@ -7,7 +7,8 @@ import sys
 from datetime import UTC, datetime
 
 from peerload.model.errors import BadRequest
-from peerload.text.format import print_json, printable
+from peerload.model.text import printable
+from peerload.text.format import print_json
 
 TLS_PORT = 8883
 TYPE_CHECKING = False
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> int:
-    """Make them in a new directory, and say what to type next. flags: `host`, `site`, `bridge` and `json` of the command
-    line. Raises BadRequest."""
-    from peerload.security import broker_bridges, mosquitto_config
+    """Make them in a new directory, and say what to type next. flags: `host` and `json` of the command line. Raises
+    BadRequest."""
+    from peerload.security import mosquitto_config
 
     if cluster.is_local:
         why = "this node is of no cluster beyond this machine"
@@ -33,23 +34,17 @@ def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> 
             hint="type it where the cluster was made; which nodes have the key:  peerload invite",
         )
     hosts: list[str] = flags.host or []
-    bridges = tuple(map(broker_bridges.parse_bridge, flags.bridge or []))
-    site = flags.site or ""
-    if site:
-        broker_bridges.check_site(site)
-    valid_until = mosquitto_config.make(cluster, directory, hosts, datetime.now(UTC), site, bridges)
+    valid_until = mosquitto_config.make(cluster, directory, hosts, datetime.now(UTC))
     if flags.json:
         print_json({"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()})
         return 0
     url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
-    own_site = f' and site = "{site}"' if site else ""
     place, there = printable(shlex.quote(str(directory))), mosquitto_config.PLACE
     sys.stdout.write(
         f"{place} has what a Mosquitto at {printable(', '.join(hosts))} needs, valid until {valid_until:%Y-%m-%d}. "
-        f"{'What ends in .key is' if any(bridge.host for bridge in bridges) else 'broker.key is'} a secret.\n"
+        "broker.key is a secret.\n"
         f"On its machine:   sudo install -d -o mosquitto -m 700 {there} ; sudo install -o mosquitto -m 400 {place}/* {there}\n"
         f"                  sudo ln -s {there}/mosquitto.conf /etc/mosquitto/conf.d/peerload.conf ; sudo systemctl restart mosquitto\n"
-        f'{"Its site:        " if site else "On every node:   "} mqtt = ["{printable(url)}"]{own_site}  in its configuration'
-        + (f", or  --mqtt {printable(url)}\n" if not site else ", of every node there\n")
+        f'On every node:    mqtt = ["{printable(url)}"]  in its configuration, or  --mqtt {printable(url)}\n'
     )
     return 0

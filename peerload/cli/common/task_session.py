@@ -16,7 +16,8 @@ from peerload.cli.common.standard_input import BACKGROUND_LOOK_S, StdinReader
 from peerload.cli.common.terminal import DETACH_KEY, RawTerminal, window
 from peerload.client.connection import Client, accepted
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
-from peerload.text.format import printable, say, shortened
+from peerload.model.text import printable
+from peerload.text.format import say, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

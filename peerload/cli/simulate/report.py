@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.text.format import counted, number_text, printable, table
+from peerload.model.text import printable
+from peerload.text.format import counted, number_text, table
 
 if TYPE_CHECKING:
     from typing import Any

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from peerload.cli.common.options import Options
 from peerload.model.errors import UsageError
-from peerload.text.format import duration_text, print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import duration_text, print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,15 +44,6 @@ def main(words: list[str]) -> int:
     reader.flag(
         "--host", action="append", metavar="NAME", help="broker-certificate: by which nodes reach it (repeatable)"
     )
-    reader.flag(
-        "--site", metavar="SITE", help="broker-certificate: the site whose nodes use it, where each has its own"
-    )
-    reader.flag(
-        "--bridge",
-        action="append",
-        metavar="SITE[=HOST[:PORT]]",
-        help="broker-certificate: join it with the broker of that site; =HOST: dial it there, else it dials (repeatable)",
-    )
     flags = reader.read(words)
     if flags.what not in ("init", "show", "rotate", "broker-certificate"):
         hint = "there are:  peerload cluster init DIR | show | rotate | broker-certificate DIR"
@@ -60,9 +52,8 @@ def main(words: list[str]) -> int:
         raise UsageError(f"cluster: no such word: {flags.what!r}", hint=hint)
     if flags.what == "rotate":
         return _rotate(flags)
-    for name in () if flags.what == "broker-certificate" else ("host", "site", "bridge"):
-        if getattr(flags, name):
-            raise UsageError(f"cluster {flags.what} takes no --{name}", hint="what it takes:  peerload cluster --help")
+    if flags.host and flags.what != "broker-certificate":
+        raise UsageError(f"cluster {flags.what} takes no --host", hint="what it takes:  peerload cluster --help")
     if len(flags.directory) > 1 or (flags.what != "show" and not flags.directory):
         raise UsageError(f"cluster {flags.what} takes one directory", hint="what it takes:  peerload cluster --help")
     if flags.what != "init" and flags.name is not None:

@@ -16,18 +16,19 @@ import threading
 import time
 from pathlib import Path
 
+from peerload.cli.common import agent_process
+from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options, whole
 from peerload.cli.demo import report
 from peerload.cli.demo.broker import find_broker, start_broker
 from peerload.cli.demo.work import commands
-from peerload.cli.main import INTERRUPTED
-from peerload.cli.verbs import up
 from peerload.client import environment
 from peerload.client.connection import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
+from peerload.model.text import printable
 from peerload.security import cluster_dir
-from peerload.text.format import coloured, print_json, printable, say
+from peerload.text.format import coloured, print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Demo:
         made = cluster_dir.make(self.directory / "cluster", f"demo-{os.getpid()}")
         config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
         for node, slots in SLOTS.items():
-            info = up.start(
+            info = agent_process.start(
                 {
                     "node": node,
                     "state": str(self.directory / node),

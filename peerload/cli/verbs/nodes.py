@@ -6,11 +6,11 @@ import sys
 
 from peerload.cli.common.options import Options
 from peerload.client.connection import Client
+from peerload.model.text import printable
 from peerload.text.format import (
     duration_text,
     number_text,
     print_json,
-    printable,
     shortened,
     size_text,
     table,

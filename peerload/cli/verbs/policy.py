@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 
+from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options
-from peerload.cli.main import CANNOT
 from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable, UsageError
-from peerload.text.format import counted, print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from peerload.cli.verbs import nodes
 from peerload.client.connection import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
+from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import coloured, number_text, print_json, printable, table
+from peerload.text.format import coloured, number_text, print_json, table
 from peerload.top.snapshot import bar, sample
 
 TYPE_CHECKING = False

@@ -53,7 +53,7 @@ class Information:
         queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
-        memory: PeerHints,
+        hints: PeerHints,
         stranded: Sized,
         mediator: Mediator,
     ) -> None:
@@ -61,7 +61,7 @@ class Information:
         self._queue = queue
         self._ledger = ledger
         self._membership = membership
-        self._memory = memory
+        self._hints = hints
         self._stranded = stranded
         self._sequence = 0
         self._told: LoadReport | None = None
@@ -117,7 +117,7 @@ class Information:
             self._state,
             self._ledger,
             self._membership,
-            self._memory,
+            self._hints,
             self._queue,
             self._mediator.running_tasks,
             self._sensed,

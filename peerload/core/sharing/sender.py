@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.tasks.work import Offering, RemoteTask
     from peerload.model.load import LoadReport
     from peerload.model.messages import Offer, StateAnswer
 
@@ -56,7 +56,7 @@ class Sender:
         queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
-        memory: PeerHints,
+        hints: PeerHints,
         home: Home,
         handoff: HomeHandoff,
         executor: ExecutorHandoff,
@@ -68,7 +68,7 @@ class Sender:
         self._queue = queue
         self._ledger = ledger
         self._membership = membership
-        self._memory = memory
+        self._hints = hints
         self._home = home
         self._handoff = handoff
         self._executor = executor
@@ -225,7 +225,7 @@ class Sender:
         else:
             reason = _why(step, peers)
             self._searches.decide(search, "stay", reason)
-            if self._memory.leaves_footprints:
+            if self._hints.leaves_footprints:
                 self._searches.leave_footprints(search)
             self._end(search)
 
@@ -313,7 +313,7 @@ class Sender:
             asked = asked_of(self._state, task, peer.profile if peer is not None else None)
             need = Need(asked, task.spec.placement, task.record.migrations)
             self._searches.asked(search, node)
-            if self._memory.take_idle(node):
+            if self._hints.take_idle(node):
                 search.remembered.add(node)
             self._state.send(node, Probe(search.id, need, report, expected_s))
         self._state.count("sender probes", len(nodes))
@@ -352,13 +352,13 @@ class Sender:
         if task.phase is not HomePhase.OFFERED:
             self.step(search, task)
 
-    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
+    def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         """It goes back to the policy as a reply; it costs no probe."""
         search = self._searches.of(task)
         if search is not None:
-            search.add(node, accepts=False)
+            search.add(offering.node, accepts=False)
             self.step(search, task)
-        elif task.on_decline_search:
+        elif offering.searches_on:
             self.search_for(task)
         if task.stranded_because:
             task.stranded_because = reason or task.stranded_because
@@ -429,7 +429,7 @@ class Sender:
         self._membership.heard_report(src, probe.report)
         accepts = self.would_accept(src, probe.need)
         if not accepts:
-            self._memory.refused_room(src)
+            self._hints.refused_room(src)
         self._state.send(
             src, ProbeReply(probe.search, accepts, self._information.report(), self.price_s(probe.expected_s))
         )

@@ -62,18 +62,18 @@ class Sharing:
         self._state = state
         self._membership = membership
         by_refusal = state.policies.information.reports_guide_probing
-        self._memory = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
-        self._pace = RetryRate(state)
+        self._hints = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
+        self._retry_rate = RetryRate(state)
         self._searches = Searches(state)
         self._has_receiver = state.policies.names["location.receiver"] != "none"
         self.stranded: dict[bytes, HomeTask] = {}
-        self.information = Information(state, queue, ledger, membership, self._memory, self.stranded, mediator)
+        self.information = Information(state, queue, ledger, membership, self._hints, self.stranded, mediator)
         self.sender = Sender(
             state,
             queue,
             ledger,
             membership,
-            self._memory,
+            self._hints,
             home,
             handoff,
             executor,
@@ -81,18 +81,18 @@ class Sharing:
             self._searches,
             self.stranded,
         )
-        self.giver = TaskDonor(state, queue, ledger, membership, home, handoff, executor, self.sender)
+        self.donor = TaskDonor(state, queue, ledger, membership, home, handoff, executor, self.sender)
         self.receiver = Receiver(
             state,
             ledger,
             membership,
-            self._memory,
+            self._hints,
             self.information,
             self._searches,
-            self.giver,
-            self._pace,
+            self.donor,
+            self._retry_rate,
         )
-        self.pairing = PairProtocol(state, membership, self.information, self.giver, self._pace)
+        self.pairing = PairProtocol(state, membership, self.information, self.donor, self._retry_rate)
         self.requests = StateRequests(
             state,
             membership,
@@ -142,9 +142,9 @@ class Sharing:
     def footprint_received(self, src: str, footprint: Footprint) -> None:
         """A search of that node was in vain, here and elsewhere."""
         if footprint.has_room:
-            self._memory.is_idle(src)
+            self._hints.is_idle(src)
         else:
-            self._memory.is_busy(src)
+            self._hints.is_busy(src)
 
     def report_received(self, src: str, report: LoadReport) -> None:
         """A peer's load: kept, and acted upon."""
@@ -177,9 +177,9 @@ class Sharing:
         has_work = report.gives or is_overloaded
         if not self._state.policies.information.reports_guide_probing:
             if is_overloaded:
-                self._memory.is_busy(src)
+                self._hints.is_busy(src)
         elif not has_work:
-            self._memory.take_busy(src)
+            self._hints.take_busy(src)
         if has_work and self._has_receiver:
             asks(src, report)
         if report.accepts or report.gpus:

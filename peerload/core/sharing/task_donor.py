@@ -134,7 +134,7 @@ class TaskDonor:
         task = self._home.tasks.get(uid)
         if task is not None:
             return task.phase is not HomePhase.AWAY
-        return uid in self._executor.by_uid or uid in self._executor.floors
+        return uid in self._executor.by_uid or uid in self._executor.fences
 
     def taken_home(self, uid: bytes) -> None:
         """A promised task of this home has come back: it waits here and is on its way no more."""

@@ -30,9 +30,9 @@ class View:
     """`policy.api.NodeView` over the machines of one node; made anew for each question, it copies nothing."""
 
     __slots__ = (
+        "_hints",
         "_ledger",
         "_membership",
-        "_memory",
         "_peers",
         "_queue",
         "_running",
@@ -49,7 +49,7 @@ class View:
         state: CoreState,
         ledger: Ledger,
         membership: Membership,
-        memory: PeerHints,
+        hints: PeerHints,
         queue: WaitingQueue,
         running: Callable[[], Iterable[Work]],
         sensed: LoadSampled,
@@ -61,7 +61,7 @@ class View:
         self._state = state
         self._ledger = ledger
         self._membership = membership
-        self._memory = memory
+        self._hints = hints
         self._queue = queue
         self._running = running
         self._peers = peers
@@ -201,12 +201,12 @@ class View:
     @property
     def idle_list(self) -> Sequence[str]:
         """Empty where the preset has no memory."""
-        return self._memory.idle
+        return self._hints.idle
 
     @property
     def busy_list(self) -> Sequence[str]:
         """Empty where the preset has no memory."""
-        return self._memory.busy
+        return self._hints.busy
 
     def report(self, node: str) -> KnownReport | None:
         """The newest unexpired report of a peer; this node's own is the one it told last."""

@@ -46,9 +46,9 @@ class Intake:
         executor: ExecutorHandoff,
         sharing: Sharing,
         submissions: submission.SubmissionLog,
-        turns: BatchedRequests,
-        gates: Eligibility,
-        attendance: ClientBinding,
+        batches: BatchedRequests,
+        eligibility: Eligibility,
+        client_binding: ClientBinding,
     ) -> None:
         self._state = state
         self._queue = queue
@@ -58,29 +58,29 @@ class Intake:
         self._executor = executor
         self._sharing = sharing
         self._submissions = submissions
-        self._turns = turns
-        self._gates = gates
-        self._attendance = attendance
+        self._batches = batches
+        self._eligibility = eligibility
+        self._client_binding = client_binding
 
     def submitted(self, event: TaskSubmitted) -> None:
         """Kept, answered, and considered; or refused. One that names tasks to wait for only once there are known to be such."""
         if not event.terms.awaits or self._submissions.is_known(event):
             self.accepted(event)
         else:
-            self._gates.inquiries.begin(event, self._submissions.counter)
+            self._eligibility.remote_status.begin(event, self._submissions.counter)
 
     def accepted(self, event: TaskSubmitted) -> None:
         """There is all that it names."""
-        self._turns.carry_out(event.request, self._submitted(event))
+        self._batches.carry_out(event.request, self._submitted(event))
 
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[None]:
         """It was submitted before. Whoever says so again is there for the tasks; the connection of then may be gone."""
         if event.client:
-            self._attendance.coming(event.client)
+            self._client_binding.coming(event.client)
             for task in self._home.named(str(reply["id"])):
-                self._attendance.submitted(task, (event.client,))
+                self._client_binding.submitted(task, (event.client,))
                 yield
-            self._attendance.came(event.client)
+            self._client_binding.came(event.client)
         self._state.actions.append(Answer(event.request, reply))
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[None]:
@@ -92,7 +92,7 @@ class Intake:
                 yield from self._repeated(event, reply)
                 return
             if self._submissions.is_under_way(event):
-                self._attendance.coming(event.client)
+                self._client_binding.coming(event.client)
                 return
             placeable = submission.why_not_placeable(
                 self._state,
@@ -107,25 +107,23 @@ class Intake:
             self._state.actions.append(Answer(event.request, error=error))
             return
         self._home.begin_making(array.name)
-        self._attendance.coming(event.client)
+        self._client_binding.coming(event.client)
         for member in array.members():
             self._submissions.keep_so_far(array)
             task = array.add(member)
-            if event.held:
-                task.phase = HomePhase.HELD
             self.adopt(task, directory_here=event.directory_here)
             yield
-        self._submissions.accept(array, placeable, self._gates.dependencies.rows(event.terms), declining)
+        self._submissions.accept(array, placeable, self._eligibility.dependencies.rows(event.terms), declining)
         self._home.has_made(array.name)
         clients = array.clients()
         for task in array.tasks if clients or not event.held else ():
             if clients and self._home.tasks.get(task.uid) is task:
-                self._attendance.submitted(task, clients)
+                self._client_binding.submitted(task, clients)
             if not event.held and self._has_yet_to_arrive(task):
                 self.arrives(task)
             yield
         for client in clients:
-            self._attendance.came(client)
+            self._client_binding.came(client)
 
     def _has_yet_to_arrive(self, task: HomeTask) -> bool:
         is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
@@ -134,13 +132,13 @@ class Intake:
     def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
         """A task of this home, new or from the store."""
         self._home.adopt(task)
-        self._gates.adopt(task)
+        self._eligibility.adopt(task)
         if not directory_here:
             task.cannot_here = _no_directory(task.spec)
 
     def arrives(self, task: HomeTask) -> None:
         """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
-        if self._home.rests_until_sure(task) or not self._gates.admits(task):
+        if self._home.rests_until_sure(task) or not self._eligibility.admits(task):
             return
         spec = task.spec
         cannot = task.cannot_here or why_never(self._state.profile, spec.request, spec.placement, self._state.node)
@@ -196,7 +194,7 @@ class Intake:
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.RESTING:  # None: it cannot be run again, and has failed
             return
-        if not self._gates.admits(task):
+        if not self._eligibility.admits(task):
             self._queue.remove(task)
             return
         here = self._state.node
@@ -204,7 +202,7 @@ class Intake:
         runs_here = not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here)
         if runs_here and to == here:
             self._state.count("tasks taken home")
-            self._sharing.giver.taken_home(message.uid)
+            self._sharing.donor.taken_home(message.uid)
             if self._sharing.sender.passes_on:  # the same test here as anywhere
                 self.requeued(task, message.reason)
         elif to in self._membership.eligible(task.need(), here) and self._home.may_migrate(task):

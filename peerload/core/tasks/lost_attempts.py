@@ -132,9 +132,10 @@ class LostAttempts:
             self._state.clear_timer("lease", name)
             if is_gone:
                 self._state.clear_timer("ask", name)
-        task.phase = HomePhase.UNKNOWN
+        task.enter(HomePhase.UNKNOWN)
         task.running_at = 0.0
-        task.deadline_s = 0.0
+        if task.lease is not None:
+            task.lease.deadline_s = 0.0
         self._home.become(
             task,
             f"it may run once only, and {reason}",

@@ -33,11 +33,11 @@ MEANT = "it was signalled by its user, so it is not tried again"
 class Retries:
     """One per node; it keeps nothing of its own."""
 
-    def __init__(self, state: CoreState, home: Home, memory: MemoryRetries, losses: LostAttempts) -> None:
+    def __init__(self, state: CoreState, home: Home, memory: MemoryRetries, lost_attempts: LostAttempts) -> None:
         self._state = state
         self._home = home
         self._memory = memory
-        self._losses = losses
+        self._lost_attempts = lost_attempts
 
     def concerns(self, task: HomeTask, exit_: Exit) -> bool:
         """Whether it is a task that is tried again at all when it has ended so."""
@@ -52,7 +52,7 @@ class Retries:
         if exit_.exit_code and _was_meant(task, exit_):
             return MEANT if task.terms.retries else " "
         if exit_.failed_device:
-            return self._losses.device_failed(task, exit_)
+            return self._lost_attempts.device_failed(task, exit_)
         why = self._memory.again(task, exit_)
         retries = task.terms.retries
         if not why or not retries or not exit_.exit_code:

@@ -10,7 +10,7 @@ import msgspec
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import asked_text, lacks, why_never
 from peerload.core.resources.gpu_terms import seen_by
-from peerload.core.tasks.work import HomeTask
+from peerload.core.tasks.work import HomePhase, HomeTask
 from peerload.model.actions import Answer, PutMaking, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
@@ -94,7 +94,8 @@ class SubmissionInProgress:
         )
         self.rows.append(PutTask(record, self.submitted_at, self._reason))
         spec = self.spec if not self.event.each else self.submission.spec_of(member_of(member))
-        task = HomeTask(record, spec, self._state.now.boot_s, self.event.terms)
+        phase = HomePhase.HELD if self.event.held else HomePhase.WAITING
+        task = HomeTask(record, spec, self._state.now.boot_s, self.event.terms, phase)
         self.tasks.append(task)
         return task
 

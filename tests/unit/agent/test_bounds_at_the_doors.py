@@ -17,6 +17,7 @@ from peerload.agent.peers.backpressure import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.peers.listener import Listener
 from peerload.agent.peers.read_timeout import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
+from peerload.model import metrics
 from tests.each import each
 from tests.fuzz.more_targets import Deaf
 from tests.support import PATIENCE_S
@@ -143,7 +144,7 @@ def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monk
         async with asyncio.timeout(PATIENCE_S):
             while not transport.is_over:  # noqa: ASYNC110 -- nobody tells
                 await asyncio.sleep(0.01)
-        assert links.why[0] in ("a frame that does not go on", "control frames refused")
+        assert links.why[0] in ("a frame that does not go on", metrics.CONTROL_FRAMES_REFUSED)
 
     asyncio.run(story())
 

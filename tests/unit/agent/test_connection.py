@@ -42,9 +42,6 @@ class Server:
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         raise AssertionError(name)
 
-    def meter(self, connection: Connection) -> None:
-        del connection
-
     def handle(self, connection: Connection, request: control.Request) -> None:
         assert isinstance(connection, LocalConnection)
         self._serve(connection, request.id)

@@ -58,7 +58,7 @@ class Links:
 class Membership(list[Any]):
     def __init__(self) -> None:
         super().__init__()
-        self.gossip = SimpleNamespace(contacts=SimpleNamespace(known={}))
+        self.gossip = SimpleNamespace(anti_entropy=SimpleNamespace(known={}))
 
     def get(self, node: str) -> Any:
         return next((peer for peer in self if peer.identity.node == node), None)
@@ -140,7 +140,7 @@ def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_pa
         await members.listen()
         for node, state in (("dead", PeerState.DEAD), ("gone", PeerState.LEFT), ("here", PeerState.ALIVE)):
             parts.node.membership.append(SimpleNamespace(identity=identity(node), state=state))
-        parts.node.membership.gossip.contacts.known["unmet"] = identity("unmet")
+        parts.node.membership.gossip.anti_entropy.known["unmet"] = identity("unmet")
         members.news()
         members.news()
         await until(lambda: members.known)

@@ -13,7 +13,6 @@ from peerload.agent.control.principal import Principal
 from peerload.agent.control.quotas import (
     WAITED_BY_NODE_MAX,
     WAITED_MAX,
-    CpuBudget,
     Quotas,
     TokenBucket,
     WaitQuota,
@@ -33,20 +32,6 @@ def test_a_rate_is_granted_again_as_time_passes() -> None:
     assert rate.take(35, 5.0) == 0.0, "more at once than a second grants is owed"
     assert rate.take(1, 5.0) == pytest.approx(2.6)
     assert rate.take(1, 7.7) == 0.0
-
-
-def test_a_share_of_the_agents_time_is_had_again_as_time_passes() -> None:
-    share = CpuBudget(0.5, 0.0)
-    share.spend(1.0, 0.0)
-    assert share.owed_s(0.0) == 0.0, "that of two seconds"
-    share.spend(0.5, 0.0)
-    assert share.owed_s(0.0) == pytest.approx(1.0)
-    assert share.owed_s(0.5) == pytest.approx(0.5)
-    assert share.owed_s(1.0) == 0.0
-    share.spend(1.0, 1000.0)
-    assert share.owed_s(1000.0) == 0.0, "no more is saved than that"
-    share.spend(0.25, 1000.0)
-    assert share.owed_s(1000.0) == pytest.approx(0.5)
 
 
 def quotas(**settings: Any) -> tuple[Quotas, Any]:
@@ -70,10 +55,14 @@ def test_what_one_user_has_too_much_of_is_no_others_loss() -> None:
     limits.submitted("b", 5)
     assert [bool(limits.requested("a")) for _ in range(4)] == [False, False, False, True]
     assert not limits.requested("b")
-    assert not limits.owed_s("b")
-    limits.spent("b", 100.0)
-    assert limits.requested("b") > 100.0, "what it costs counts, too"
-    assert not limits.owed_s("a")
+
+
+@pytest.mark.rule("L3")
+def test_what_takes_long_takes_more_tokens_of_its_own_user() -> None:
+    limits, _ = quotas(user_requests_per_s=1_000.0)
+    assert [bool(limits.requested("a", 250)) for _ in range(6)] == [False] * 4 + [True, True]
+    assert not limits.requested("b", 1_000_000), "however long, it may be asked"
+    assert 0.0 < limits.requested("b") < 1.0, "and costs no more than a second"
 
 
 @pytest.mark.rule("L3")

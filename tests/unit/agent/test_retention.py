@@ -53,7 +53,7 @@ def retention_of(
         journal=SimpleNamespace(happened=happened),
         node=SimpleNamespace(
             home=SimpleNamespace(arrays={}, tasks={}),
-            gates=SimpleNamespace(inquiries=SimpleNamespace(is_watched=lambda _name: False)),
+            eligibility=SimpleNamespace(remote_status=SimpleNamespace(is_watched=lambda _name: False)),
         ),
         clients=SimpleNamespace(follows=lambda _name: False),
         output=SimpleNamespace(is_busy=lambda _key: False, cut_old=cut_old),
@@ -157,7 +157,7 @@ def test_what_is_in_use_stays_until_it_is_not(tmp_path: Path, why: str) -> None:
         if why == "followed":
             parts.clients.follows = used.__contains__
         elif why == "watched":
-            parts.node.gates.inquiries.is_watched = used.__contains__
+            parts.node.eligibility.remote_status.is_watched = used.__contains__
         elif why == "busy":
             parts.output.is_busy = used.__contains__
         else:

@@ -11,8 +11,8 @@ import pytest
 from peerload.agent.log_format import LogLines
 from peerload.agent.security_events import CULPRITS_MAX, EARLY_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
 from peerload.agent.store.event_log import EventLog
-from peerload.cli.doctor.security_rules import RULES
 from peerload.model.actions import SECURITY_RULES
+from tests.security.rules import IDS
 
 
 class Kept:
@@ -96,7 +96,7 @@ def test_what_came_early_is_kept_for_later() -> None:
 
 
 def test_the_rules_are_those_that_there_are() -> None:
-    assert tuple(RULES) == SECURITY_RULES
+    assert IDS == SECURITY_RULES
 
 
 @pytest.mark.rule("T1")

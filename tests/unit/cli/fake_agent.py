@@ -130,7 +130,7 @@ def fixture_agent() -> Iterator[FakeAgent]:
 
 
 def command_line(*words: str | bytes) -> list[str | bytes]:
-    return [sys.executable, "-c", "import sys; from peerload.cli.main import main; sys.exit(main())", *words]
+    return [sys.executable, "-P", "-c", "import sys; from peerload.cli.main import main; sys.exit(main())", *words]
 
 
 def environment(fake: FakeAgent | None = None, **more: str) -> dict[str, str]:

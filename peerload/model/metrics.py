@@ -1,0 +1,394 @@
+"""Metrics: the names of all counters of an agent, as `stats` lists them.
+
+A constant for each; the text under it is its row in the table of docs/metrics.md. Counters end in ``_total``. A counter
+that is kept by reason, type, state or rule has these as a label: see `labelled`.
+"""
+
+from __future__ import annotations
+
+
+def labelled(name: str, **labels: str) -> str:
+    """The counter of one label value: ``peer_frames_dropped_total{reason="malformed"}``."""
+    inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    return f"{name}{{{inside}}}"
+
+
+# Requests and clients
+
+CONTROL_FRAMES_REFUSED = "control_frames_refused_total"
+"""Frames of local clients that are no request, are too large or do not end."""
+
+FORWARDS_REFUSED = "forwards_refused_total"
+"""Requests of other nodes' clients that were refused before they were read."""
+
+OUTPUT_COPIES_FAILED = "output_copy_failures_total"
+"""Reads of output that could not fetch the rest from the node that runs the task."""
+
+INBOX_DROPPED = "inbox_events_dropped_total"
+"""Samples, gossip and advice dropped because the inbox was full."""
+
+COMMITS_STALLED = "commits_stalled"
+"""1 while commits wait for room on the disk, else 0."""
+
+# Execution on this node
+
+SPAWNS_DROPPED = "spawns_dropped_total"
+"""Starts that were not ordered, since the attempt was ended meanwhile."""
+
+OUTPUTS_UNREADABLE = "outputs_unreadable_total"
+"""Outputs whose files are gone or cannot be read at the end of the task."""
+
+OFFERS_UNANSWERED = "offers_unanswered_total"
+"""Offers that were dropped, since their directory or user could not be checked in time."""
+
+OFFERS_OF_KEPT_OUTPUT = "offers_of_kept_output_total"
+"""Offers of an attempt whose output is here already."""
+
+DIRECTORY_ANSWERS_UNASKED = "directory_answers_unasked_total"
+"""Answers about directories that nobody had asked for."""
+
+# Peer links
+
+PEER_MESSAGES_SENT = "peer_messages_sent_total"
+"""Messages sent over peer links."""
+
+PEER_MESSAGES_RECEIVED = "peer_messages_received_total"
+"""Messages received over peer links."""
+
+PEER_FRAMES_DROPPED = "peer_frames_dropped_total"
+"""Frames and connections of peers that were dropped; by `reason`."""
+
+PEER_MESSAGES_REFUSED = "peer_messages_refused_total"
+"""Messages that could not be queued for a peer; by `reason`."""
+
+PEER_SENDS_FAILED = "peer_sends_failed_total"
+"""Messages that came back unsent to the core."""
+
+PEER_SEND_ERRORS = "peer_send_errors_total"
+"""Messages that could not be delivered to a peer."""
+
+PEER_UNREACHABLE = "peer_unreachable_total"
+"""Times a peer could not be reached."""
+
+PEER_LINKS_OPENED = "peer_links_opened_total"
+"""Links to peers that were opened."""
+
+PEER_LINKS_IDLE_CLOSED = "peer_links_idle_closed_total"
+"""Links that were closed because they were idle."""
+
+PEER_LINKS_EXPIRED = "peer_links_expired_total"
+"""Links that were closed because a certificate had expired."""
+
+PEER_LINKS_DIALED_BACK = "peer_links_dialed_back_total"
+"""Links that this node opened because a peer could not."""
+
+PEER_STREAMS_REQUESTED = "peer_streams_requested_total"
+"""Streams that a peer was asked to open, since it cannot be dialled."""
+
+PEER_STREAMS_REFUSED = "peer_streams_refused_total"
+"""Requests to open a stream that were refused."""
+
+PEER_UNREACHABLE_NOTICES = "peer_unreachable_notices_total"
+"""Peers that were told that they cannot be dialled."""
+
+PEER_NAME_CLASHES = "peer_name_clashes_total"
+"""Agents that were refused because another has their name."""
+
+PEER_BANS = "peer_bans_total"
+"""Peers that were banned for malformed frames."""
+
+ADVICE_OVER_PEER_LINK = "advice_over_peer_link_total"
+"""Advice that was sent over a peer link, since no broker carried it."""
+
+# Gossip
+
+GOSSIP_DATAGRAMS_SENT = "gossip_datagrams_sent_total"
+"""Datagrams sent."""
+
+GOSSIP_BYTES_SENT = "gossip_sent_bytes_total"
+"""Bytes of datagrams sent."""
+
+GOSSIP_DATAGRAMS_RECEIVED = "gossip_datagrams_received_total"
+"""Datagrams received."""
+
+GOSSIP_BYTES_RECEIVED = "gossip_received_bytes_total"
+"""Bytes of datagrams received."""
+
+GOSSIP_DATAGRAMS_UNSENT = "gossip_datagrams_unsent_total"
+"""Datagrams that were not sent; by `reason`."""
+
+GOSSIP_DATAGRAMS_DROPPED = "gossip_datagrams_dropped_total"
+"""Datagrams that were dropped; by `reason`."""
+
+GOSSIP_SEND_ERRORS = "gossip_send_errors_total"
+"""Errors of the socket while sending."""
+
+GOSSIP_RECEIVE_ERRORS = "gossip_receive_errors_total"
+"""Errors of the socket while receiving."""
+
+GOSSIP_MESSAGES_UNKNOWN = "gossip_messages_unknown_total"
+"""Messages in datagrams that this version does not know."""
+
+GOSSIP_NAMES_UNRESOLVED = "gossip_names_unresolved_total"
+"""Host names that could not be resolved."""
+
+# MQTT
+
+MQTT_CONNECTS = "mqtt_connects_total"
+"""Connections to a broker."""
+
+MQTT_MESSAGES_PUBLISHED = "mqtt_messages_published_total"
+"""Messages published; by `type`."""
+
+MQTT_MESSAGES_RECEIVED = "mqtt_messages_received_total"
+"""Messages received; by `type`."""
+
+MQTT_MESSAGES_DROPPED = "mqtt_messages_dropped_total"
+"""Messages that were dropped; by `reason`."""
+
+MQTT_MESSAGES_REFUSED = "mqtt_messages_refused_total"
+"""Messages that were not published; by `reason`."""
+
+MQTT_PUBLISHERS_MUTED = "mqtt_publishers_muted_total"
+"""Publishers that were ignored for a while because they flood."""
+
+# Security
+
+SECURITY_EVENTS = "security_events_total"
+"""Security events; by `rule` of security.md."""
+
+STATEMENTS_UNSIGNED = "statements_unsigned_total"
+"""Statements whose signature is not the cluster's."""
+
+CERTIFICATES_ISSUED = "certificates_issued_total"
+"""Certificates that were issued to other nodes."""
+
+CERTIFICATES_REFUSED = "certificates_refused_total"
+"""Requests for a certificate that were refused."""
+
+CERTIFICATES_REJECTED = "certificates_rejected_total"
+"""Certificates from an issuer that were not usable."""
+
+CERTIFICATE_ISSUER_MISSING = "certificate_issuer_missing_total"
+"""Renewals that found no issuer to ask."""
+
+JOINS_ACCEPTED = "joins_accepted_total"
+"""Machines that were let in."""
+
+JOINS_REFUSED = "joins_refused_total"
+"""Machines that were refused."""
+
+JOIN_CONNECTIONS_DROPPED = "join_connections_dropped_total"
+"""Connections of newcomers that were dropped; by `reason`."""
+
+# Tasks
+
+TASKS_SUBMITTED = "tasks_submitted_total"
+"""Tasks that were submitted here."""
+
+TASKS_RETURNED = "tasks_returned_total"
+"""Tasks that came back from other nodes to wait at home."""
+
+TASKS_CANCELLED_WITH_CLIENT = "tasks_cancelled_with_client_total"
+"""Tasks that were cancelled because their client had gone."""
+
+ATTEMPTS_LOST = "attempts_lost_total"
+"""Attempts whose end is not known."""
+
+ATTEMPTS_RETRIED = "attempts_retried_total"
+"""Attempts that failed and were repeated (`--retries`)."""
+
+ATTEMPTS_OUT_OF_GPU_MEMORY = "attempts_out_of_gpu_memory_total"
+"""Attempts that failed for want of GPU memory and were repeated."""
+
+ATTEMPTS_LOST_WITH_DEVICE = "attempts_lost_with_device_total"
+"""Attempts that ended because a device failed."""
+
+ATTEMPTS_NEVER_STARTED = "attempts_never_started_total"
+"""Attempts of this node's own tasks that the launcher could not start."""
+
+ATTEMPTS_ON_WRONG_DEVICES = "attempts_on_wrong_devices_total"
+"""Attempts that used devices that were not granted to them."""
+
+OUTCOMES_UNKNOWN = "outcomes_unknown_total"
+"""Tasks whose outcome became unknown (`--once`)."""
+
+UNAWAITED_TASK_STATUS = "unawaited_task_status_total"
+"""Status messages about tasks that no task here waits for."""
+
+# Handoff
+
+OFFERS_SENT = "offers_sent_total"
+"""Offers of tasks to other nodes."""
+
+OFFERS_DECLINED = "offers_declined_total"
+"""Offers that other nodes declined."""
+
+OFFERS_DECLINED_HERE = "offers_declined_here_total"
+"""Offers that this node declined; by `code`."""
+
+OFFERS_ACCEPTED_LATE = "offers_accepted_late_total"
+"""Acceptances that came after the offer had expired."""
+
+DECLINES_WITHOUT_OFFER = "declines_without_offer_total"
+"""Declines of offers that this node had not made."""
+
+TRANSFERS = "transfers_total"
+"""Tasks that were handed to another node."""
+
+REMOTE_TASKS_COMMITTED = "remote_tasks_committed_total"
+"""Tasks of other nodes that were taken here."""
+
+RESERVATIONS_EXPIRED = "reservations_expired_total"
+"""Reservations that expired without a commit."""
+
+FROZEN_TASKS_EVICTED = "frozen_tasks_evicted_total"
+"""Frozen tasks that were ended to make room."""
+
+RESULTS_UNRECORDED = "results_unrecorded_total"
+"""Results that were not recorded, since the attempt is not current."""
+
+RESULTS_OF_UNGRANTED_ATTEMPTS = "results_of_ungranted_attempts_total"
+"""Results of attempts that this home did not grant."""
+
+OUTPUT_FETCHES_FAILED = "output_fetch_failures_total"
+"""Outputs that could not be fetched from their executor."""
+
+MESSAGES_FROM_NON_EXECUTOR = "messages_from_non_executor_total"
+"""Messages about a task from a node that does not have it."""
+
+MESSAGES_FROM_NON_HOME = "messages_from_non_home_total"
+"""Messages about a task from a node that is not its home."""
+
+MESSAGES_UNAUTHORIZED = "messages_unauthorized_total"
+"""Messages whose sender may not send them; by `type`."""
+
+RENEWALS_FROM_NON_EXECUTOR = "renewals_from_non_executor_total"
+"""Lease renewals from a node that does not have the task."""
+
+RENEWALS_OF_CANCELLED = "renewals_of_cancelled_total"
+"""Lease renewals of attempts that were told to end."""
+
+RENEWALS_BEFORE_PARKING = "renewals_before_parking_total"
+"""Lease renewals that are older than the parking of the task."""
+
+PROMISES_OF_OTHER_STORE = "promises_of_other_store_total"
+"""Messages that refer to another database of this node."""
+
+PEERS_WITH_OLDER_STORE = "peers_with_older_store_total"
+"""Peers that came back with an older database."""
+
+# Load sharing
+
+SENDER_SEARCHES = "sender_searches_total"
+"""Searches of a sender for a node with room."""
+
+SENDER_PROBES = "sender_probes_total"
+"""Probes of senders."""
+
+RECEIVER_SEARCHES = "receiver_searches_total"
+"""Searches of a receiver for work."""
+
+RECEIVER_PROBES = "receiver_probes_total"
+"""Probes of receivers."""
+
+PROBES_UNANSWERED = "probes_unanswered_total"
+"""Probes without an answer in time."""
+
+TASKS_GIVEN = "tasks_given_total"
+"""Tasks that were given to a node that asked for work."""
+
+TASKS_PASSED_ON = "tasks_passed_on_total"
+"""Tasks of other homes that were passed on to a third node."""
+
+REQUESTS_BROADCAST = "requests_broadcast_total"
+"""Requests for bids to all nodes."""
+
+REQUESTS_ANSWERED = "requests_answered_total"
+"""Requests for bids that this node answered."""
+
+REQUESTS_UNANSWERED = "requests_unanswered_total"
+"""Requests for bids that this node did not answer."""
+
+ANNOUNCEMENTS = "announcements_total"
+"""Announcements of load to all nodes."""
+
+ANNOUNCEMENTS_TO_ONE = "announcements_to_one_total"
+"""Announcements of load to one node."""
+
+PAIR_REQUESTS = "pair_requests_total"
+"""Requests to pair."""
+
+PAIR_REQUESTS_REFUSED = "pair_requests_refused_total"
+"""Requests to pair that were refused."""
+
+PAIRS_UNANSWERED = "pairs_unanswered_total"
+"""Requests to pair without an answer."""
+
+FOOTPRINTS_LEFT = "footprints_left_total"
+"""Footprints that searches left at other nodes."""
+
+POLICY_ERRORS = "policy_errors_total"
+"""Decisions of a policy that raised or were invalid."""
+
+# Membership and the core
+
+PEERS_BECAME = "peer_state_changes_total"
+"""Changes of the state of a member; by `state`."""
+
+PEERS_REFUSED = "peers_refused_total"
+"""Members that were not taken in, since there are too many."""
+
+STATES_FORGED = "states_forged_total"
+"""Load reports in the name of another node."""
+
+MESSAGES_UNKNOWN = "messages_unknown_total"
+"""Messages of a kind that this version does not know."""
+
+TIMERS_UNKNOWN = "timers_unknown_total"
+"""Timers of a kind that the core does not know."""
+
+SHORTAGES = "start_shortages_total"
+"""Times this node could not start an attempt for want of processes, memory or disk."""
+
+STALLS = "stalls_total"
+"""Times the event loop of this agent stood still."""
+
+GOSSIP_WITHOUT_ADDRESS = "gossip_without_address_total"
+"""Gossip messages to a member whose address is not known."""
+
+GOSSIP_MESSAGES_QUEUED = "gossip_messages_queued_total"
+"""Gossip datagrams that the core has ordered."""
+
+GOSSIP_OTHER_VERSION = "gossip_other_version_total"
+"""Gossip of another protocol version."""
+
+GOSSIP_UNDER_OWN_NAME = "gossip_under_own_name_total"
+"""Gossip of another agent that has this node's name."""
+
+GOSSIP_INCARNATIONS_TOO_GREAT = "gossip_incarnations_too_great_total"
+"""Membership updates with an incarnation beyond the bound."""
+
+PROFILES_UNASKED = "profiles_unasked_total"
+"""Profiles that nobody had asked for."""
+
+INDIRECT_PROBES = "indirect_probes_total"
+"""Probes of members that went unanswered, so that others were asked to probe."""
+
+MEMBER_PROBES_FAILED = "member_probes_failed_total"
+"""Probes of members that failed, indirect ones included."""
+
+MEMBERS_REFUSED = "members_refused_total"
+"""Members that were not taken in, since there are too many."""
+
+VERDICTS_DEFERRED = "verdicts_deferred_total"
+"""Members that were not called dead yet, since too many are suspected."""
+
+SUSPICIONS_REFUTED = "suspicions_refuted_total"
+"""Suspicions of this node that it refuted."""
+
+INCARNATIONS_RAISED = "incarnations_raised_total"
+"""Times this node raised its incarnation."""
+
+LOST_MEMBERS_TRIED = "lost_members_tried_total"
+"""Attempts to reach members that had been lost."""

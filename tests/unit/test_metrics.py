@@ -1,0 +1,24 @@
+"""The names of counters: standard, distinct, and described in docs/metrics.md."""
+
+from __future__ import annotations
+
+import re
+
+from peerload.model import metrics
+from tests.docs_tables import DOCS, code, rows
+
+NAMES = {key: value for key, value in vars(metrics).items() if key.isupper()}
+
+
+def test_names_are_standard_and_distinct() -> None:
+    assert len(set(NAMES.values())) == len(NAMES) > 100
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)+", name) for name in NAMES.values())
+
+
+def test_a_label_is_written_as_prometheus_writes_it() -> None:
+    assert metrics.labelled("drops_total", reason="too large") == 'drops_total{reason="too large"}'
+
+
+def test_the_page_describes_each() -> None:
+    described = [code(row[0]) for row in rows((DOCS / "metrics.md").read_text(encoding="utf-8"))]
+    assert sorted(described) == sorted(NAMES.values())
