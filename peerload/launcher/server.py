@@ -545,7 +545,7 @@ def locked(directory: str, units: str, memory: str, system: MultiUser | None = N
 
 def main() -> None:
     """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to stop. Units
-    are cgroup2, cgroup1 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it,
+    are cgroup2 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it,
     the best that does. ID is that of the database that it starts tasks for."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     known = {"--directory", "--units", "--memory", "--store"}

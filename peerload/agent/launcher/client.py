@@ -114,7 +114,7 @@ class LauncherLink:
         self._run = ""
         self._protocol = 0
         self.units = ""
-        """How the launcher holds the processes of a task together: cgroup2, cgroup1 or bare; "" until it has answered."""
+        """How the launcher holds the processes of a task together: cgroup2 or bare; "" until it has answered."""
         self.memory = ""
         """How it limits their memory: cgroup2, cgroup1 or rlimit; "" until it has answered."""
         self.unenforced: tuple[str, ...] = ()
