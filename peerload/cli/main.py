@@ -12,20 +12,19 @@ from io import TextIOWrapper
 
 from peerload import __version__
 from peerload.cli.common.errors import CANNOT, INTERRUPTED, USAGE, pipe_closed, report
-from peerload.cli.common.verb_table import HIDDEN, VERBS, load
+from peerload.cli.common.verb_table import ALIASES, HIDDEN, VERBS, listed, load, suggested
 from peerload.model.errors import PeerloadError, UsageError
 
 CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 """What writing our output may fail with, for which nobody here is to blame."""
 OPTIONS = ("--help", "--version", "--debug", "-h", "-V")
 
-HELP = f"""\
+HELP = """\
 usage: peerload [--debug] VERB ...
 
 Many machines as one, without a head node.
 
-{chr(10).join(f"  {name:11} {says}" for name, says in VERBS.items())}
-
+{verbs}
   peerload VERB --help    what a verb takes
   --version               the version
   --debug                 show the traceback of an error
@@ -84,15 +83,15 @@ def _mend_standard_streams() -> None:
 
 def _dispatch(words: list[str]) -> int:
     if not words:
-        sys.stderr.write(HELP)
+        sys.stderr.write(HELP.format(verbs=listed()))
         return USAGE
-    verb, rest = words[0], words[1:]
+    verb, rest = ALIASES.get(words[0], words[0]), words[1:]
     if verb in ("--help", "-h", "help"):
         if rest and verb == "help":
             return _dispatch([rest[0], "--help"])
-        sys.stdout.write(HELP)
+        sys.stdout.write(HELP.format(verbs=listed()))
         return 0
-    if verb in ("--version", "-V"):
+    if verb in ("--version", "-V", "version"):
         sys.stdout.write(f"peerload {__version__}\n")
         return 0
     if verb not in VERBS and verb not in HIDDEN:
@@ -101,15 +100,16 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _unknown(verb: str) -> UsageError:
-    from difflib import get_close_matches
-
     if verb.startswith("-"):
+        from difflib import get_close_matches
+
         near = ["--version"] if verb in ("-v", "-version") else get_close_matches(verb, OPTIONS, n=1, cutoff=0.8)
         also = f"did you mean  peerload {near[0]} ?        " if near else "a verb's own flags come after it        "
         return UsageError("no such option", why=repr(verb), hint=f"{also}all of them:  peerload --help")
-    near = get_close_matches(verb, VERBS, n=1)
-    also = f"did you mean  peerload {near[0]} ?        " if near else ""
-    return UsageError("no such verb", why=repr(verb), hint=f"{also}all of them:  peerload --help")
+    also = suggested(verb)
+    return UsageError(
+        "no such verb", why=repr(verb), hint=f"{also}{'        ' if also else ''}all of them:  peerload --help"
+    )
 
 
 def _output_refused(error: OSError) -> int:

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from peerload.client import call, connection
+from peerload.client.protocol import refusal
 from peerload.model.errors import AgentUnavailable, PeerloadError
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ class _Session:
     @property
     def descriptor(self) -> int:
         """What to wait on for `take`."""
-        return self._client.descriptor
+        return self._client.fileno()
 
     @property
     def waits_for_room(self) -> bool:
@@ -361,7 +362,7 @@ class _Session:
 
     def take(self) -> None:
         """Take what the agent says next."""
-        self._took(*self._client.receive(follows=True))
+        self._took(*self._client.receive(may_last=True))
 
     def _ask(self, verb: str, made: Call, **fields: Any) -> None:  # noqa: ANN401 -- as each verb has them
         self._asked[self._client.send(verb, **fields)] = verb, made
@@ -415,17 +416,11 @@ class _Session:
 
     def _input_refused(self, made: Call, body: dict[str, Any]) -> None:
         """It cannot be sent all that it is to read. If it has ended all the same, that is told."""
-        try:
-            connection.raise_refusal(body)
-        except PeerloadError as error:
-            made.problem = error
+        made.problem = refusal(body)
         self.cancel(made)
 
     def _refused(self, made: Call, body: dict[str, Any]) -> None:
-        try:
-            connection.raise_refusal(body)
-        except PeerloadError as error:
-            self._set(made, error=error)
+        self._set(made, error=refusal(body))
 
     def _finish(self, made: Call, body: dict[str, Any]) -> None:
         """The task has ended: what it has told becomes the future's."""

@@ -17,7 +17,7 @@ from peerload.core.handoff.home import HomeHandoff
 from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.tasks.home import Home
-from peerload.core.tasks.lost_attempts import LostAttempts
+from peerload.core.tasks.retries import LostAttempts
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import actions, events, messages
 from peerload.model.task import TaskRecord

@@ -202,7 +202,7 @@ RENAMED: dict[str, str] = {
     "SimProcess": "Process",
     "SimProgress": "Progress",
     "SimStore": "Store",
-    "SimWatch": "Watch",
+    "UtilizationMonitor": "Watch",
     "SpawnOrder": "Order",
     "SpawnRefused": "NotAllowed",
     "Spawner": "Births",

@@ -9,6 +9,7 @@ from tests.security.rules import IDS, TESTS, marked
 
 def test_tests_name_rules_that_there_are() -> None:
     assert set(marked()) <= set(IDS)
+    assert tuple(TESTS) == IDS
 
 
 @pytest.mark.parametrize("rule", IDS)

@@ -38,7 +38,7 @@ async def cleaned(parts: Parts, names: TaskIds, connection: Connection, request:
         names, removed.names = removed.names, []
         await connection.tell(request.id, {"tasks": names})
 
-    gone = await parts.retention.remove(
+    gone = await parts.remover.remove(
         wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell
     )
     if gone.tasks and not request.dry_run:

@@ -89,12 +89,6 @@ class InsideCommands:
             frozen=tuple(key for key in ready.frozen if key not in mine),
         )
 
-    def adopt(self) -> None:
-        """A launcher was listed: tell it again how much there is to read."""
-        for key, command in self._commands.items():
-            if command.input is not None:
-                self._parts.feeding.grown(key, command.input)
-
     def _drop(self, key: str) -> None:
         self._parts.launcher.forget(key)
         self._parts.spool.drop(key)

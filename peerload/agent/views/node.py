@@ -1,4 +1,4 @@
-"""Nodes, and this agent, as the objects a client is shown (keys: docs/cli.md); tasks are in `views/task.py`."""
+"""Nodes, and this agent, as the objects a client is shown (keys: docs/json.md); tasks are in `views/task.py`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from peerload.client.connection import OutputGaps
+from peerload.client.protocol import OutputGaps
 from peerload.model.text import printable
 from peerload.text.format import print_json, say, size_text
 

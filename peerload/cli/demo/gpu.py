@@ -18,7 +18,7 @@ import peerload
 from peerload.cli.common import agent_process
 from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options
-from peerload.cli.verbs.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
+from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
 from peerload.client import environment
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError

@@ -203,7 +203,6 @@ def _as_json(name: str, checked: CheckedPolicy, played: Rehearsal | None) -> dic
             for one in checked.mistakes
         ],
         "doubts": [
-            {"file": one.file or None, "line": one.line or None, "key": one.key, "what": one.says}
-            for one in checked.doubts
+            {"file": one.file or None, "line": None, "key": one.key, "what": one.says} for one in checked.doubts
         ],
     }

@@ -13,9 +13,7 @@ import msgspec
 from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.handoff.parking import TaskParking
 from peerload.core.sharing.effective_request import asked_of
-from peerload.core.tasks.lost_attempts import LostAttempts
-from peerload.core.tasks.memory_retries import MemoryRetries
-from peerload.core.tasks.retries import Retries
+from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.tasks.work import Collection, GrantedLease, HomePhase, Offering
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke

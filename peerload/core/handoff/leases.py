@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peerload.core.handoff.parking import TaskParking
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.lost_attempts import LostAttempts
+    from peerload.core.tasks.retries import LostAttempts
     from peerload.core.tasks.work import HomeTask
     from peerload.model.messages import Identity, Renewal
     from peerload.model.task import TaskSpec

@@ -34,7 +34,7 @@ NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "d
 
 class Home:
     """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
-    when it was last heard of, by that node. Its timer is ``rest``."""
+    when it was last heard of, by that node; ``stranded``: those that this home cannot run and that have no place elsewhere, by uid. Its timer is ``rest``."""
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
         self._state = state
@@ -43,6 +43,7 @@ class Home:
         self.tasks: dict[bytes, HomeTask] = {}
         self.by_id: dict[str, HomeTask] = {}
         self.arrays: dict[str, dict[str, HomeTask]] = {}
+        self.stranded: dict[bytes, HomeTask] = {}
         self._being_made: dict[str, None] = {}
         self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
         self._obeying: OrderedDict[str, float] = OrderedDict()

@@ -205,11 +205,11 @@ def test_who_has_much_to_say_lets_others_say_theirs_and_the_client_be_heard() ->
         sent = asks_until_held(client)
         pieces = told = 0
         while told < 4:
-            number, _, body = client.receive(follows=True)
+            number, _, body = client.receive(may_last=True)
             pieces += body == PIECE
             told += number == 2
         while len(talks.heard) < sent:
-            client.receive(follows=True)
+            client.receive(may_last=True)
         return pieces, sent
 
     (pieces, sent), server = ask(talks, reads)

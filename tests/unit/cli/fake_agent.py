@@ -17,6 +17,7 @@ import pytest
 
 from peerload.model.errors import BadMessage
 from peerload.wire import control, frame
+from tests import frames
 from tests.in_process import cli_in
 from tests.support import PATIENCE_S
 
@@ -100,8 +101,7 @@ class FakeAgent:
         lock = threading.Lock()
         while True:
             try:
-                size = int.from_bytes(frame._read_exactly(connection, 4), "big")
-                raw = frame._read_exactly(connection, size)
+                raw = frames.read_raw(connection)
             except OSError:
                 return
             try:

@@ -13,7 +13,7 @@ from peerload.model import actions, events
 from peerload.model.devices import DeviceReading
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import SCRATCH, TaskSpec
-from peerload.sim.queueing_model import IDEAL_CONFIG, IdealCluster
+from peerload.sim.queueing_model import IDEAL_CONFIG, Delays, QueueingModel
 from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Attempt:
         return int(self.arrival.gpu_bytes * min((now_s - self.since_s) / LOADING_S, 1.0))
 
 
-class DeviceCluster(IdealCluster):
+class DeviceModel(QueueingModel):
     """Nodes with these profiles, whose devices are read. All arrivals are `DeviceArrival`; ``witness`` is told of all."""
 
     def __init__(
@@ -91,7 +91,7 @@ class DeviceCluster(IdealCluster):
         self._reads_at: dict[str, float] = {}
         self._specs_of: dict[tuple[str, ResourceRequest], TaskSpec] = {}
         super().__init__(
-            policies, profiles=profiles, seed=seed, ended=lambda _task: None, message_s=message_s, config=config
+            policies, profiles, seed=seed, ended=lambda _task: None, delays=Delays(message_s), config=config
         )
         for name in self._read:
             self._look(name, message_s)

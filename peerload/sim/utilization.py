@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from peerload.core.resources.admission import Ledger
 
 
-class SimWatch:
+class UtilizationMonitor:
     """Keeps the areas under three curves, O(1) a change; all in slot seconds.
 
     free: slots that run nothing; idle_while_waiting: those of them whose node is not the one where tasks wait, while
