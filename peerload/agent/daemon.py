@@ -68,8 +68,8 @@ from peerload.agent.requests.server import ControlServer
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import Sensors
-from peerload.agent.sensors.node_gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding

@@ -18,13 +18,13 @@ import sys
 import time
 from typing import assert_never
 
-from peerload.launcher.cgroups import ROOT_PREFIX
+from peerload.launcher.cgroups import ROOT_PREFIX, cgroup_units
 from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
-from peerload.launcher.detect_backends import choose
 from peerload.launcher.exit_records import Exits
 from peerload.launcher.fs_credentials import OwnCredentials
 from peerload.launcher.leases import CHECK_S, LeaseTimers
-from peerload.launcher.orphan_cleanup import Watchdog, end_left_overs
+from peerload.launcher.memory_limits import memory_limits
+from peerload.launcher.orphan_cleanup import Watchdog, end_left_overs, note_units
 from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, HolePuncher, SpawnRefused
 from peerload.launcher.protocol import (
     NODE_CHARS_MAX,
@@ -63,6 +63,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
+    from peerload.launcher.containment import Units
     from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.protocol import LauncherEvent, Request
 
@@ -116,9 +117,9 @@ class Launcher:
         self._exits = Exits(self._directory)
         end_left_overs(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
-        self._units, self._memory = choose(
-            self._directory, self._run, self._units_wanted, self._memory_wanted, self._own_children
-        )
+        self._units = self._usable_units()
+        self._memory = memory_limits(self._memory_wanted, self._units, ROOT_PREFIX + self._run)
+        note_units(self._directory, self._units.name, self._units.root, self._memory.root)
         self._epoll = select.epoll()
         if self._system is not None:
             self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run, self._own_children)
@@ -147,6 +148,15 @@ class Launcher:
         fd = os.open(f"{self._directory}/launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
+
+    def _usable_units(self) -> Units:
+        """The wanted kind of containment, or the best that works."""
+        units = cgroup_units(self._units_wanted, ROOT_PREFIX + self._run)
+        if units is not None:
+            return units
+        from peerload.launcher.proc_scan import ProcScan  # noqa: PLC0415 -- most launchers have no use for it
+
+        return ProcScan(self._run, self._own_children)
 
     def _set_guard(self) -> None:
         try:
