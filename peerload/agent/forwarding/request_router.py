@@ -125,9 +125,9 @@ class RequestRouter:
 
     def _named_in_full(self, request: control.Request) -> control.Request:
         """`42` and `@` are this node's, wherever it is asked about them. Raises BadRequest or NoSuchTask."""
-        if isinstance(getattr(request, "task", None), str):
-            return msgspec.structs.replace(request, task=self._task_ids.full(request.task))  # type: ignore[union-attr]
         refs = refs_of(request)
+        if isinstance(getattr(request, "task", None), str):
+            return msgspec.structs.replace(request, task=self._task_ids.full(refs[0]))
         if refs:
             return msgspec.structs.replace(request, tasks=tuple(self._task_ids.full(ref) for ref in refs))
         return request

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from peerload.agent.store.store import Store
     from peerload.agent.views.cluster import ClusterView
     from peerload.agent.views.peer_links import PeerLinksView
-    from peerload.agent.views.security_facts import SecurityView
     from peerload.core.node import Node
 
 DAMAGED_TOLD_MAX = 100
@@ -66,14 +65,12 @@ class DiagnosticsView:
         storage: StorageView,
         cluster: ClusterView,
         links: PeerLinksView,
-        security: SecurityView,
     ) -> None:
         self._node = node
         self._launcher = launcher
         self._storage = storage
         self._cluster = cluster
         self._links = links
-        self._security = security
 
     def checkup(self) -> dict[str, object]:
         """As `control.Checkup` lists it."""
@@ -95,5 +92,4 @@ class DiagnosticsView:
             "frozen": [node.executor.guests[key].task for key in frozen],
             "trouble": node.state.profile.trouble or None,
             **self._cluster.checkup(),
-            "security": self._security.checkup(),
         }
