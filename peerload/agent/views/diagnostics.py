@@ -49,14 +49,14 @@ class StorageView:
                 "reserve_bytes_max": disk.reserve.wanted_bytes,
                 "stalled": store.is_stalled,
             },
-            "damaged": views.damaged(listing.damaged),
+            "damaged": views.damaged_objects(listing.damaged),
             "lost": store.lost.words(self._node) if store.lost is not None else None,
             "removed_early": removed_early,
         }
 
 
 class DiagnosticsView:
-    """What `control.Checkup` answers."""
+    """What `control.Checkup` views."""
 
     def __init__(
         self,
