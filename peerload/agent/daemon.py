@@ -118,7 +118,6 @@ from peerload.agent.views.cluster import ClusterView
 from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
 from peerload.agent.views.node import NodesView
 from peerload.agent.views.peer_links import PeerLinksView
-from peerload.agent.views.security_facts import SecurityView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -439,14 +438,12 @@ class Daemon:
         remover = TaskRemover(store, spool, node, parts.output, clients, parts.run)
         self.retention = Retention(info, store, parts.disk, remover, parts.output, parts.journal)
         # Views.
-        cluster = ClusterView(parts.cluster, parts.trust, parts.tls)
+        cluster = ClusterView(self.config, parts.cluster, parts.trust, parts.tls)
         links = PeerLinksView(info, parts.links, parts.peer_facts, parts.bus, cluster)
         nodes = NodesView(node, parts.gpus, cluster)
         agent = AgentView(info, node, parts.launcher, parts.gpus, cluster, links)
         storage = StorageView(own, parts.disk, store, self.retention)
-        diagnostics = DiagnosticsView(
-            node, parts.launcher, storage, cluster, links, SecurityView(self.config, node, cluster, parts.joining)
-        )
+        diagnostics = DiagnosticsView(node, parts.launcher, storage, cluster, links)
         # Verbs.
         checks = SubmissionChecks(access, quotas, parts.users, parts.disk, parts.asked_nodes, node)
         source = OutputSource(info, node, parts.output, spool)
