@@ -101,8 +101,8 @@ from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import find_out
 from peerload.agent.sensors.device_locks import DeviceLocks
+from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import Sensors
-from peerload.agent.sensors.node_gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -123,7 +123,6 @@ from peerload.agent.views.cluster import ClusterView
 from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
 from peerload.agent.views.node import NodesView
 from peerload.agent.views.peer_links import PeerLinksView
-from peerload.agent.views.security_facts import SecurityView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -385,13 +384,12 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output)
-        cluster_view = ClusterView(cluster, trust, tls)
+        cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention)
-        security_view = SecurityView(config, node, cluster_view, enrollment)
-        diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view, security_view)
+        diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
         checks = SubmissionChecks(access, quotas, users, disk, queries, node)
         source = OutputSource(info, node, output, spool)
         ends = TaskEnds(store, spool, jobs, config.output_bytes_max)
@@ -482,7 +480,7 @@ class Daemon:
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
                 Sensors(self.inbox.put, own_use.seconds).run(),
-                self.gpus.run(NodeGpuHost(self.node.ledger, self.event_log)),
+                self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
                 self.retention.run(),
@@ -531,6 +529,9 @@ class Daemon:
             "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"
         )
         return service
+
+    def _gpu_changed(self, state: str, words: str) -> None:
+        self.event_log.happened("gpu", state, reason=words)
 
     async def _recovered(self) -> Recovered:
         """What was durable; of the tasks that wait, whether their directories are here now. Those that cannot be looked
