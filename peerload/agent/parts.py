@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from peerload.agent.accounts.directory_cache import DirectoryCache
-from peerload.agent.control.authorization import Authorization
 from peerload.agent.node_info import REFUSED_BY_MAX, NodeInfo, now
 from peerload.agent.peers.diagnostics import PeerFacts
-from peerload.agent.run_state import RunState
-from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.device_locks import DeviceLocks
-from peerload.model.events import DirectoryFound
 
 if TYPE_CHECKING:
     from collections import Counter
 
     from peerload.agent.accounts.as_user import UserServices
-    from peerload.agent.accounts.directory_cache import DirectoryQueries
+    from peerload.agent.accounts.directory_cache import DirectoryCache, DirectoryQueries
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.completion.saving import OutputSaver
     from peerload.agent.inbox import Inbox
@@ -31,47 +26,22 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.requests.exec_in_task import InsideCommands
+    from peerload.agent.run_state import RunState
+    from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_fetch import StdinFetches
     from peerload.agent.stdin.stdin_forwarding import StdinForwarding
     from peerload.agent.stdin.stdin_store import StdinStore
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.event_log import EventLog
-    from peerload.agent.store.retention import Retention
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import Outbox
     from peerload.core.node import Node
-    from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
     from peerload.model.instant import Instant
     from peerload.model.messages import Identity
     from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.tls import Credentials
-
-
-class ClientNotifier(Protocol):
-    """Whoever tells local clients what the core says."""
-
-    def answered(self, answer: Answer, /) -> None:
-        """A request has its answer."""
-
-    def changed(self, action: TaskChanged, /) -> None:
-        """A task has a new record, or runs."""
-
-    def attempt_gone(self, key: str, /) -> None:
-        """No process of this attempt is left."""
-
-    def restored(self) -> None:
-        """The core knows again what was durable."""
-
-    def decided(self, decision: Decided, /) -> None:
-        """A decision was made."""
-
-    def waits(self, task: str, why: str, /) -> None:
-        """A task has ended elsewhere, and its result cannot be brought here for now."""
-
-    def follows(self, task: str, /) -> bool:
-        """Whether a client watches this task right now."""
 
 
 class Parts:
@@ -99,21 +69,18 @@ class Parts:
     asked_nodes: DirectoryQueries
     members: Members
     bus: MqttBus | None
-    clients: ClientNotifier
-    retention: Retention
+    security: SecurityEvents
+    directories: DirectoryCache
     chores: CompletionJobs
     saving: OutputSaver
     gpus: Gpus
 
-    def __init__(self, info: NodeInfo) -> None:
+    def __init__(self, info: NodeInfo, run: RunState) -> None:
         self.info = info
         self.bus = None
-        self.security = SecurityEvents(info.counters)
-        self.directories = DirectoryCache(lambda directory: self.inbox.put(DirectoryFound(directory)))
-        self.access = Authorization(self)
         self.peer_facts = PeerFacts()
         self.claims = DeviceLocks(Path(info.config.gpu_claims) if info.config.gpu_claims else None)
-        self.run = RunState()
+        self.run = run
 
     # What follows is that of `info`, for those who are not given it yet.
 

@@ -230,7 +230,6 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long the certificates last that this node makes; after two thirds of it they are made anew."""
     gossip: Literal["local", "lan", "wan"] = "lan"
     """How fast the loss of a node is noticed: agents on one machine, on one network, or far apart."""
-    site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""
     ended_kept_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 30 * 86_400.0
@@ -251,6 +250,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Own retained state is published again this often, since a broker's memory is not durable."""
     record: str = ""
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
+    debug_validate: bool = False
+    """Check the invariants of the node after each event (`Node.validate`), for developers: it costs time in proportion to the
+    number of tasks, and a broken one ends the agent."""
     gpu: GpuSettings = GpuSettings()
     """How the GPUs of this node are shared: a table of the config file."""
     load: LoadSettings = LoadSettings()
@@ -304,8 +306,6 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """In system mode: connections of one user at a time, …"""
     user_requests_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 5_000.0
     """… requests, …"""
-    user_work_share: Annotated[float, Meta(ge=0.01, le=1.0)] = 0.5
-    """… of the time of the agent's one loop, that share for carrying them out, …"""
     user_submits_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 20_000.0
     """… and tasks that it submits, …"""
     user_tasks_max: Limit = 1_000_000

@@ -40,8 +40,6 @@ NODE_LIFE = timedelta(days=90)
 BROKER_LIFE = timedelta(days=730)
 BROKER_MARK = "peerload:broker"
 """In the certificate of a broker, so that nobody takes it for that of a node."""
-BRIDGE_MARK = "peerload:bridge"
-"""The same of a bridge between two brokers."""
 RENEWED_AT = 2 / 3
 """The part of a certificate's life after which it is made anew."""
 
@@ -129,32 +127,14 @@ def certify_broker(authority: KeyPair, hosts: Sequence[str], now: datetime, life
     """A key and certificate for an MQTT broker that is reached by these names and addresses. It is no node's: its use as
     one is ruled out by its purpose, and by BROKER_MARK among its names, of which a node's has one alone."""
     names = [*map(_general_name, hosts), x509.UniformResourceIdentifier(BROKER_MARK)]
-    return _for_mqtt(authority, "MQTT broker", names, ExtendedKeyUsageOID.SERVER_AUTH, now, life)
-
-
-def certify_bridge(authority: KeyPair, user: str, now: datetime, life: timedelta = BROKER_LIFE) -> KeyPair:
-    """A key and certificate by which one MQTT broker is a client of another, known there as ``user``. It is no node's
-    either: it has no name of one."""
-    names = [x509.UniformResourceIdentifier(BRIDGE_MARK)]
-    return _for_mqtt(authority, user, names, ExtendedKeyUsageOID.CLIENT_AUTH, now, life)
-
-
-def _for_mqtt(
-    authority: KeyPair,
-    name: str,
-    names: Sequence[x509.GeneralName],
-    purpose: x509.ObjectIdentifier,
-    now: datetime,
-    life: timedelta,
-) -> KeyPair:
     ca, ca_key = _of_pem(authority.certificate), private_key(authority.key)
     key = Ed25519PrivateKey.generate()
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "MQTT broker")])
     builder = (
         _builder(subject, ca.subject, key.public_key(), now - SKEW, min(now + life, ca.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )

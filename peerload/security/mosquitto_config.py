@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.model.errors import BadRequest
-from peerload.security import broker_bridges, certificates
+from peerload.security import certificates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from peerload.security.broker_bridges import Bridge
     from peerload.security.cluster_dir import ClusterDirectory
 
 PLACE = "/etc/mosquitto/peerload"
@@ -32,7 +31,6 @@ ACL = """\
 pattern write peerload/+/+/%u/#
 pattern read peerload/+/+/+/state
 pattern read peerload/+/+/+/ask
-pattern read peerload/+/+/+/revoked
 pattern read peerload/+/+/+/to/%u
 pattern read $SYS/broker/version
 
@@ -75,19 +73,10 @@ max_keepalive 120
 """
 
 
-def make(
-    cluster: ClusterDirectory,
-    directory: Path,
-    hosts: Sequence[str],
-    now: datetime,
-    site: str = "",
-    bridges: tuple[Bridge, ...] = (),
-) -> datetime:
+def make(cluster: ClusterDirectory, directory: Path, hosts: Sequence[str], now: datetime) -> datetime:
     """Make ``directory`` with ca.pem, broker.pem, broker.key, mosquitto.acl and mosquitto.conf → until when the
-    certificate is valid. hosts: the names and addresses by which nodes reach the broker; site, bridges: which site's it is,
-    and the sites it is joined with (bridge.pem and bridge.key, where it dials one). Raises BadRequest, and leaves nothing
-    then."""
-    broker_bridges.check(site, bridges)
+    certificate is valid. hosts: the names and addresses by which nodes reach the broker. Raises BadRequest, and leaves
+    nothing then."""
     for host in hosts:
         if not _is_host(host):
             raise BadRequest(f"{host[:100]!r} is no name or address of a machine", hint="--host broker.lab")
@@ -102,12 +91,9 @@ def make(
         "ca.pem": cluster.authority.certificate,
         "broker.pem": pair.certificate,
         "broker.key": pair.key,
-        "mosquitto.acl": (ACL + broker_bridges.rights(site, bridges)).encode(),
-        "mosquitto.conf": (CONFIGURATION + broker_bridges.configuration(site, bridges, PLACE)).encode(),
+        "mosquitto.acl": ACL.encode(),
+        "mosquitto.conf": CONFIGURATION.encode(),
     }
-    if any(bridge.host for bridge in bridges):
-        bridge = certificates.certify_bridge(cluster.authority, broker_bridges.user_of(site), now)
-        contents |= {"bridge.pem": bridge.certificate, "bridge.key": bridge.key}
     part: str | None = None
     try:
         part = tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent)  # with mode 0700

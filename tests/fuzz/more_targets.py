@@ -9,7 +9,6 @@ import asyncio
 import functools
 import tempfile
 import tomllib
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -23,7 +22,6 @@ from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, read_frame
 from peerload.agent.launcher.protocol import exit_of
-from peerload.agent.mqtt.revocation_topic import RevocationTopic
 from peerload.agent.peers.address_file import Addresses
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import kept_speed
@@ -93,13 +91,10 @@ class _Server:
     def admit(self, _connection: object) -> None:
         return None
 
-    def gone(self, _connection: object) -> None:
+    def disconnected(self, _connection: object) -> None:
         return None
 
     def refused(self, _connection: Connection, _name: str, _rule: str, _what: str) -> None:
-        return None
-
-    def meter(self, _connection: Connection) -> None:
         return None
 
     def handle(self, connection: Connection, request: control.Request) -> None:
@@ -125,7 +120,7 @@ def control_connection(raw: bytes) -> object:
     """What a local client sends, in pieces."""
 
     def act() -> None:
-        client = LocalConnection(_Server())
+        client = LocalConnection(_Server(), _Server())
         client._transport = Deaf()
         for first in range(0, len(raw), STEP_BYTES):
             client.data_received(raw[first : first + STEP_BYTES])
@@ -230,7 +225,6 @@ def launcher_event(raw: bytes) -> object:
         reader.feed_eof()
         link = LauncherLink.__new__(LauncherLink)
         link._put = lambda _event: None
-        link.fed = lambda *_: None
         try:
             for event in await read_frame(reader):
                 link._event(event)
@@ -324,14 +318,6 @@ def settings_text(raw: bytes) -> object:
     file = scratch() / "config.toml"
     file.write_bytes(raw)
     return check.mistakes_in(file)
-
-
-def mqtt_words(raw: bytes) -> object:
-    """What is said to be words of the CA, over MQTT."""
-    heard: list[object] = []
-    bus = RevocationTopic(lambda: (), lambda _src, words: heard.append(words), Counter())
-    bus.take("n2", raw)
-    return heard
 
 
 def users_policy(raw: bytes) -> object:

@@ -46,12 +46,12 @@ from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity
 from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
+from peerload.model.text import printable
 from peerload.policy import registry
 from peerload.policy.preset_loader import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
-from peerload.text.format import printable
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets
@@ -140,7 +140,7 @@ def _answers() -> tuple[bytes, ...]:
 
 
 def _mqtt_payload(raw: bytes) -> object:
-    topics = Topics("default", "main", "n1")
+    topics = Topics("default", "n1")
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
     believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), Counter())
     member = Sealer(KEY, "id", "n2", "boot-2", purpose="mqtt")
@@ -382,7 +382,6 @@ def targets() -> dict[str, Target]:
             more_targets.certificate, (), (cluster_of().authority.certificate, cluster_of().authority.key)
         ),
         "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
-        "mqtt-words": Target(more_targets.mqtt_words, (), (msgpack.packb([b"word", b"x" * 100]),)),
         "users-policy": Target(
             more_targets.users_policy,
             (ValueError, TypeError),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,8 +16,8 @@ import msgspec
 from msgspec import inspect
 
 from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.launcher.process import LauncherProcess
 from peerload.agent.mqtt.message_filter import Topics
-from peerload.agent.mqtt.revocation_topic import RevocationTopic
 from peerload.model import gossip as gossip_model
 from peerload.model import messages
 from peerload.wire import control, gossip, join, peer, recording
@@ -156,7 +155,7 @@ class _Noted(LauncherLink):
     """The agent's end of a launcher that is not there: keeps what would be sent."""
 
     def __init__(self) -> None:
-        super().__init__(Path("/nowhere"), lambda _event: None, 1 << 20)
+        super().__init__(LauncherProcess(Path("/nowhere")), lambda _event: None, 1 << 20)
         self.requests: list[dict[str, Any]] = []
         self._protocol = 1000
 
@@ -183,13 +182,11 @@ def launcher() -> dict[str, list[str]]:
 
 def mqtt() -> dict[str, list[str]]:
     """Topics, and what is published on them."""
-    topics = Topics("default", "main", "n1")
-    words = RevocationTopic(lambda: (b"signed-1", b"signed-2"), lambda _src, _words: None, Counter())
+    topics = Topics("default", "n1")
     sealer = Sealer(bytes(KEY_BYTES), "cluster-id", "n1", "boot-1", purpose="mqtt")
     state = value_of(inspect.type_info(messages.State), 0, full=True)
     return {
-        "topics": [topics.state, topics.ask, topics.revoked, topics.to("n2"), *topics.subscriptions],
-        "revoked": [words.payload().hex()],
+        "topics": [topics.state, topics.ask, topics.to("n2"), *topics.subscriptions],
         "state, sealed": [shortened(sealer.seal(_envelope(state), topics.state.encode()))],
     }
 

@@ -154,7 +154,6 @@ class BusNode:
             return MqttBus(
                 urls=urls,
                 cluster=self.cluster,
-                site="main",
                 identity=self.identity,
                 sealer=self.sealer,
                 envelope=self.envelope,

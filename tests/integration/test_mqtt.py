@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from peerload.agent.mqtt import client as mqtt
-from peerload.agent.mqtt.loop_detector import LoopDetector
+from peerload.agent.mqtt.flood_filter import FloodFilter
 from peerload.agent.mqtt.message_filter import AdviceFilter, Received, Topics
+from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError, ProtocolError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (
@@ -407,7 +408,7 @@ class Sample(msgspec.Struct):
 
 def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
     counters: Counter[str] = Counter()
-    queue: Received[Sample] = Received(counters, LoopDetector(), 3)
+    queue: Received[Sample] = Received(counters, FloodFilter(counters, untold), 3)
     for number in range(100):
         queue.put_nowait(Sample("peerload/c/s/a/state", str(number).encode()))
     queue.put_nowait(Sample("peerload/c/s/a/to/me", b"1"))
@@ -421,7 +422,7 @@ def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
 
 def test_of_two_states_the_newer_counts_whatever_the_order() -> None:
     me = identity_of("me")
-    accept = AdviceFilter(Topics("default", "s", "me"), me, sealer_of(me), Counter()).accept
+    accept = AdviceFilter(Topics("default", "me"), me, sealer_of(me), Counter()).accept
     sealers = {boot: sealer_of(identity_of("a", boot)) for boot in ("first", "second")}
 
     def state(boot: str, incarnation: int, seq: int) -> bool:

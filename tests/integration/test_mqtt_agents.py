@@ -1,4 +1,4 @@
-"""Real agents and a real Mosquitto by TLS: what doctor says of it, who was shut out by way of it, and what listens."""
+"""Real agents and a real Mosquitto by TLS: what doctor says of it, and what listens."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
-from peerload.cli.doctor import security_messages
 from peerload.cli.doctor.broker import Probed, Way, anybody_may_publish, probed
 from peerload.cli.doctor.cluster import _of_tls
 from peerload.cli.doctor.facts import DoctorInput
-from peerload.security.revocation import Revoked, Trust, _signed, _words
-from tests.in_process import cli
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster
 from tests.integration.test_two_machines import listening
@@ -89,62 +85,6 @@ def test_doctor_says_that_the_rights_keep_a_node_silent(broker: TlsBroker, agent
     wait_until(lambda: finding(agents[0])[0] == "ok", what="all to be well")
 
 
-def words_in(payload: bytes) -> list[Revoked]:
-    """What was said there, each signed by the CA."""
-    words = msgspec.msgpack.decode(payload, type=tuple[bytes, ...])
-    found = [_words.decode(_signed.decode(raw).body) for raw in words]
-    assert all(isinstance(word, Revoked) for word in found), "nothing secret"
-    return [word for word in found if isinstance(word, Revoked)]
-
-
-def _names_in(payloads: list[bytes] | None) -> list[str]:
-    """Who the last of them says is out."""
-    return sorted(word.node for word in words_in(payloads[-1])) if payloads else []
-
-
-@pytest.mark.rule("J4", "M2")
-def test_who_is_shut_out_is_told_over_the_broker_and_nothing_secret(
-    broker: TlsBroker, agents: list[Agent], tmp_path: Path
-) -> None:
-    one, two = agents
-    mine, theirs = f"{ROOT}/n1/revoked", f"{ROOT}/n7/revoked"
-    with party(broker, broker.pem_of("n7")) as listener:
-        listener.subscribe("peerload/+/+/+/revoked")
-        out = ["n8"]
-        assert cli(one, "revoke", "--force", "n8").returncode == 0
-        wait_until(lambda: _names_in(listener.heard.get(mine)) == out, what="it over the broker")
-        # a node that no link reaches says who was shut out, as another that has the CA's key told it
-        raw = Trust(cluster_of(), tmp_path / "trust").revoke("n9", (), time.time())
-        listener.publish(theirs, msgspec.msgpack.encode([raw]), retain=True)
-        for agent in agents:
-            wait_until(lambda a=agent: "n9" in a.call("info")["revoked"], what="it is believed")  # type: ignore[misc]
-        all_out = [*out, "n9"]
-        wait_until(lambda: _names_in(listener.heard[mine]) == all_out, what="and passed on")
-        before = {agent: agent.call("info") for agent in agents}
-        other = Trust(cluster_of("another")._replace(id=cluster_of().id), tmp_path / "other")
-        forged = other.revoke("n2", (), time.time())
-        for payload in (
-            msgspec.msgpack.encode([forged]),
-            b"garbage",
-            b"\xdd\xff\xff\xff\xff",
-            b"\xc1",
-            raw,
-            b"\x91" * 4000,
-        ):
-            listener.publish(theirs, payload)
-        wait_until(lambda: one.counters().get("words not signed by the CA"), what="the forged one is counted")
-        wait_until(lambda: one.counters().get("mqtt dropped: malformed", 0) >= 3, what="what is none is counted")
-        for agent in agents:
-            assert agent.call("info")["revoked"] == before[agent]["revoked"] == all_out
-        listener.publish(theirs, b"", retain=True)
-    assert one.cli("cluster", "rotate").returncode == 0
-    with party(broker, broker.pem_of("n6")) as late:
-        late.subscribe("peerload/+/+/+/revoked")
-        wait_until(lambda: late.heard.get(mine), what="it is retained")
-        assert _names_in(late.heard[mine]) == all_out
-    wait_until(lambda: two.call("info")["seal_key"] >= 1, what="the key to come over the link")
-
-
 @pytest.mark.rule("P2")
 @pytest.mark.long
 def test_who_floods_the_broker_is_muted_and_the_broker_is_kept(broker: TlsBroker, agents: list[Agent]) -> None:
@@ -161,7 +101,7 @@ def test_who_floods_the_broker_is_muted_and_the_broker_is_kept(broker: TlsBroker
         wait_until(is_muted, what="it to be muted")
     told = one.counters().get("mqtt received state", 0)
     wait_until(lambda: one.counters().get("mqtt received state", 0) > told, what="the others to be heard")
-    assert (one.counters()["mqtt connects"], one.counters().get("mqtt left: it repeats itself", 0)) == (connects, 0)
+    assert one.counters()["mqtt connects"] == connects
     with one.client() as client:
         said = [event for part in client.stream("events", what=["security"]) for event in part["events"]]
     assert any(event["state"] == "P2" and event["node"] == "n5" for event in said)
@@ -182,11 +122,7 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
     expired = TlsBroker(cluster_of(), tmp_path / "expired", made_at=datetime.now(UTC) - timedelta(days=3650))
     expired.start()
     try:
-        facts.checkup["broker"] = {"urls": [expired.url], "url": None, "why": ""}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Way, "of", lambda _facts: way)
-            found = security_messages.broker(facts)
-        assert (found.result, "its certificate has expired" in found.says) == ("fail", True), found
+        assert "its certificate has expired" in probed(expired.url, way).why
     finally:
         expired.stop()
     open_to_all = TlsBroker(cluster_of(), tmp_path / "open")

@@ -100,9 +100,9 @@ def test_nodes_speak_by_tls_with_the_certificates_they_have(broker: TlsBroker, b
 
 def test_a_node_writes_below_its_own_name_alone(broker: TlsBroker) -> None:
     root = "peerload/default/main"
-    mine = [f"{root}/n1/state", f"{root}/n1/to/n10", f"{root}/n1/ask", f"{root}/n1/revoked"]
+    mine = [f"{root}/n1/state", f"{root}/n1/to/n10", f"{root}/n1/ask"]
     others = [
-        *(f"{root}/n10/{rest}" for rest in ("state", "ask", "to/n1", "revoked")),
+        *(f"{root}/n10/{rest}" for rest in ("state", "ask", "to/n1")),
         *(f"{root}/n2/{rest}" for rest in ("state", "to/n10")),
         f"{root}/n1",
         "peerload/n1/state",

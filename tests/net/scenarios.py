@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -236,57 +235,6 @@ def two_brokers(mosquitto: Path | None) -> Outcome:
         return outcome(ground, heal_s)
 
 
-def bridged(mosquitto: Path | None) -> Outcome:
-    """Each site has a broker of its own, by TLS, and one bridge joins the two, as docs/mqtt.md says; then the bridges of both
-    are set up wrongly, in a circle, and then rightly again."""
-    sites = {"east": ["e1", "e2", "b1"], "west": ["w1", "b2"]}
-    with Ground(sites, ["b1", "b2"], mosquitto) as ground:
-        ground.all_join("e1")
-        dialled = f"west={ground.network.address('b2')}"
-
-        def set_up(*, in_a_circle: bool = False) -> dict[str, str]:
-            wrong = {"topic": "topic peerload/# both 0", "acl_file": "# without rights"} if in_a_circle else {}
-            west = f"east={ground.network.address('b1')}" if in_a_circle else "east"
-            return {
-                "west": ground.secure("b2", "e1", "--site", "west", "--bridge", west, **wrong),
-                "east": ground.secure("b1", "e1", "--site", "east", "--bridge", dialled, **wrong),
-            }
-
-        urls = set_up()
-        for member, machine in ground.machines.items():
-            site = ground.network.site_of(member)
-            machine.configure(f'{SETTINGS}site = "{site}"\nmqtt = ["{urls[site]}"]\n')
-            machine.done("down")
-            machine.done("up")
-
-        def heard(member: str) -> int:
-            return ground.machines[member].counters().get("mqtt received state", 0)
-
-        ground.await_agreement()
-        wait_until(lambda: all(map(ground.uses_broker, ground.machines)), 60.0, "each site to use its own")
-        wait_until(lambda: heard("w1"), 60.0, "a load of the east to come to the west by the bridge")
-        share(ground, "e1", "w1")
-        there_and_back(ground, "e1", "w1")
-        crossed(ground)
-        assert not [name for name in ground.machines if ground.machines[name].call("checkup")["broker"]["repeats"]]
-        heal_s = lose_and_heal(ground, "west", "e1")
-        before = heard("w1")
-        wait_until(lambda: heard("w1") > before, 90.0, "the bridge to be there again")
-        set_up(in_a_circle=True)
-        left = "mqtt left: it repeats itself"
-        wait_until(
-            lambda: all(machine.counters().get(left) for machine in ground.machines.values()),
-            120.0,
-            "all to leave brokers that send everything round",
-        )
-        said = ground.typed("e1", ["doctor"]).stdout
-        assert "form a circle" in said, said
-        share(ground, "e1", "w1")
-        set_up()
-        wait_until(lambda: all(map(ground.uses_broker, ground.machines)), 120.0, "each site to use its own again")
-        return outcome(ground, heal_s)
-
-
 def no_datagrams(_: Path | None) -> Outcome:
     """UDP does not pass between the sites."""
     with Ground(TWO_SITES) as ground:
@@ -394,9 +342,6 @@ def newer_addresses(mosquitto: Path | None) -> Outcome:
         assert counters["gossip received"], counters
         said = ground.typed("f1", ["doctor"]).stdout
         assert "neither can dial the other" in said, said
-        for member in ("d1", "w1"):
-            said = ground.typed(member, ["doctor", "--security"]).stdout
-            assert re.search(r"^pass +S2 ", said, re.MULTILINE), said
         new = ground.network.renumber("w1")
         ground.await_moved("w1", f"[{new}]:{PORT}", HEALED_S_MAX)
         there_and_back(ground, "e1", "w1")
@@ -412,7 +357,6 @@ SCENARIOS = (
     Scenario("another address", moved),
     Scenario("broker for one site", one_sided_broker),
     Scenario("a broker each", two_brokers),
-    Scenario("a broker each, bridged", bridged),
     Scenario("no UDP", no_datagrams),
     Scenario("half-open connections", half_open),
     Scenario("two sites behind NAT", two_translated),

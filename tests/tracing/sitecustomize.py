@@ -50,7 +50,7 @@ def _called(frame: FrameType, event: str, _argument: object) -> None:
         os.write(_trace, f"{time.monotonic_ns()} {os.getpid()} {name}\n".encode())
 
 
-class _Popen(subprocess.Popen):  # type: ignore[type-arg]
+class _Popen(subprocess.Popen):
     """The launcher runs isolated from PYTHONPATH: it is told to load this file first."""
 
     def __init__(self, argv: object, *more: object, **options: object) -> None:

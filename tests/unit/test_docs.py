@@ -23,6 +23,7 @@ PAGES = [
 ]
 CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+FRAGMENT = re.compile(r"\[[^\]]*\]\(([^)\s]*#[^)\s]+)\)")
 
 
 def links(page: Path) -> list[str]:
@@ -35,6 +36,29 @@ def test_links_lead_somewhere() -> None:
     assert sum(map(len, links_of.values())) > len(PAGES)
     missing = [(page, target) for page in PAGES for target in links_of[page] if not (page.parent / target).exists()]
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that its headings can be linked by, made as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_into_a_page_lead_to_a_heading() -> None:
+    missing = []
+    for page in PAGES:
+        for target in FRAGMENT.findall(CODE_BLOCK.sub("", page.read_text(encoding="utf-8"))):
+            path, _, fragment = target.partition("#")
+            file = page.parent / path if path else page
+            if "://" not in target and file.suffix == ".md" and fragment not in anchors(file):
+                missing.append((page.name, target))
+    assert not missing
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs/index.md"
+    linked = {(index.parent / target).resolve() for target in links(index)}
+    assert {page for page in (ROOT / "docs").glob("*.md") if page != index} <= linked
 
 
 def test_the_life_cycle_is_drawn_as_it_is() -> None:

@@ -72,14 +72,14 @@ def test_over_mqtt_advice_is_believed_and_nothing_else(message: Message) -> None
     key = bytes(KEY_BYTES)
     counters: Counter[str] = Counter()
     me = Identity("me", "my-boot", "m", "s", 1)
-    ours = AdviceFilter(Topics("lab", "main", "me"), me, Sealer(key, "id", "me", "my-boot", purpose="mqtt"), counters)
-    theirs, sealer = Topics("lab", "main", "n2"), Sealer(key, "id", "n2", "boot", purpose="mqtt")
+    ours = AdviceFilter(Topics("lab", "me"), me, Sealer(key, "id", "me", "my-boot", purpose="mqtt"), counters)
+    theirs, sealer = Topics("lab", "n2"), Sealer(key, "id", "n2", "boot", purpose="mqtt")
     taken = {}
     body = message
     if isinstance(message, State):
         told = Identity("n2", "boot", "m", "s", 1)
         body = State(told, Profile("n2", 1, 1.0), message.report)
-    for number, topic in enumerate((theirs.state, theirs.ask, theirs.to("me"), theirs.to("other"), theirs.revoked)):
+    for number, topic in enumerate((theirs.state, theirs.ask, theirs.to("me"), theirs.to("other"), f"{theirs.state}d")):
         envelope = Envelope(v=1, cluster="lab", src="n2", src_boot="boot", seq=number, body=body, dst="me")
         plain = peer.encode(envelope)
         if len(plain) > peer.MQTT_BYTES_MAX:
@@ -91,16 +91,16 @@ def test_over_mqtt_advice_is_believed_and_nothing_else(message: Message) -> None
         "ask": is_for_all,
         "to/me": tag(message) in OVER_MQTT,
         "to/other": False,
-        "revoked": False,
+        "stated": False,
     }
 
 
-@pytest.mark.parametrize("name", ["state", "ask", "revoked", "to"])
+@pytest.mark.parametrize("name", ["state", "ask", "to"])
 def test_a_node_may_be_called_as_a_topic_is(name: str) -> None:
     key = bytes(KEY_BYTES)
     me = Identity(name, "my-boot", "m", "s", 1)
-    ours = AdviceFilter(Topics("lab", "main", name), me, Sealer(key, "id", name, "my-boot", purpose="mqtt"), Counter())
-    sealer, topic = Sealer(key, "id", "n2", "boot", purpose="mqtt"), Topics("lab", "main", "n2").to(name)
+    ours = AdviceFilter(Topics("lab", name), me, Sealer(key, "id", name, "my-boot", purpose="mqtt"), Counter())
+    sealer, topic = Sealer(key, "id", "n2", "boot", purpose="mqtt"), Topics("lab", "n2").to(name)
     envelope = Envelope(v=1, cluster="lab", src="n2", src_boot="boot", seq=1, body=messages.Unpair(1), dst=name)
     assert ours.accept(topic, sealer.seal(peer.encode(envelope), topic.encode())) is not None
 

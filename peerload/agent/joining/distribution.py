@@ -14,7 +14,6 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from peerload.agent.mqtt.revocation_topic import RevocationTopic
 from peerload.core.membership.membership import PeerState
 from peerload.model import messages
 from peerload.model.errors import BadRequest, ConfigError
@@ -54,10 +53,6 @@ class TrustLink:
         self._admitted: dict[str, str] = {}
         self._served_s: dict[str, float] = {}
         self._forged_s = -FORGED_EVERY_S
-
-    def on_bus(self) -> RevocationTopic:
-        """Who was shut out, as it is told and heard by way of the broker."""
-        return RevocationTopic(lambda: self.trust.signed_revocations, self._heard_on_bus, self._parts.counters)
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -177,17 +172,13 @@ class TrustLink:
             case messages.CertificateTold():
                 self._certified(src, message)
 
-    def _heard_on_bus(self, src: str, words: tuple[bytes, ...]) -> None:
-        """Whoever can write to that topic of ``src`` at the broker has said it."""
-        self._told(src, messages.Trust(words), over="MQTT")
-
-    def _told(self, src: str, message: messages.Trust, *, over: str = "") -> None:
+    def _told(self, src: str, message: messages.Trust) -> None:
         try:
             new = self.trust.take(message.signed, time.time())
         except BadRequest:
             self._parts.counters["words not signed by the CA"] += 1
-            self._parts.security.tell("J4", src, "it passed on what the CA never said" + (over and f", over {over}"))
-            if not over and time.monotonic() - self._forged_s >= FORGED_EVERY_S:
+            self._parts.security.tell("J4", src, "it passed on what the CA never said")
+            if time.monotonic() - self._forged_s >= FORGED_EVERY_S:
                 self._forged_s = time.monotonic()
                 self._parts.journal.happened(
                     "cluster", "forged", node=src, reason="it passed on what the CA never said"
@@ -199,7 +190,7 @@ class TrustLink:
         if new:
             self._let_go(new)
             words, alive = [raw for raw, _ in new], self._alive()
-            if not over and self._parts.cluster.is_issuer and self._knew_the_key(new):
+            if self._parts.cluster.is_issuer and self._knew_the_key(new):
                 words += self._made_again()  # both at once: who hears of both makes no key of its own
                 self._tell(words, alive, but="")
             else:
@@ -214,7 +205,7 @@ class TrustLink:
 
     def _knew_the_key(self, new: Iterable[tuple[bytes, object]]) -> bool:
         """Whether somebody was shut out where the newest key was not known, which that one then may have: keys were
-        changed here meanwhile. Over the broker no keys come, and nothing can be told from that."""
+        changed here meanwhile."""
         words = [word for _, word in new]
         return any(isinstance(word, Revoked) for word in words) and self.trust.newest not in (None, *words)
 
@@ -245,8 +236,6 @@ class TrustLink:
         for _, word in new:
             if isinstance(word, Revoked) and self._is_refused(word.node):  # else somebody was let in anew by that name
                 self._parts.inbox.put(NodeRevoked(word.node))
-        if self._parts.bus is not None:
-            self._parts.bus.publish_revoked()
 
     # -- certificates --------------------------------------------------------------------------------------------------
 

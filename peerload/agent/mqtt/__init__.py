@@ -1,1 +1,1 @@
-"""The MQTT bus: client, message filter, loop detector, revocations by way of the broker."""
+"""The MQTT bus: client, message filter, flood filter."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # what aiomqtt stands on
 
-from peerload.agent.mqtt.loop_detector import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, LoopDetector
+from peerload.agent.mqtt.flood_filter import FloodFilter
 from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, Received, Topics
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from peerload.agent.mqtt.revocation_topic import RevocationTopic
     from peerload.agent.security_events import Tell
     from peerload.security.broker_tls import BrokerTls
     from peerload.wire.seal import Sealer
@@ -203,8 +202,7 @@ class MqttBus:
     urls: brokers, tried in turn; sealer: its purpose is MQTT's alone; envelope: puts a message into its frame (and numbers it); deliver: called for each
     accepted message, with whether it was retained; on_change: called when the broker can be reached, or no longer;
     state: the newest own State, published on each connect and every ``state_every_s``; broken: (rule, who, what), what was refused;
-    tls: for brokers at mqtts://; password_file: `USER:PASSWORD`, read at each connect;
-    words: who was shut out, as it is told here.
+    tls: for brokers at mqtts://; password_file: `USER:PASSWORD`, read at each connect.
     """
 
     def __init__(
@@ -212,7 +210,6 @@ class MqttBus:
         *,
         urls: Sequence[str],
         cluster: str,
-        site: str,
         identity: Identity,
         sealer: Sealer,
         envelope: Callable[[Message, str, str], Envelope],
@@ -224,16 +221,14 @@ class MqttBus:
         state_every_s: float = 30.0,
         tls: BrokerTls | None = None,
         password_file: str = "",
-        words: RevocationTopic | None = None,
         copied: Callable[[Identity], None] = lambda _other: None,
     ) -> None:
         self._urls = [BrokerUrl.parse(url) for url in urls]
         if not self._urls:
             raise ConfigError("mqtt", "no broker is named")
         self._tls = tls
-        self._words = words
         self._password_file = password_file
-        self._topics = Topics(cluster, site, identity.node)
+        self._topics = Topics(cluster, identity.node)
         self._sealer = sealer
         self._filter = AdviceFilter(self._topics, identity, sealer, counters, broken, copied)
         self._identifier = f"{identity.node}-{identity.boot[:8]}"
@@ -243,7 +238,6 @@ class MqttBus:
         self._state = state
         self._state_every_s = state_every_s
         self._counters = counters
-        self._broken = broken
         self._outgoing: deque[_Outgoing] = deque()
         self._own_state: _Outgoing | None = None
         self._work = asyncio.Event()
@@ -251,7 +245,7 @@ class MqttBus:
         self._url: BrokerUrl | None = None
         self._worker: asyncio.Task[None] | None = None
         self._away_logged = False
-        self._repeats = LoopDetector()
+        self._floods = FloodFilter(counters, broken)
         self.is_heard = False
         """Whether the broker in use passes on what we publish: our own State has come back."""
         self.why_away = "it has not answered yet"
@@ -267,11 +261,6 @@ class MqttBus:
         """The broker in use, without user and password; None while none answers."""
         return self._url.text if self._client is not None and self._url is not None else None
 
-    @property
-    def repeats(self) -> bool:
-        """Whether the broker in use brings messages more than once as a rule."""
-        return self._client is not None and self._repeats.are_many
-
     # -- out ---------------------------------------------------------------------------------------------------------
 
     def publish_state(self, state: State) -> bool:
@@ -284,13 +273,6 @@ class MqttBus:
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
         self._work.set()
         return True
-
-    def publish_revoked(self) -> None:
-        """Tell everybody who was shut out, retained; if nobody was, nothing."""
-        payload = self._words.payload() if self._words is not None else b""
-        if payload and self._client is not None and len(self._outgoing) < OUTGOING_MAX:
-            self._outgoing.append(_Outgoing(self._topics.revoked, payload, True, "revoked"))
-            self._work.set()
 
     def send(self, dst: str, dst_boot: str, message: Message) -> bool:
         """Publish advice for one node; never waits. False: not taken (no broker, too much or too large, no advice)."""
@@ -350,8 +332,7 @@ class MqttBus:
             url = self._urls[turn % len(self._urls)]
             began_at = loop.time()
             reason = await self._serve(url)
-            is_flood = reason == SAYS
-            if not is_flood and loop.time() - began_at >= CONNECT_S + STEADY_S:
+            if loop.time() - began_at >= CONNECT_S + STEADY_S:
                 failures = 0
             else:
                 turn += 1
@@ -361,15 +342,11 @@ class MqttBus:
                 self._away_logged = True
             ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
             failures += 1
-            if is_flood:
-                self._counters["mqtt left: it repeats itself"] += 1
-                ceiling = LEFT_ALONE_S / len(self._urls)
             await asyncio.sleep(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, not a secret
 
     async def _serve(self, url: BrokerUrl) -> str:
         """Use this broker for as long as it answers. Returns why it is over."""
-        repeats = LoopDetector(self._topics.node)
-        queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, repeats)
+        queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, self._floods)
         try:
             client = _Client(url.known_as(self._password_file), self._identifier, queue)
         except ConfigError as error:
@@ -382,13 +359,11 @@ class MqttBus:
                 await client.enter(sock)
                 if not await client.listen(self._topics.subscriptions):
                     return "it refuses our subscriptions"
-            self._repeats = repeats
             self._opened(client, url)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive(client), name="mqtt receive")
                 group.create_task(self._publish(client), name="mqtt publish")
                 group.create_task(self._repeat_state(), name="mqtt state")
-                group.create_task(self._look_for_floods(repeats), name="mqtt repeats")
         except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
             reason = _reason(errors)  # also TimeoutError, which is an OSError
             if isinstance(sock, SecuredBroker) and sock.fault is not None:
@@ -416,7 +391,6 @@ class MqttBus:
         self._counters["mqtt connects"] += 1
         _log.info("connected to %s", url.text)
         self.publish_state(self._state())
-        self.publish_revoked()
         self._on_change(True)
 
     def _closed(self) -> None:
@@ -432,32 +406,12 @@ class MqttBus:
             topic = str(message.topic)
             if message.payload and topic == self._topics.state:
                 self.is_heard = True
-            if self._topics.kind(topic) == "revoked":
-                self._hear_words(topic, message.payload)
-                continue
             envelope = self._filter.accept(topic, message.payload)
-            if not message.retain and (envelope is not None or self._filter.was_seen_before):
-                self._repeats.judged(Topics.publisher(topic), is_new=envelope is not None)
             if envelope is not None:
+                if not message.retain:
+                    self._floods.count_new(envelope.src)
                 self._counters[f"mqtt received {envelope.body.__struct_config__.tag}"] += 1
                 self._deliver(envelope, message.retain)
-
-    def _hear_words(self, topic: str, payload: bytes) -> None:
-        src = self._topics.source(topic)
-        if self._words is not None and src is not None and payload and topic != self._topics.revoked:
-            self._words.take(src, payload)
-
-    async def _look_for_floods(self, repeats: LoopDetector) -> None:
-        """Tells of publishers that flood. Raises MqttError when the broker brings little but what it has brought before."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            muted, is_circle = repeats.look()
-            for name in muted:
-                self._counters["mqtt publishers muted"] += 1
-                self._broken("P2", name, f"over MQTT: a flood; what it publishes is dropped for {LEFT_ALONE_S:g} s")
-                _log.warning("%s floods the broker: what it publishes is dropped for %g s", name, LEFT_ALONE_S)
-            if is_circle:
-                raise aiomqtt.MqttError(SAYS)
 
     async def _publish(self, client: _Client) -> None:
         while True:

@@ -7,6 +7,7 @@ cluster's key for this topic, by the node whose topic it is, not seen before, sm
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -19,7 +20,7 @@ from peerload.wire import peer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.mqtt.loop_detector import LoopDetector
+    from peerload.agent.mqtt.flood_filter import FloodFilter
     from peerload.agent.security_events import Tell
     from peerload.wire.seal import Sealer
 
@@ -28,7 +29,9 @@ RECEIVED_MAX = 4096
 SOURCES_MAX = 4096
 """Nodes whose newest State is remembered; the one not heard of for longest is forgotten first."""
 LEVELS_ABOVE = 4
-"""Of a topic for everybody: root, cluster, site and node."""
+"""Of a topic for everybody: root, cluster, SITE and node."""
+SITE = "main"
+"""The level between cluster and node in every topic that is published."""
 BROKEN_RULES = {
     "malformed": "P1",
     "not advice": "M2",
@@ -47,20 +50,18 @@ REPEATED_MAX = 64
 
 
 class Topics:
-    """The topics of one node: `peerload/<cluster>/<site>/<src>/state`, `…/<src>/ask` for requests to everybody,
-    `…/<src>/revoked` for what the CA has said (`revocation_topic.py`), and `…/<src>/to/<dst>`. A node writes below its own name alone."""
+    """The topics of one node: `peerload/<cluster>/main/<src>/state`, `…/<src>/ask` for requests to everybody, and
+    `…/<src>/to/<dst>`. A node writes below its own name alone."""
 
-    def __init__(self, cluster: str, site: str, node: str) -> None:
+    def __init__(self, cluster: str, node: str) -> None:
         self.cluster = cluster
         self.node = node
-        self.state = f"{ROOT}/{cluster}/{site}/{node}/state"
-        self._to = f"{ROOT}/{cluster}/{site}/{node}/to/"
-        self.ask = f"{ROOT}/{cluster}/{site}/{node}/ask"
-        self.revoked = f"{ROOT}/{cluster}/{site}/{node}/revoked"
+        self.state = f"{ROOT}/{cluster}/{SITE}/{node}/state"
+        self._to = f"{ROOT}/{cluster}/{SITE}/{node}/to/"
+        self.ask = f"{ROOT}/{cluster}/{SITE}/{node}/ask"
         self.subscriptions = (
             f"{ROOT}/{cluster}/+/+/state",
             f"{ROOT}/{cluster}/+/+/ask",
-            f"{ROOT}/{cluster}/+/+/revoked",
             f"{ROOT}/{cluster}/+/+/to/{node}",
         )
 
@@ -70,7 +71,7 @@ class Topics:
 
     @staticmethod
     def kind(topic: str) -> str:
-        """`state`, `ask`, `revoked`, or "" for one that is for a node, whatever that is called."""
+        """`state`, `ask`, or "" for one that is for a node, whatever that is called."""
         *above, last = topic.split("/")
         return last if len(above) == LEVELS_ABOVE else ""
 
@@ -83,7 +84,7 @@ class Topics:
     def source(self, topic: str) -> str | None:
         """The node that may publish on this topic; None if the topic is no concern of ours."""
         match topic.split("/"):
-            case [root, cluster, _, src, "state" | "ask" | "revoked"] if root == ROOT and cluster == self.cluster:
+            case [root, cluster, _, src, "state" | "ask"] if root == ROOT and cluster == self.cluster:
                 return src
             case [root, cluster, _, src, "to", dst] if root == ROOT and cluster == self.cluster and dst == self.node:
                 return src
@@ -111,10 +112,10 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
     What is too large, or does not fit, is dropped and counted.
     """
 
-    def __init__(self, counters: Counter[str], repeats: LoopDetector, maxsize: int = RECEIVED_MAX) -> None:
+    def __init__(self, counters: Counter[str], floods: FloodFilter, maxsize: int = RECEIVED_MAX) -> None:
         super().__init__(maxsize)
         self._counters = counters
-        self._repeats = repeats
+        self._floods = floods
 
     def _init(self, maxsize: int) -> None:  # noqa: ARG002 -- the signature is the base class's
         self._queue: OrderedDict[object, MessageT] = OrderedDict()  # the base class asks it for its length
@@ -130,7 +131,7 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
 
     def put_nowait(self, item: MessageT) -> None:
         """Keep a message, in the place of an older State of the same node if there is one."""
-        if not item.retain and not self._repeats.heard(Topics.publisher(str(item.topic))):
+        if not item.retain and not self._floods.admits(Topics.publisher(str(item.topic)), time.monotonic()):
             dropped(self._counters, "its publisher floods")
             return
         size = len(item.payload) if isinstance(item.payload, bytes | bytearray) else 0
@@ -170,12 +171,9 @@ class AdviceFilter:
         self._sealer = sealer
         self._counters = counters
         self._states: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
-        self.was_seen_before = False
-        """Whether the last payload was dropped because it, or a newer one, had come before."""
 
     def accept(self, topic: str, payload: bytes) -> Envelope | None:
         """The envelope in this payload if it is to be believed; else None, and it is counted. Raises nothing."""
-        self.was_seen_before = False
         src = self._topics.source(topic)
         if not payload:
             return None  # a node took its State away
@@ -184,7 +182,7 @@ class AdviceFilter:
             return None
         envelope: Envelope | None = None
         try:
-            if src is None or self._topics.kind(topic) == "revoked":
+            if src is None:
                 why = "wrong topic"
             elif len(payload) > peer.MQTT_BYTES_MAX:
                 why = "too large"
@@ -201,7 +199,6 @@ class AdviceFilter:
         except ProtocolError:
             why = "malformed"
         if why:
-            self.was_seen_before = why in {"replayed", "old"}
             dropped(self._counters, why)
             if (rule := BROKEN_RULES.get(why)) is not None:
                 tolerated = REPEATED_MAX if why == "replayed" else 0

@@ -102,8 +102,8 @@ def anybody_may_publish(address: str, way: Way, facts: DoctorInput) -> bool:
     from peerload.security.broker_address import ROOT, BrokerUrl
 
     name, config = facts.cluster.name if facts.cluster is not None else "local", facts.config
-    node, site = (config.node, config.site) if config is not None else ("node", "main")
-    topic = f"{ROOT}/{name}/{site}/{node}/to/doctor-{secrets.token_hex(8)}"
+    node = config.node if config is not None else "node"
+    topic = f"{ROOT}/{name}/main/{node}/to/doctor-{secrets.token_hex(8)}"
     try:
         url = BrokerUrl.parse(address)._replace(user=None, password=None)
         client, answered, found = _client(url, way, shows_us=False)

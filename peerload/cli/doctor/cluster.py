@@ -228,9 +228,6 @@ def broker(facts: DoctorInput) -> Finding:
         return Finding(FAIL, says, rights)
     if told and told["url"] is None:
         return Finding(FAIL, f"the agent has none: {told['why']}", fix)
-    if told and told.get("repeats"):
-        says = f"{told['url']} brings messages more than once: they come to it by more than one bridge"
-        return Finding(WARN, says, "one bridge between any two brokers, with the topics of docs/mqtt.md")
     if answers and len(failed) == len(answers):
         return Finding(FAIL, "; ".join(f"{answer.url}: {answer.why}" for answer in failed), fix)
     if failed:

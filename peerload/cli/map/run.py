@@ -14,12 +14,12 @@ import signal
 import time
 
 from peerload.cli.common import command
-from peerload.cli.map.batch import MapBatch, MapTask, sound_size
 from peerload.cli.map.inputs import BadInput
 from peerload.cli.map.show import MapResult
 from peerload.cli.map.template import shown
-from peerload.client.connection import Client, OutputGaps, raise_refusal
-from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.client.connection import Client
+from peerload.client.protocol import OutputGaps, refusal
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
 from peerload.text.format import counted, say, size_text
 
 TYPE_CHECKING = False
@@ -28,10 +28,93 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Self
 
-    from peerload.cli.map.halt import Halt
     from peerload.cli.map.inputs import MapInputs
     from peerload.cli.map.joblog import Joblog
     from peerload.cli.map.template import CommandTemplate
+
+ARGV_BYTES_MAX = 1 << 20
+"""As peerload.model.task has it."""
+WORD_BYTES = 5
+"""What each word takes besides its own bytes."""
+
+
+class MapTask:
+    """One that was submitted and has not ended."""
+
+    __slots__ = ("argv", "number", "values")
+
+    def __init__(self, number: int, values: tuple[bytes, ...], argv: list[bytes]) -> None:
+        self.number = number
+        self.values = values
+        self.argv = argv
+
+
+class MapBatch:
+    """Tasks that were submitted together, by member number. ``id``: "" until the agent has said it."""
+
+    __slots__ = ("argv", "id", "left", "token")
+
+    def __init__(self, tasks: list[MapTask]) -> None:
+        self.token = os.urandom(16).hex()
+        self.left = dict(enumerate(tasks, start=1))
+        self.argv = [task.argv for task in tasks]
+        self.id = ""
+
+
+def checked_size(number: int, argv: list[bytes]) -> int:
+    """Bytes of the command line of a task. Raises BadInput for what no process can be given."""
+    size = sum(len(word) + WORD_BYTES for word in argv)
+    if size > ARGV_BYTES_MAX:
+        raise BadInput(
+            f"map: the command of task {number} is too large",
+            why=f"{size} bytes; at most {ARGV_BYTES_MAX} can travel",
+            hint="put what is large into a file and have the command read it",
+        )
+    if any(b"\0" in word for word in argv):
+        raise BadInput(
+            f"map: input {number} has a NUL byte in it",
+            why="no word of a command can have one",
+            hint="inputs that end with NUL instead of a line break:  -0",
+        )
+    return size
+
+
+PERCENT_AFTER = 3
+"""A share of the tasks counts when so many have ended."""
+_COUNTED = ("fail", "success", "done")
+
+
+class Halt:
+    """``is_now``: what runs is stopped, too. Raises UsageError for words that make no sense."""
+
+    def __init__(self, text: str = "never") -> None:
+        when, comma, what = text.partition(",")
+        counted, _, limit = what.partition("=")
+        self.is_now = when == "now"
+        self._counted = counted
+        self._number = self._share = 0.0
+        if text == "never":
+            return
+        digits = limit.removesuffix("%")
+        is_sound = comma and when in ("now", "soon") and counted in _COUNTED and digits.isascii() and digits.isdecimal()
+        if not is_sound or not int(digits):
+            raise UsageError(
+                f"map: --halt {text!r} cannot be understood",
+                hint="such as:  --halt now,fail=1  or  soon,fail=10%  or  now,success=1  or  never",
+            )
+        if digits == limit:
+            self._number = int(digits)
+        else:
+            self._share = int(digits) / 100
+
+    def is_due(self, *, failed: int, succeeded: int) -> bool:
+        """Whether it is time, when so many have ended."""
+        ended = failed + succeeded
+        count = {"fail": failed, "success": succeeded, "done": ended}.get(self._counted, 0)
+        if self._number:
+            return count >= self._number
+        return bool(self._share) and ended >= PERCENT_AFTER and count >= self._share * ended
+
 
 SUBMITTED_MAX = 2000
 """Tasks that were submitted and have not ended."""
@@ -184,7 +267,7 @@ class Mapping:
                 if self._joblog is not None and self._joblog.has(self._number, shown(argv)):
                     self.skipped(self._number)
                     continue
-                size += sound_size(self._number, argv)
+                size += checked_size(self._number, argv)
                 tasks.append(MapTask(self._number, values, argv))
         except PeerloadError as error:
             self._give_up(error)
@@ -208,7 +291,7 @@ class Mapping:
         """Wait for whatever comes next, and take it."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
-        agent = self._client.descriptor
+        agent = self._client.fileno()
         poll.register(agent, select.POLLIN)
         takes_more = not self._stops and not self.is_full() and self._unfinished < self._at_a_time
         source = self._inputs.descriptor if takes_more else None
@@ -226,7 +309,7 @@ class Mapping:
                 self._give_up(error)
 
     def _take(self) -> None:
-        answered, kind, body = self._client.receive(follows=True)
+        answered, kind, body = self._client.receive(may_last=True)
         what, batch = self._asked.get(answered, ("", None))
         if kind != "more":
             self._asked.pop(answered, None)
@@ -264,11 +347,8 @@ class Mapping:
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
             self._retry_at_s = time.monotonic() + FULL_RETRY_S
             return
-        try:
-            raise_refusal(body)
-        except PeerloadError as error:
-            self._number -= len(batch.left) if self._number == len(batch.left) else 0
-            self._give_up(error)
+        self._number -= len(batch.left) if self._number == len(batch.left) else 0
+        self._give_up(refusal(body))
 
     def _one_ended(self, batch: MapBatch, body: dict[str, Any]) -> None:
         member = str(body.get("id", "")).rpartition(".")[2]

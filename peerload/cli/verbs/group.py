@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.common.options import Options
-from peerload.cli.common.terms_flags import group_name
+from peerload.cli.common.task_flags import group_name
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
-from peerload.text.format import counted, print_json, printable, table
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

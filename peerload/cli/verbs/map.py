@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.common import command, options, terms_flags
-from peerload.cli.main import CANNOT, report
-from peerload.cli.map.batch import failure_text
-from peerload.cli.map.halt import Halt
+from peerload.cli.common import command, options, task_flags
+from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.map.inputs import opened, split
 from peerload.cli.map.joblog import Joblog
-from peerload.cli.map.run import Mapping
-from peerload.cli.map.show import Bar, MapResult, Outputs
+from peerload.cli.map.run import Halt, Mapping
+from peerload.cli.map.show import Bar, MapResult, Outputs, failure_text
 from peerload.cli.map.template import CommandTemplate, shown
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
-from peerload.text.format import counted, print_json, printable, say, shortened, size_text
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, say, shortened, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def _joblog(flags: Namespace) -> Joblog | None:
 
 def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
     """What of the request is the same for all tasks."""
-    terms = terms_flags.terms(flags, "map")
+    terms = task_flags.terms(flags, "map")
     more = {"wait_for_node": True} if flags.wait_for_node else {}
     more |= {} if flags.keep else {"attended": True}
     return {"spec": spec, **more, **({"terms": terms} if terms else {})}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.common import command, terms_flags
+from peerload.cli.common import command, task_flags
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
-from peerload.text.format import counted, print_json, printable, say, shortened
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, say, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def main(words: list[str]) -> int:
     ranges = array_ranges(flags.array) if flags.array is not None else []
     spec, secret = command.specification(flags, rest, "submit")
     each = _each(flags, spec)
-    terms = terms_flags.terms(flags, "submit")
+    terms = task_flags.terms(flags, "submit")
     if flags.dry_run:
         shown = {"each": _shown(each)} if each else {}
         return command.print_dry_run(spec, secret, flags, array=ranges, **shown, **terms)
@@ -106,13 +107,13 @@ def _tell(
 def _each(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
     """The command line of each member, where they differ."""
     if flags.param or flags.param_file:
-        from peerload.cli.common.sweep import commands
+        from peerload.cli.map.sweep import commands_of_parameters
 
-        return commands(flags, spec)
+        return commands_of_parameters(flags, spec)
     if flags.each_line is not None:
-        from peerload.cli.map import template_line
+        from peerload.cli.map.sweep import commands_of_lines
 
-        return template_line.commands(flags, spec)
+        return commands_of_lines(flags, spec)
     return []
 
 

@@ -55,10 +55,13 @@ class Links:
         self.learned.append(one)
 
 
+NOBODY: Any = SimpleNamespace(happened=lambda *_, **__: None)
+
+
 class Membership(list[Any]):
     def __init__(self) -> None:
         super().__init__()
-        self.gossip = SimpleNamespace(contacts=SimpleNamespace(known={}))
+        self.gossip = SimpleNamespace(anti_entropy=SimpleNamespace(known={}))
 
     def get(self, node: str) -> Any:
         return next((peer for peer in self if peer.identity.node == node), None)
@@ -69,7 +72,7 @@ def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str
         config=SimpleNamespace(listen=listen, advertise=""),
         cluster=SimpleNamespace(is_local=True),
         counters=collections.Counter(),
-        security=SecurityEvents(collections.Counter()),
+        security=SecurityEvents(collections.Counter(), NOBODY),
         peer_facts=PeerFacts(),
         links=Links(taken),
         put=[],

@@ -16,7 +16,7 @@ from tests.each import each
 
 CLUSTER = "lab"
 REPLY = ProbeReply(1, accepts=True, report=LoadReport())
-HERS = Topics(CLUSTER, "main", "n2")
+HERS = Topics(CLUSTER, "n2")
 
 
 def _sealer(node: str) -> Sealer:
@@ -35,7 +35,7 @@ def test_a_member_may_not_speak_below_the_name_of_another(topic: str) -> None:
         del what, tolerated
         broken.append((rule, who))
 
-    ours = AdviceFilter(Topics(CLUSTER, "main", "me"), me, _sealer("me"), counters, tell)
+    ours = AdviceFilter(Topics(CLUSTER, "me"), me, _sealer("me"), counters, tell)
     for number, node in enumerate(("n3", "n2"), start=1):
         told = Identity(node, f"{node}-boot", "m", "s", 1)
         body = State(told, Profile(node, 1, 1.0), LoadReport()) if topic == HERS.state else REPLY
@@ -49,7 +49,7 @@ def test_a_member_may_not_speak_below_the_name_of_another(topic: str) -> None:
 def test_an_agent_with_a_copy_of_our_database_is_noticed_and_our_own_words_are_not() -> None:
     me = Identity("me", "me-boot", "m", "s", 5)
     found: list[str] = []
-    topics = Topics(CLUSTER, "main", "me")
+    topics = Topics(CLUSTER, "me")
     counters: Counter[str] = Counter()
     ours = AdviceFilter(topics, me, _sealer("me"), counters, copied=lambda other: found.append(other.boot))
 

@@ -21,7 +21,7 @@ def joining(
     contacts = SimpleNamespace(known=dict.fromkeys(known))
     membership: Any = SimpleNamespace(
         get=lambda _node: None if state is None else SimpleNamespace(state=state, since_s=since_s),
-        gossip=SimpleNamespace(contacts=contacts),
+        gossip=SimpleNamespace(anti_entropy=contacts),
     )
     trust = SimpleNamespace(was_revoked=lambda _node: revoked_at > 0, revoked_at=lambda _node: revoked_at)
     made = Enrollment.__new__(Enrollment)

@@ -69,9 +69,9 @@ def test_a_named_file_takes_the_place_of_the_users(places: Places, tmp_path: Pat
     places.user.write_text('policy = "user"\n')
     places.system.write_text("slots = 3\n")
     named = tmp_path / "named.toml"
-    named.write_text('site = "hall"\n')
+    named.write_text('advertise = "hall:7"\n')
     config = places.load(config=str(named))
-    assert (config.policy, config.site, config.slots) == ("adaptive", "hall", 3)
+    assert (config.policy, config.advertise, config.slots) == ("adaptive", "hall:7", 3)
     with pytest.raises(ConfigError, match="no such file"):
         places.load(config=str(tmp_path / "missing"))
 

@@ -1,0 +1,153 @@
+# ruff: noqa: PTH116
+# os.path, since pathlib would cost every command its quick start.
+"""What `invite` and `join` share: the cluster directory, a free address, and the user of the agent. For verbs that write what belongs to the agent (its cluster, its certificate): where that agent is the machine's, they go on as its
+user, in its places. Only root can.
+
+Root believes nothing that an agent says of itself before it has become the agent's user. Who that is the kernel tells of
+every answer (SCM_CREDENTIALS), also where the service manager holds the socket, which SO_PEERCRED would name.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+from peerload.client.connection import ANSWERS_WITHIN_S, default_socket_path
+from peerload.model.errors import PeerloadError
+from peerload.text.format import say
+from peerload.wire import frame
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+PORT = 7117
+"""Taken if it is free: one number to let through a firewall."""
+PORT_TRIES_MAX = 20
+
+
+def cluster_directory(named: str | None) -> Path:
+    """Where the cluster of this machine belongs: as named, else this user's own place."""
+    from peerload.security import cluster_dir
+
+    return Path(os.path.abspath(named)) if named else cluster_dir.own_directory(os.environ)  # noqa: PTH100 -- a link stays one
+
+
+def listen_at(host: str, own: str = "") -> str:
+    """`HOST:PORT` with the usual port; with one that is free now, and is told of, where another program has that. own: where the
+    agent that runs here, and is to start again, listens. Raises ConfigError."""
+    from peerload.model.errors import ConfigError
+    from peerload.security.address import join_address
+
+    usual = join_address(host, PORT)
+    if own == usual or _is_free(host, PORT):
+        return usual
+    why = "no port is free for TCP and for UDP"
+    for _ in range(PORT_TRIES_MAX):
+        with socket.socket(_family(host)) as probe:
+            try:
+                probe.bind((host, 0))
+            except OSError as error:
+                why = str(error.strerror)
+                break
+            port = int(probe.getsockname()[1])
+        if _is_free(host, port):
+            listen = join_address(host, port)
+            say(
+                f"another program has port {PORT} of {host}: this node listens at {listen} from now on",
+                "let that port through firewalls, or choose one:  --listen ADDRESS:PORT",
+            )
+            return listen
+    raise ConfigError("listen", f"cannot listen at {host}", why=why, hint="choose a place:  --listen ADDRESS:PORT")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether an agent could listen there, by TCP and by UDP. Connections of before that have not died away are in nobody's
+    way, as little as they are in the agent's."""
+    with socket.socket(_family(host)) as stream, socket.socket(_family(host), socket.SOCK_DGRAM) as datagrams:
+        try:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stream.bind((host, port))
+            datagrams.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+_CREDENTIALS = struct.Struct("@3i")
+"""Of the process that has sent something: pid, uid, gid (`struct ucred`)."""
+
+
+def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: str | None = None) -> None:
+    """``info``: what the agent at that socket says of itself, None: none runs. Where it is that of all users, this process is its
+    user's from here on, with its home, and never root's again. Raises PeerloadError for anybody but root and that user, and
+    for root where the agent is another user's own."""
+    is_system = info is not None and info.get("mode") == "system"
+    if info is None or not (is_system or os.geteuid() == 0):
+        return
+    path = os.path.abspath(socket_path or default_socket_path())  # noqa: PTH100 -- as above
+    uid, gid = _who_answers(path)
+    if os.geteuid() not in (0, uid):
+        what = f"only root can do this: {verb} is for the whole machine"
+        raise PeerloadError(what, why="its agent serves all users", hint=f"sudo peerload {verb}")
+    if not is_system:
+        if uid:
+            name = _name_of(uid)
+            why = "root writes nothing where another user's agent says"
+            raise PeerloadError(f"the agent at {path} is {name}'s own", why=why, hint=f"sudo -u {name} peerload {verb}")
+        return
+    if os.geteuid() == 0 and uid != 0:
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError as error:
+            raise PeerloadError("this cannot go on as the agent's user", why=error.strerror or str(error)) from None
+        os.umask(0o077)
+        os.chdir("/")
+    state = str(info.get("state"))
+    try:
+        found = os.stat(state)
+    except OSError as error:
+        raise PeerloadError(f"{state} cannot be looked at", why=error.strerror or str(error)) from None
+    if found.st_uid != uid:
+        why = f"it belongs to {_name_of(found.st_uid)}, and the agent runs as {_name_of(uid)}"
+        raise PeerloadError(f"the agent says that its state is in {state}", why=why, hint="peerload doctor --security")
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "PEERLOAD_CLUSTER", "PEERLOAD_STATE"):
+        os.environ.pop(name, None)
+    os.environ["HOME"] = state
+    os.environ["PEERLOAD_SOCKET"] = path
+
+
+def _who_answers(path: str) -> tuple[int, int]:
+    """The user and the group of the process that answers at this socket. Raises PeerloadError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        link.settimeout(ANSWERS_WITHIN_S)
+        try:
+            link.connect(path)
+            link.sendall(frame.pack({"id": 1, "verb": "info"}))
+            _, told, _, _ = link.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except OSError as error:
+            raise PeerloadError(f"the agent at {path} does not answer", why=error.strerror or str(error)) from None
+    for level, kind, data in told:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            _, uid, gid = _CREDENTIALS.unpack(data)
+            return uid, gid
+    raise PeerloadError(f"whose agent answers at {path} is not known", why="the kernel does not tell")
+
+
+def _name_of(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
