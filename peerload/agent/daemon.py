@@ -95,8 +95,8 @@ from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import Sensors
-from peerload.agent.sensors.node_gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -118,7 +118,6 @@ from peerload.agent.views.cluster import ClusterView
 from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
 from peerload.agent.views.node import NodesView
 from peerload.agent.views.peer_links import PeerLinksView
-from peerload.agent.views.security_facts import SecurityView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -439,14 +438,12 @@ class Daemon:
         remover = TaskRemover(store, spool, node, parts.output, clients, parts.run)
         self.retention = Retention(info, store, parts.disk, remover, parts.output, parts.journal)
         # Views.
-        cluster = ClusterView(parts.cluster, parts.trust, parts.tls)
+        cluster = ClusterView(self.config, parts.cluster, parts.trust, parts.tls)
         links = PeerLinksView(info, parts.links, parts.peer_facts, parts.bus, cluster)
         nodes = NodesView(node, parts.gpus, cluster)
         agent = AgentView(info, node, parts.launcher, parts.gpus, cluster, links)
         storage = StorageView(own, parts.disk, store, self.retention)
-        diagnostics = DiagnosticsView(
-            node, parts.launcher, storage, cluster, links, SecurityView(self.config, node, cluster, parts.joining)
-        )
+        diagnostics = DiagnosticsView(node, parts.launcher, storage, cluster, links)
         # Verbs.
         checks = SubmissionChecks(access, quotas, parts.users, parts.disk, parts.asked_nodes, node)
         source = OutputSource(info, node, parts.output, spool)
@@ -510,7 +507,7 @@ class Daemon:
             host = Sensors(self.inbox.put, own_use.seconds)
             work = (
                 host.run(),
-                parts.gpus.run(NodeGpuHost(self.node.ledger, self.journal)),
+                parts.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 parts.tls.keep_valid(),
                 self.retention.run(),
@@ -535,6 +532,9 @@ class Daemon:
             await self._wind_down()
             for task in background:
                 task.cancel()
+
+    def _gpu_changed(self, state: str, words: str) -> None:
+        self.journal.happened("gpu", state, reason=words)
 
     def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
         """Clients and peers find it from here on → what it owes whoever runs it as a service."""

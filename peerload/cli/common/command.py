@@ -185,29 +185,12 @@ def _range(numbers: list[int] | tuple[int, ...]) -> str:
     return f"{first}" if first == last else f"{first}-{last}" + (f":{step}" if step != 1 else "")
 
 
-def submit(
-    client: Client,
-    spec: dict[str, Any],
-    secret: list[str],
-    array: list[tuple[int, int, int]],
-    *,
-    held: bool = False,
-    waits_for_node: bool = False,
-    each: list[list[bytes]] | None = None,
-    attended: bool = False,
-    input_ends: bool = True,
-    terms: dict[str, object] | None = None,
-) -> dict[str, Any]:
-    """Queue the task, or, with ``each``, an array of these command lines; say on a terminal what was left out of its
-    environment."""
-    say_left_out(secret)
+def submit(client: Client, spec: dict[str, Any], *, input_comes: bool = False, **more: object) -> dict[str, Any]:
+    """Queue the task, or an array of tasks, and return the agent's reply. ``more``: the other fields of `Submit` (docs/wire.md),
+    of which False, None and empty ones are left out; ``input_comes``: it reads more than this."""
+    fields = {key: value for key, value in more.items() if value} | ({"input_ends": False} if input_comes else {})
     try:
-        more: dict[str, Any] = {"wait_for_node": True} if waits_for_node else {}
-        more |= {"each": each} if each else {}
-        more |= {"attended": True} if attended else {}
-        more |= {} if input_ends else {"input_ends": False}
-        more |= {"terms": terms} if terms else {}
-        return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held, **more)
+        return client.call("submit", token=os.urandom(16).hex(), spec=spec, **fields)
     except NeverRunnable as error:
         raise suggestions.mended(error, client, spec) from None
     except AgentSilent as error:

@@ -15,7 +15,7 @@ import time
 
 from peerload.cli.common import command
 from peerload.cli.map.inputs import BadInput
-from peerload.cli.map.show import MapResult
+from peerload.cli.map.show import MapResult, MapView
 from peerload.cli.map.template import shown
 from peerload.client.connection import Client
 from peerload.client.protocol import OutputGaps, refusal
@@ -24,7 +24,7 @@ from peerload.text.format import counted, say, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
     from typing import Any, Self
 
@@ -135,8 +135,7 @@ FAILURES_KEPT_MAX = 1000
 
 
 class Mapping:
-    """One run of `map`; a context, in which signals are its own. ``submit_fields``: of the request besides what differs;
-    ``ended`` is given each task that has ended."""
+    """One run of `map`; a context in which it handles signals. ``fields``: what of the request is the same for all tasks."""
 
     def __init__(
         self,
@@ -158,10 +157,7 @@ class Mapping:
         self._joblog = joblog
         self._at_a_time = min(at_a_time or SUBMITTED_MAX, SUBMITTED_MAX)
         self._room_min = 1 if at_a_time else BATCH_TASKS_MAX
-        self.ended: Callable[[MapResult], None] = lambda _: None
-        self.skipped: Callable[[int], None] = lambda _: None
-        self.looked: Callable[[], None] = lambda: None
-        self.is_full: Callable[[], bool] = lambda: False
+        self._view = MapView()
         self._number = 0
         self._unfinished = 0
         self._batches: dict[str, MapBatch] = {}
@@ -220,9 +216,10 @@ class Mapping:
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Until all have ended. Raises what the agent refuses, if nothing was submitted; AgentUnavailable if it went away
+    def run(self, view: MapView) -> None:
+        """Submit tasks until all have ended, and have ``view`` show them. Raises what the agent refuses, if nothing was submitted; AgentUnavailable if it went away
         for good; KeyboardInterrupt at a second signal, when what is left was cancelled at once."""
+        self._view = view
         try:
             while True:
                 try:
@@ -233,7 +230,7 @@ class Mapping:
                     self._step()
                 except AgentUnavailable as error:
                     self._reconnect(error)
-                self.looked()
+                view.progress()
         except KeyboardInterrupt:
             self._cancel_at_once()
             raise
@@ -245,7 +242,7 @@ class Mapping:
 
     def _fill(self) -> None:
         """Submit what there is room for."""
-        if self._stops or self.is_full() or time.monotonic() < self._retry_at_s:
+        if self._stops or self._view.is_full or time.monotonic() < self._retry_at_s:
             return
         while (room := self._at_a_time - self._unfinished) >= self._room_min and len(self._batches) < BATCHES_MAX:
             tasks = self._next_tasks(room)
@@ -265,7 +262,7 @@ class Mapping:
                 self._number += 1
                 argv = self._template.argv(self._number, values)
                 if self._joblog is not None and self._joblog.has(self._number, shown(argv)):
-                    self.skipped(self._number)
+                    self._view.skipped(self._number)
                     continue
                 size += checked_size(self._number, argv)
                 tasks.append(MapTask(self._number, values, argv))
@@ -293,7 +290,7 @@ class Mapping:
         poll.register(self._wake_read, select.POLLIN)
         agent = self._client.fileno()
         poll.register(agent, select.POLLIN)
-        takes_more = not self._stops and not self.is_full() and self._unfinished < self._at_a_time
+        takes_more = not self._stops and not self._view.is_full and self._unfinished < self._at_a_time
         source = self._inputs.descriptor if takes_more else None
         if source is not None:
             poll.register(source, select.POLLIN)
@@ -374,7 +371,7 @@ class Mapping:
             self.note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
         if self._joblog is not None and not is_cancelled:
             self._joblog.add(task.number, body, line)
-        self.ended(MapResult(task.number, b" ".join(task.values), {**body, "command": line}))
+        self._view.ended(MapResult(task.number, b" ".join(task.values), {**body, "command": line}))
         if not batch.left:
             del self._batches[batch.token]
         if not self._stops and self._halt.is_due(failed=self.failed, succeeded=self.succeeded):

@@ -41,6 +41,24 @@ class MapResult:
         self.body = body
 
 
+class MapView:
+    """What is shown of a map while it runs; this one shows nothing."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more tasks should be submitted for now."""
+        return False
+
+    def ended(self, task: MapResult) -> None:
+        """A task has ended."""
+
+    def skipped(self, number: int) -> None:
+        """A task was done in an earlier run."""
+
+    def progress(self) -> None:
+        """The map goes on: called often."""
+
+
 class Outputs:
     """Prints outputs byte for byte, stdout on 1 and stderr on 2, those of one task together.
 

@@ -60,12 +60,10 @@ def main(words: list[str]) -> int:
             reply = command.submit(
                 client,
                 spec,
-                [],  # what was left out is told where it may be to blame
-                [],
-                waits_for_node=flags.wait_for_node,
+                wait_for_node=flags.wait_for_node,
                 attended=not flags.keep,
-                input_ends=stdin is None,
                 terms=terms,
+                input_comes=stdin is not None,
             )
             command.warn_if_stranded(client, reply, spec)
             try:

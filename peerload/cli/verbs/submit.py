@@ -54,15 +54,9 @@ def main(words: list[str]) -> int:
         shown = {"each": _shown(each)} if each else {}
         return command.print_dry_run(spec, secret, flags, array=ranges, **shown, **terms)
     with Client(flags.socket) as client:
+        command.say_left_out(secret)
         reply = command.submit(
-            client,
-            spec,
-            secret,
-            ranges,
-            held=flags.held,
-            waits_for_node=flags.wait_for_node,
-            each=each,
-            terms=terms,
+            client, spec, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each, terms=terms
         )
         try:
             _tell(client, reply, spec, ranges, flags, is_each=bool(each))
