@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.config import loader
-from peerload.config.configured_devices import listed
+from peerload.config.configured_devices import configured_devices
 from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
@@ -105,7 +105,7 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
         "policy": registry.preset_source,
     }
     if key == "device":
-        listed(value)
+        configured_devices(value)
     elif key in each:
         for one in value if isinstance(value, tuple) else (value,):
             each[key](one)

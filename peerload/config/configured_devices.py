@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from peerload.model.config import DeviceConfig
 
 
-def listed(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
+def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
     """The devices of the config. Raises ConfigError if one is named twice, or there are too many."""
     found: dict[str, Device] = {}
     for one in config:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.config.configured_devices import listed
+from peerload.config.configured_devices import configured_devices
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
@@ -100,7 +100,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
     if "state" in converted:  # the launcher, and what it starts, is in another directory
         converted["state"] = str(Path(converted["state"]).absolute())
     config = AgentConfig(**converted)
-    for key, check in (("gpu", lambda: gpu_config(config.gpu)), ("device", lambda: listed(config.device))):
+    for key, check in (("gpu", lambda: gpu_config(config.gpu)), ("device", lambda: configured_devices(config.device))):
         try:
             check()
         except ConfigError as error:

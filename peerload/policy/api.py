@@ -153,8 +153,8 @@ class NodeView(LoadView, Protocol):
         """What one task per slot amounts to in the load index: 1; `mean_s` where it is in seconds."""
 
     @property
-    def marks(self) -> Thresholds:
-        """The four marks of the transfer policy, per slot."""
+    def thresholds(self) -> Thresholds:
+        """The four thresholds of the transfer policy, per slot."""
 
     @property
     def peers(self) -> Sequence[str]:
@@ -192,7 +192,7 @@ ANY_LOAD = 1 << 40
 class Transfer(msgspec.Struct, frozen=True, gc=False):
     """Offer the task to this node; a decline comes back as a Reply and costs no probe.
 
-    load_tasks_max: with n at most this it accepts whatever its marks say (ANY_LOAD: always); -1: its marks alone
+    load_tasks_max: with n at most this it accepts whatever its thresholds say (ANY_LOAD: always); -1: its thresholds alone
     decide."""
 
     to: str
@@ -221,7 +221,7 @@ class LoadPolicy(Protocol):
     """How busy is this node? The number compared between nodes."""
 
     def load(self, view: LoadView) -> float:
-        """The load index per slot, ≥ 0. The marks of the transfer policy are compared with it: 1 is one task per slot.
+        """The load index per slot, ≥ 0. The thresholds of the transfer policy are compared with it: 1 is one task per slot.
 
         A policy with ``in_seconds = True`` counts expected seconds of work instead: one task per slot is `mean_s`. One with
         ``steady = True`` depends on nothing but the tasks of the node, by number and by what they ask for, and on what the
@@ -233,10 +233,10 @@ class LoadPolicy(Protocol):
 class TransferPolicy(Protocol):
     """Whether to send, accept, ask for or give a task."""
 
-    def marks(self, view: NodeView) -> Thresholds:
-        """The four marks, on the load index: in tasks per slot.
+    def thresholds(self, view: NodeView) -> Thresholds:
+        """The four thresholds, on the load index: in tasks per slot.
 
-        A policy with ``steady = True`` gives the same marks always and is asked for them only once."""
+        A policy with ``steady = True`` gives the same thresholds always and is asked for them only once."""
 
 
 @runtime_checkable
@@ -257,7 +257,7 @@ class WaitingView(Protocol):
         """Movable tasks, the last arrival first."""
 
 
-Watch = Literal["region", "tasks", "nothing"]
+WatchedChange = Literal["region", "tasks", "nothing"]
 
 
 @runtime_checkable
@@ -271,7 +271,7 @@ class InformationPolicy(Protocol):
     """
 
     @property
-    def watches(self) -> Watch:
+    def watches(self) -> WatchedChange:
         """``region``, ``tasks`` or ``nothing``."""
 
     @property

@@ -15,13 +15,13 @@ from peerload.policy import registry
 from peerload.policy.parameters import Parameter, made, parameters
 from peerload.policy.preset import KINDS, PolicySet
 from peerload.policy.preset_lint import LintWarning, doubts
-from peerload.policy.preset_loader import REFERENCE, members_of, near, why_no_member
+from peerload.policy.preset_loader import REFERENCE, near, protocol_members, why_not_fulfilled
 
 SOURCE = re.compile(r"\[(RM|[A-Z][A-Za-z]+\d\d)\]")
 """How a source is cited; docs/references.md lists them."""
 
 
-class PolicyChoice(msgspec.Struct, frozen=True):
+class PolicyDescription(msgspec.Struct, frozen=True):
     """One policy. says: what it is; good, bad: when ("" if it does not say); target: ``module:Class`` or the file."""
 
     kind: str
@@ -34,22 +34,22 @@ class PolicyChoice(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...]
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenPolicy(msgspec.Struct, frozen=True):
     """One kind in a preset. written: the preset names it, it is no default; values: of its parameters, by name."""
 
-    member: PolicyChoice
+    member: PolicyDescription
     written: bool
     values: dict[str, Any]
 
 
-class Preset(msgspec.Struct, frozen=True):
+class PresetDescription(msgspec.Struct, frozen=True):
     """A preset, kind by kind. reference: what it changes for the reference model, as its tables say."""
 
     name: str
     description: str
     file: str
     memory: bool
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[ChosenPolicy, ...]
     reference: dict[str, Any]
     doubts: tuple[LintWarning, ...]
 
@@ -71,7 +71,7 @@ def check(name: str) -> CheckedPolicy:
     )
 
 
-def preset(name: str) -> Preset:
+def preset(name: str) -> PresetDescription:
     """A preset by name or path. Raises ConfigError as `registry.load_preset` does."""
     short, table, base, places = registry.read_preset(name)
     built = registry.build_preset(short, table, base, places)
@@ -83,18 +83,18 @@ def preset(name: str) -> Preset:
             written = written.get(part, {})
         values = {parameter.name: parameter.default for parameter in parameters(policy)}
         values |= {key: value for key, value in written.items() if key in values}
-        chosen.append(Chosen(member(kind, of_kind, policy), "policy" in written, values))
+        chosen.append(ChosenPolicy(member(kind, of_kind, policy), "policy" in written, values))
     told = doubts(built, places.file, table.get("transfer", {}))
     reference = table.get(REFERENCE, {})
-    return Preset(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
+    return PresetDescription(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
 
 
-def member(kind: str, name: str, policy: type) -> PolicyChoice:
+def member(kind: str, name: str, policy: type) -> PolicyDescription:
     """What a policy's class says of itself."""
     says, good, bad = _parted(inspect.cleandoc(policy.__doc__ or ""))
     module = sys.modules.get(policy.__module__)
     about = f"{policy.__doc__ or ''} {module.__doc__ if module is not None and module.__doc__ else ''}"
-    return PolicyChoice(
+    return PolicyDescription(
         kind=kind,
         name=name,
         says=says,
@@ -106,7 +106,7 @@ def member(kind: str, name: str, policy: type) -> PolicyChoice:
     )
 
 
-def find_member(name: str) -> PolicyChoice:
+def find_policy(name: str) -> PolicyDescription:
     """A policy by ``kind.name``, by a name that only one kind has, or as ``path/to/file.py:Class``. Raises ConfigError."""
     if ".py:" in name:
         policy = registry.class_from_file(name, Path())
@@ -146,11 +146,11 @@ def _kind_of(policy: type, name: str) -> str:
         policy_made = made(policy, {})
     except Exception as error:
         raise ConfigError("policy", f"{name} cannot be made", why=f"{type(error).__name__}: {error}") from error
-    fulfilled = [kind for kind in KINDS if not why_no_member(kind, policy_made)]
+    fulfilled = [kind for kind in KINDS if not why_not_fulfilled(kind, policy_made)]
     if not fulfilled:
-        wanted = "; ".join(f"{kind}: {', '.join(members_of(kind))}" for kind in KINDS)
+        wanted = "; ".join(f"{kind}: {', '.join(protocol_members(kind))}" for kind in KINDS)
         raise ConfigError("policy", f"{name} is a policy of no kind", why=f"what they have: {wanted}")
-    return max(fulfilled, key=lambda kind: len(members_of(kind)))
+    return max(fulfilled, key=lambda kind: len(protocol_members(kind)))
 
 
 def _parted(text: str) -> tuple[str, str, str]:
@@ -164,7 +164,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).replace("``", "`")
 
 
-def plain(value: PolicyChoice | Preset) -> dict[str, Any]:
+def plain(value: PolicyDescription | PresetDescription) -> dict[str, Any]:
     """The same as plain dicts and lists, for JSON."""
     told: dict[str, Any] = msgspec.to_builtins(value)
     return told

@@ -32,7 +32,7 @@ def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random, 
     return _by_report(view, asked, rng, wanted="accepts")
 
 
-def draw_giver(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
+def draw_donor(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
     """A peer to ask for a task; as `draw_receiver`, from the busy list and by whether reports say that it gives."""
     asked = {reply.node for reply in replies}
     named = _remembered(view.busy_list, view.peers, replies)

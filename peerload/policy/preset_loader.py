@@ -164,7 +164,7 @@ class PresetLoader:
             self._wrong((*path, "policy"), f"{name!r} cannot be made", why=_says(error))
             return None
         kind = ".".join(path)
-        if reason := why_no_member(kind, policy):
+        if reason := why_not_fulfilled(kind, policy):
             self._wrong((*path, "policy"), f"{name!r} is no {KINDS[kind].__name__}", why=reason)
             return None
         return policy
@@ -173,14 +173,14 @@ class PresetLoader:
 # -- the methods of a kind ---------------------------------------------------------------------------------------------
 
 
-def members_of(kind: str) -> dict[str, Any]:
+def protocol_members(kind: str) -> dict[str, Any]:
     """What the Protocol of a kind asks for, by name: functions and properties."""
     return {name: member for name, member in vars(KINDS[kind]).items() if not name.startswith("_")}
 
 
-def why_no_member(kind: str, policy: object) -> str:
+def why_not_fulfilled(kind: str, policy: object) -> str:
     """What keeps an object from being a policy of this kind; "" if nothing does."""
-    for name, member in members_of(kind).items():
+    for name, member in protocol_members(kind).items():
         takes = "" if isinstance(member, property) else f"({', '.join(list(inspect.signature(member).parameters)[1:])})"
         try:
             have = getattr(policy, name)

@@ -77,7 +77,7 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
     )
 
 
-class Source(msgspec.Struct, frozen=True):
+class PresetSource(msgspec.Struct, frozen=True):
     """A preset as it is written. name: its short one; file: as its user named it, for messages; base: what the paths of
     policies in it count from."""
 
@@ -104,7 +104,7 @@ def read_preset(name: str) -> tuple[str, dict[str, Any], Path, PresetPlaces]:
     return preset_source(name).tables()
 
 
-def preset_source(name: str) -> Source:
+def preset_source(name: str) -> PresetSource:
     """A preset by name or path. Raises ConfigError: there is none, or it cannot be read."""
     if name.endswith(".toml"):
         path = Path(name)
@@ -114,7 +114,7 @@ def preset_source(name: str) -> Source:
             raw = path.read_bytes()
         except OSError as error:
             raise ConfigError("policy", f"{name} cannot be read", why=error.strerror or str(error)) from None
-        return Source(path.stem, _text(raw), name, str(path.parent.absolute()))
+        return PresetSource(path.stem, _text(raw), name, str(path.parent.absolute()))
     if name not in presets():
         raise ConfigError(
             "policy",
@@ -123,7 +123,7 @@ def preset_source(name: str) -> Source:
             hint=near(name, presets(), "your own is a path that ends in .toml"),
         )
     resource = importlib.resources.files("peerload_policies") / "presets" / f"{name}.toml"
-    return Source(name, _text(resource.read_bytes()), str(resource))
+    return PresetSource(name, _text(resource.read_bytes()), str(resource))
 
 
 def _text(raw: bytes) -> str:

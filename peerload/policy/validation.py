@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def sound_load(answer: object) -> float:
+def valid_load(answer: object) -> float:
     """A load index: a number, 0 … LOAD_MAX."""
     if not isinstance(answer, int | float):
         raise TypeError(f"a {type(answer).__name__} is no load index")
@@ -23,33 +23,33 @@ def sound_load(answer: object) -> float:
     return float(answer)
 
 
-def sound_marks(answer: object) -> Thresholds:
+def valid_thresholds(answer: object) -> Thresholds:
     """Marks of finite numbers ≥ 0."""
     if not isinstance(answer, Thresholds):
-        raise TypeError(f"a {type(answer).__name__} is no marks")
-    for mark in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
-        if not isinstance(mark, int | float):
-            raise TypeError(f"a {type(mark).__name__} is no mark")
-        if mark < 0 or not isfinite(mark):
-            raise ValueError(f"a mark of {mark!r}")
+        raise TypeError(f"a {type(answer).__name__} is no thresholds")
+    for threshold in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
+        if not isinstance(threshold, int | float):
+            raise TypeError(f"a {type(threshold).__name__} is no threshold")
+        if threshold < 0 or not isfinite(threshold):
+            raise ValueError(f"a threshold of {threshold!r}")
     return answer
 
 
-def sound_partner(answer: object) -> str | None:
+def valid_partner(answer: object) -> str | None:
     """A node's name, or nobody."""
     if not isinstance(answer, str | None):
         raise TypeError(f"a {type(answer).__name__} is no node's name")
     return answer
 
 
-def sound_answer(answer: object) -> bool:
+def valid_answer(answer: object) -> bool:
     """Yes or no."""
     if not isinstance(answer, bool):
         raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
     return answer
 
 
-def sound_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None:
+def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None:
     """Different names of peers; None: everybody."""
     if answer is None:
         return None
@@ -60,7 +60,7 @@ def sound_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
     return answer
 
 
-def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
+def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """A step of a search, with texts for names and reasons."""
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
@@ -68,7 +68,7 @@ def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
         case Broadcast(otherwise=None):
             return answer
         case Broadcast(otherwise=Transfer() as late):
-            sound_step(late)
+            valid_step(late)
             return answer
         case Transfer(to=str(), load_tasks_max=int() as most) if -1 <= most <= ANY_LOAD and not isinstance(most, bool):
             return answer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from peerload.model.load import Region
-from peerload.policy.api import Watch
+from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
@@ -25,7 +25,7 @@ class OnDemand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reports_guide_probing = True
     believed_s = 2.0
     period_s = 0.0
-    watches: ClassVar[Watch] = "region"
+    watches: ClassVar[WatchedChange] = "region"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""
@@ -48,7 +48,7 @@ class BroadcastWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     reports_guide_probing = False
     period_s = 0.0
-    watches: ClassVar[Watch] = "tasks"
+    watches: ClassVar[WatchedChange] = "tasks"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""

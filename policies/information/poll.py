@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from peerload.policy.api import Watch
+from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
@@ -21,7 +21,7 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     reports_guide_probing = False
     period_s = 0.0
-    watches: ClassVar[Watch] = "nothing"
+    watches: ClassVar[WatchedChange] = "nothing"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from peerload.policy.api import Watch
+from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
@@ -22,7 +22,7 @@ class RegionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     reports_guide_probing = True
-    watches: ClassVar[Watch] = "region"
+    watches: ClassVar[WatchedChange] = "region"
 
     period_s: Annotated[
         float, Meta(ge=0.0, le=86_400.0, description="seconds between further broadcasts, 0 = none")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from peerload.policy.api import Watch
+from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
@@ -24,7 +24,7 @@ class Periodic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     period_s: Annotated[float, Meta(ge=0.001, le=86_400.0, description="seconds between broadcasts")] = 1.0
 
-    watches: ClassVar[Watch] = "nothing"
+    watches: ClassVar[WatchedChange] = "nothing"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """At the start; then the period does."""
@@ -48,7 +48,7 @@ class StateChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     period_s: Annotated[float, Meta(ge=0.0, le=86_400.0, description="seconds between further ones, 0 = none")] = 0.0
 
-    watches: ClassVar[Watch] = "tasks"
+    watches: ClassVar[WatchedChange] = "tasks"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """When n differs from the one told last."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class Cpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The busy share of the cores (0 … 1), sampled every second, averaged over 5 s, in whole percent; above 1, the tasks
-    that have no slot beside foreign load decide, since a machine cannot be busier than busy. Goes with marks below 1, such
+    that have no slot beside foreign load decide, since a machine cannot be busier than busy. Goes with thresholds below 1, such
     as those of a double threshold of 0.5 and 0.9.
 
     Good: sees foreign programs.

@@ -40,7 +40,7 @@ class Improve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class IdleFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first node that accepts gets the task, as in "threshold"; if none does, the least loaded of those probed, as
-    in "improve". With marks of 1 an idle node is taken where one is found, and a lesser crowd where none is.
+    in "improve". With thresholds of 1 an idle node is taken where one is found, and a lesser crowd where none is.
 
     Good: finds the idle with few probes, and the lesser crowd where nobody is.
     Bad: a task may move several times.

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.policy.api import Keep, Probe
-from peerload.policy.draw import draw_giver
+from peerload.policy.draw import draw_donor
 
 if TYPE_CHECKING:
     import random
@@ -34,7 +34,7 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Keep:
         """One node at a time."""
-        peer = draw_giver(view, replies, rng, self.probes if probes_max is None else probes_max)
+        peer = draw_donor(view, replies, rng, self.probes if probes_max is None else probes_max)
         if peer is not None:
             return Probe((peer,))
         return Keep(f"none of {len(replies)} probed nodes gives a task" if replies else "no node to probe")

@@ -37,10 +37,10 @@ class Irrevocable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Uncontrolled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No limit: a task may go on to a better place each time, and wander where loads hover around a mark.
+    """No limit: a task may go on to a better place each time, and wander where loads hover around a threshold.
 
     Good: a task always goes where it is better.
-    Bad: tasks wander where loads hover around a mark.
+    Bad: tasks wander where loads hover around a threshold.
     """
 
     @property

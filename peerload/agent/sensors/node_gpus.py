@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.agent.sensors.gpus import Gpus
-from peerload.config.configured_devices import listed
+from peerload.config.configured_devices import configured_devices
 from peerload.core.resources.placement import is_meant
 from peerload.security.private_files import machine_boot_id
 
@@ -61,4 +61,4 @@ def node_gpus(
         return claims.claim(left) if library is None else left
 
     faults = GpuFaults(machine_boot_id(), Path(config.state) / FAULTS_FILE)
-    return Gpus(put, library, listed(config.device), usable, faults)
+    return Gpus(put, library, configured_devices(config.device), usable, faults)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from peerload.policy.describe import Chosen, PolicyChoice, Preset
+    from peerload.policy.describe import ChosenPolicy, PolicyDescription, PresetDescription
     from peerload.policy.parameters import Parameter
 
 WIDTH_MAX = 100
 
 
-def preset_lines(preset: Preset) -> list[str]:
+def preset_lines(preset: PresetDescription) -> list[str]:
     """A preset: its description, then each kind with the policy chosen, and its parameters."""
     lines = [
         *_wrapped(f"{preset.name}: {preset.description or 'it does not say what it is'}"),
@@ -46,7 +46,7 @@ def _changes(tables: Mapping[str, Any], path: str = "") -> list[str]:
     return lines
 
 
-def _chosen_lines(chosen: Chosen) -> list[str]:
+def _chosen_lines(chosen: ChosenPolicy) -> list[str]:
     member = chosen.member
     by = "" if chosen.written else "   (the preset does not say; this is the default)"
     first = member.says.partition(". ")[0].rstrip(".")
@@ -57,7 +57,7 @@ def _chosen_lines(chosen: Chosen) -> list[str]:
     ]
 
 
-def member_lines(member: PolicyChoice) -> list[str]:
+def member_lines(member: PolicyDescription) -> list[str]:
     """A policy: what it is, when it is good and bad, and its parameters."""
     own = f"{member.kind}: {printable(member.name)}" if ".py:" in member.name else f"{member.kind}.{member.name}"
     lines = [own, *_wrapped(member.says or "It does not say what it is.", "  ")]

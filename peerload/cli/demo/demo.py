@@ -36,7 +36,7 @@ PATH_BYTES_MAX = 60
 LOG_LINES_SHOWN = 5
 
 
-def carried_out(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, list[tuple[int, str]]]:
+def run_and_clean(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, list[tuple[int, str]]]:
     """Do it, and remove everything whatever comes of it → its account, None if it was interrupted, and what did
     not end when asked. Raises what ``act`` raises, with the agents' last words shown."""
     account: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ def carried_out(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[str
         raise
     finally:
         left = demo.clean()
-        tell_left(left, demo.started)
+        report_leftovers(left, demo.started)
     return account, left
 
 
@@ -173,7 +173,7 @@ def _command_line(pid: int) -> str:
     return raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
-def tell_left(left: Sequence[tuple[int, str]], started: set[int]) -> None:
+def report_leftovers(left: Sequence[tuple[int, str]], started: set[int]) -> None:
     """Say on stderr what became of the processes."""
     if not left:
         sys.stderr.write(f"\nStopped: none of {len(started)} processes is left, the directory is removed.\n")

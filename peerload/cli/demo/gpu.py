@@ -18,7 +18,7 @@ import peerload
 from peerload.cli.common import agent_process
 from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options
-from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
+from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, interrupt, run_and_clean, temporary_directory, wait
 from peerload.client import environment
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
@@ -63,7 +63,7 @@ _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\ndevice = []\
 """Nothing of this machine's own configuration counts."""
 
 
-class GpuRequestOfDemo:
+class DemoGpuTask:
     """One task of the experiment: what it asks, how long it takes, and what is to be seen of it."""
 
     def __init__(self, share: float, mode: str, seconds: float, story: str) -> None:
@@ -74,14 +74,14 @@ class GpuRequestOfDemo:
 
 
 FIRST = (
-    GpuRequestOfDemo(QUARTER, "queue", 3.0, "takes a quarter of GPU 0"),
-    GpuRequestOfDemo(QUARTER, "queue", 4.0, "takes a quarter of GPU 0"),
-    GpuRequestOfDemo(QUARTER, "queue", 5.0, "takes a quarter of GPU 0"),
+    DemoGpuTask(QUARTER, "queue", 3.0, "takes a quarter of GPU 0"),
+    DemoGpuTask(QUARTER, "queue", 4.0, "takes a quarter of GPU 0"),
+    DemoGpuTask(QUARTER, "queue", 5.0, "takes a quarter of GPU 0"),
 )
 THEN = (
-    GpuRequestOfDemo(LITTLE, "queue", 1.5, "is small: it runs beside them on GPU 0"),
-    GpuRequestOfDemo(QUARTER, "queue", 1.0, "waits for GPU 0"),
-    GpuRequestOfDemo(QUARTER, "schedule", 1.0, "takes another GPU"),
+    DemoGpuTask(LITTLE, "queue", 1.5, "is small: it runs beside them on GPU 0"),
+    DemoGpuTask(QUARTER, "queue", 1.0, "waits for GPU 0"),
+    DemoGpuTask(QUARTER, "schedule", 1.0, "takes another GPU"),
 )
 
 
@@ -95,7 +95,7 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     demo = GpuDemo(temporary_directory(), "adaptive")
-    account, left = carried_out(demo, lambda: demo.play(is_quiet=flags.json))
+    account, left = run_and_clean(demo, lambda: demo.play(is_quiet=flags.json))
     if account is None:
         return INTERRUPTED
     account["processes_left"] = len(left)
@@ -162,7 +162,7 @@ class GpuDemo(Demo):
     def _gate(self) -> Path:
         return self.directory / "gate"
 
-    def _submit(self, client: Client, asked: GpuRequestOfDemo) -> str:
+    def _submit(self, client: Client, asked: DemoGpuTask) -> str:
         argv = [sys.executable, "-I", "-c", USE, str(self.directory / "on"), str(self._gate), str(asked.seconds)]
         variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), MARK.encode(): bytes(self.directory)}
         spec = {

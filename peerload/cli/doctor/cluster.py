@@ -13,7 +13,7 @@ from peerload.text.format import counted, duration_text, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.cli.doctor.broker import Probed
+    from peerload.cli.doctor.broker import BrokerProbe
 
 REJOIN = "peerload invite  on a node that lets others in, then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
@@ -216,10 +216,10 @@ def broker(facts: DoctorInput) -> Finding:
     told = facts.checkup.get("broker")
     if not urls and not told:
         return Finding(SKIP, "none is configured: nodes tell each other")
-    from peerload.cli.doctor.broker import Way, anybody_may_publish, probed
+    from peerload.cli.doctor.broker import BrokerAccess, anybody_may_publish, probe_broker
 
-    way = Way.of(facts)
-    answers = [probed(url, way) for url in urls]
+    way = BrokerAccess.of(facts)
+    answers = [probe_broker(url, way) for url in urls]
     fix = "systemctl status mosquitto        by TLS, or with user and password: docs/mqtt.md"
     failed = [answer for answer in answers if answer.why]
     if told and told["url"] is not None and not told.get("heard", True):
@@ -245,7 +245,7 @@ def broker(facts: DoctorInput) -> Finding:
     return Finding(OK, says or f"in use: {told['url'] if told else ''}")
 
 
-def _of_tls(facts: DoctorInput, answers: list[Probed], is_open: list[str]) -> Finding | None:
+def _of_tls(facts: DoctorInput, answers: list[BrokerProbe], is_open: list[str]) -> Finding | None:
     """What is not as safe as it could be, if anything. is_open: where anybody may publish."""
     from peerload.cli.doctor.broker import ENDS_WITHIN_S
 

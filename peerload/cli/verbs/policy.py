@@ -108,7 +108,7 @@ def _show(flags: Namespace) -> int:
 
         lines = preset_lines(shown)
     else:
-        found = describe.find_member(name)
+        found = describe.find_policy(name)
         if flags.json:
             print_json(describe.plain(found))
             return 0

@@ -24,7 +24,7 @@ from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.remaining import remaining_s
-from peerload.policy.validation import sound_step
+from peerload.policy.validation import valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ class Sender:
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends():
             return True
-        return self._information.marks().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
+        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
         """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
@@ -167,7 +167,7 @@ class Sender:
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends(uncounted=task):
             return True
-        return self._information.marks().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
+        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
 
     def _with_good_gpus(self, task: HomeTask) -> list[str]:
         """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
@@ -237,7 +237,7 @@ class Sender:
         shown = task_view(task, self._state)
         search.steps += 1
         try:
-            step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
+            step = valid_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return Keep(f"the policy failed: {error!r}")
@@ -407,7 +407,7 @@ class Sender:
         )
         shown = task_view(guest, self._state)
         try:
-            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
+            step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return
@@ -458,7 +458,7 @@ class Sender:
         return self.would_accept(home, need, offer.load_tasks_max)
 
     def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
-        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its marks
+        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
         say."""
         profile = self._state.profile
         if not self._state.takes_guests:
@@ -472,7 +472,7 @@ class Sender:
             return True
         if not self._information.accepts():
             return False
-        return self._information.marks().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
+        return self._information.thresholds().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
 
 
 def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """Drives the policies. Its parts, each a file of its own:
 
-    information.py   what this node tells of its load: report, marks, load region, announcements
+    information.py   what this node tells of its load: report, thresholds, load region, announcements
     sender.py        a home looks for a place for a task, and the answers of the nodes it asks
     receiver.py      a node with room asks for work, and gives its own to others
     pairing.py       two nodes even out their loads
