@@ -1,4 +1,4 @@
-"""Policies and presets as people are told about them: what each is, its parameters, their values and meaning."""
+"""Descriptions of policies and presets for people: purpose, parameters, values and meaning."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from peerload.policy.preset_lint import LintWarning, doubts
 from peerload.policy.preset_loader import REFERENCE, near, protocol_members, why_not_fulfilled
 
 SOURCE = re.compile(r"\[(RM|[A-Z][A-Za-z]+\d\d)\]")
-"""How a source is cited; docs/references.md lists them."""
+"""Pattern of a citation; docs/references.md lists the sources."""
 
 
 class PolicyDescription(msgspec.Struct, frozen=True):
-    """One policy. says: what it is; good, bad: when ("" if it does not say); target: ``module:Class`` or the file."""
+    """Description of one policy. says: its purpose; good, bad: when it is ("" if it does not say); target:
+    ``module:Class`` or the file."""
 
     kind: str
     name: str
@@ -35,7 +36,8 @@ class PolicyDescription(msgspec.Struct, frozen=True):
 
 
 class ChosenPolicy(msgspec.Struct, frozen=True):
-    """One kind in a preset. written: the preset names it, it is no default; values: of its parameters, by name."""
+    """Policy of one kind in a preset. written: the preset names it, it is no default; values: of its parameters, by
+    name."""
 
     member: PolicyDescription
     written: bool
@@ -43,7 +45,7 @@ class ChosenPolicy(msgspec.Struct, frozen=True):
 
 
 class PresetDescription(msgspec.Struct, frozen=True):
-    """A preset, kind by kind. reference: what it changes for the reference model, as its tables say."""
+    """Description of a preset, kind by kind. reference: what it changes for the reference model, as its tables say."""
 
     name: str
     description: str
@@ -55,7 +57,7 @@ class PresetDescription(msgspec.Struct, frozen=True):
 
 
 class CheckedPolicy(msgspec.Struct, frozen=True):
-    """What became of checking a preset: the preset, or None and its mistakes."""
+    """Result of checking a preset: the preset, or None and its mistakes."""
 
     preset: PolicySet | None
     mistakes: list[ConfigError]
@@ -63,7 +65,7 @@ class CheckedPolicy(msgspec.Struct, frozen=True):
 
 
 def check(name: str) -> CheckedPolicy:
-    """Every mistake in a preset, or the preset and what is doubtful about it. Raises ConfigError if it cannot be read."""
+    """Find every mistake in a preset, or build the preset and lint it. Raises ConfigError if it cannot be read."""
     short, table, base, places = registry.read_preset(name)
     preset, mistakes = registry.try_preset(short, table, base, places)
     return CheckedPolicy(
@@ -72,7 +74,7 @@ def check(name: str) -> CheckedPolicy:
 
 
 def preset(name: str) -> PresetDescription:
-    """A preset by name or path. Raises ConfigError as `registry.load_preset` does."""
+    """Describe a preset, by name or path. Raises ConfigError as `registry.load_preset` does."""
     short, table, base, places = registry.read_preset(name)
     built = registry.build_preset(short, table, base, places)
     chosen = []
@@ -90,7 +92,7 @@ def preset(name: str) -> PresetDescription:
 
 
 def member(kind: str, name: str, policy: type) -> PolicyDescription:
-    """What a policy's class says of itself."""
+    """Describe a policy by its class."""
     says, good, bad = _parted(inspect.cleandoc(policy.__doc__ or ""))
     module = sys.modules.get(policy.__module__)
     about = f"{policy.__doc__ or ''} {module.__doc__ if module is not None and module.__doc__ else ''}"
@@ -134,7 +136,7 @@ def find_policy(name: str) -> PolicyDescription:
 
 
 def _kind_of(policy: type, name: str) -> str:
-    """The kind of a class from a file: of those whose methods it has, the one that asks for most."""
+    """Kind of a class from a file: of the kinds whose methods it has, the one that asks for most."""
     required = {parameter.name: parameter.default for parameter in parameters(policy) if parameter.required}
     if required:
         raise ConfigError(
@@ -154,7 +156,7 @@ def _kind_of(policy: type, name: str) -> str:
 
 
 def _parted(text: str) -> tuple[str, str, str]:
-    """A docstring as what it says, what is good and what is bad, each on one line."""
+    """Split a docstring into purpose, good and bad, each on one line."""
     says, _, rest = text.partition("\nGood: ")
     good, _, bad = rest.partition("\nBad: ")
     return _plain(says), _plain(good), _plain(bad)
@@ -165,6 +167,6 @@ def _plain(text: str) -> str:
 
 
 def plain(value: PolicyDescription | PresetDescription) -> dict[str, Any]:
-    """The same as plain dicts and lists, for JSON."""
+    """Plain dicts and lists of a description, for JSON."""
     told: dict[str, Any] = msgspec.to_builtins(value)
     return told

@@ -1,4 +1,4 @@
-"""What in a preset can be played but makes little sense: choices that work against each other."""
+"""Lint of presets: warnings about choices that can be played but work against each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LintWarning(msgspec.Struct, frozen=True):
-    """One doubt: the key, what is odd about it, and the file ("": none)."""
+    """Warning of the linter: the key, the problem, and the file ("": none)."""
 
     key: str
     says: str
@@ -27,7 +27,7 @@ class LintWarning(msgspec.Struct, frozen=True):
 
 
 class IdleNode:
-    """An idle node without peers, as policies are shown one."""
+    """View of an idle node without peers."""
 
     node = ""
     load_tasks = 0
@@ -54,13 +54,13 @@ class IdleNode:
     busy_list: Sequence[str] = ()
 
     def report(self, node: str) -> KnownReport | None:
-        """Nothing was heard of anybody."""
+        """Return None: no peer has reported."""
         del node
         return None
 
 
 def doubts(preset: PolicySet, file: str = "", thresholds_written: Container[str] = ()) -> list[LintWarning]:
-    """Every doubt about a preset. file: where it is written; thresholds_written: the keys of its table `transfer`."""
+    """Lint a preset. file: where it is written; thresholds_written: the keys of its table `transfer`."""
     found = [*_about_thresholds(preset, thresholds_written), *_about_reports(preset), *_about_sharing(preset)]
     return [LintWarning(".".join(path), says, file) for path, says in found]
 

@@ -1,4 +1,4 @@
-"""The parameters that every transfer policy has: each of the four thresholds may be set by hand."""
+"""Parameters that every transfer policy has: each of the four thresholds may be set by hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a policy answered, held against what its kind may answer. Each function returns the answer or raises TypeError or
-ValueError, so that nonsense counts as a failure of the policy and reaches nobody. What these say is the same in every
-process, as decisions are: no address of an object is in it."""
+"""Validation of the answers of policies. Each function returns the answer or raises TypeError or ValueError, so that
+an invalid answer counts as a failure of the policy and reaches no other node. The messages are the same in every
+process, as decisions are: they contain no address of an object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def valid_load(answer: object) -> float:
-    """A load index: a number, 0 … LOAD_MAX."""
+    """Validate a load index: a number, 0 … LOAD_MAX."""
     if not isinstance(answer, int | float):
         raise TypeError(f"a {type(answer).__name__} is no load index")
     if not 0.0 <= answer <= LOAD_MAX:
@@ -24,9 +24,9 @@ def valid_load(answer: object) -> float:
 
 
 def valid_thresholds(answer: object) -> Thresholds:
-    """Marks of finite numbers ≥ 0."""
+    """Validate thresholds: finite numbers ≥ 0."""
     if not isinstance(answer, Thresholds):
-        raise TypeError(f"a {type(answer).__name__} is no thresholds")
+        raise TypeError(f"a {type(answer).__name__} is not Thresholds")
     for threshold in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
         if not isinstance(threshold, int | float):
             raise TypeError(f"a {type(threshold).__name__} is no threshold")
@@ -36,21 +36,21 @@ def valid_thresholds(answer: object) -> Thresholds:
 
 
 def valid_partner(answer: object) -> str | None:
-    """A node's name, or nobody."""
+    """Validate a partner: a node's name, or None."""
     if not isinstance(answer, str | None):
         raise TypeError(f"a {type(answer).__name__} is no node's name")
     return answer
 
 
 def valid_answer(answer: object) -> bool:
-    """Yes or no."""
+    """Validate a Boolean answer."""
     if not isinstance(answer, bool):
         raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
     return answer
 
 
 def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None:
-    """Different names of peers; None: everybody."""
+    """Validate an audience: different names of peers; None: all."""
     if answer is None:
         return None
     if not isinstance(answer, (tuple, list)):
@@ -61,7 +61,7 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
 
 
 def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
-    """A step of a search, with texts for names and reasons."""
+    """Validate a step of a search: names and reasons are texts."""
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
             return answer

@@ -1,4 +1,4 @@
-"""A node has work or it has none ([RM])."""
+"""A node either has work or is idle ([RM])."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One threshold at one task per slot: whoever is idle takes, whoever is not gives what it cannot start. With
-    ``processing_margin`` at two, so that no node idles while its next task travels. Any threshold may be set by hand.
+    """One threshold at one task per slot: an idle node accepts, any other gives what it cannot start. With
+    ``processing_margin`` at two, so that no node idles while its next task travels. Any threshold may be set by
+    hand.
 
-    Good: no work waits beside an idle node for want of a threshold.
+    Good: no task waits beside an idle node because of a threshold.
     Bad: without the margin a node idles while its next task is on its way.
     """
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node accepts and asks below ``low``, sends and gives from ``high``; between them it neither seeks nor gives,
-    which saves messages when loads hover around one value. Any threshold may be set by hand.
+    """A node accepts and asks below ``low``, sends and gives from ``high``; between them it does neither, which
+    saves messages if loads vary around one value. Any threshold may be set by hand.
 
-    Good: quiet between the two.
-    Bad: a node in the quiet zone takes nothing although it may be the least loaded.
+    Good: no messages between the two.
+    Bad: a node between the two accepts nothing although it may be the least loaded.
     """
 
     steady = True

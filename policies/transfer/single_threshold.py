@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 
 
 class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node sends at n ≥ T, accepts and asks at n < T, gives at n > T. Good and simple; with slow transfers a node
-    near T both sends and asks. Any threshold may be set by hand. ``prefetch``: a node asks for so many tasks more, so
-    that one is at hand when a short task ends.
+    """A node sends at n ≥ T, accepts and asks at n < T, gives at n > T. Any threshold may be set by hand.
+    ``prefetch``: a node asks for so many tasks more, so that one is ready when a short task ends.
 
     Good: simple, acts early.
-    Bad: near T a node may both send and ask.
+    Bad: with slow transfers, a node near T may both send and ask.
     """
 
     steady = True
