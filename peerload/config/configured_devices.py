@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
-    """The devices of the config. Raises ConfigError if one is named twice, or there are too many."""
+    """Devices of the configuration. Raises ConfigError if one is named twice, or there are too many."""
     found: dict[str, Device] = {}
     for one in config:
         for number, name in enumerate(one.ids):
