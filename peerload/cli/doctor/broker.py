@@ -1,5 +1,5 @@
-"""Whether a broker answers, lets us in, and which one it is; and whether it lets in anybody else. Asked by a client of our
-own, not by the agent's."""
+"""Probe of an MQTT broker: whether it answers, lets this node in, its version, and whether it lets anybody else in.
+It uses a client of its own, not the agent's."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class BrokerProbe(NamedTuple):
 
 
 class BrokerAccess(NamedTuple):
-    """How brokers are reached: the settings `mqtt_ca` and `mqtt_password_file`, the cluster's CA (PEM, empty: none), and this
-    node's certificate, None where only the agent can read it."""
+    """Access to brokers: the settings `mqtt_ca` and `mqtt_password_file`, the cluster's CA (PEM, empty: none), and
+    this node's certificate, None if only the agent can read it."""
 
     ca: str = ""
     password_file: str = ""
@@ -49,7 +49,7 @@ class BrokerAccess(NamedTuple):
 
     @classmethod
     def of(cls, facts: DoctorInput) -> BrokerAccess:
-        """As the settings here say."""
+        """Make it from the settings."""
         if facts.config is None:
             return cls()
         certificate = Path(str(facts.info.get("state") or facts.config.state), "tls", "node.pem")
@@ -59,7 +59,7 @@ class BrokerAccess(NamedTuple):
         return cls(config.mqtt_ca, config.mqtt_password_file, cluster_ca, certificate if is_ours else None)
 
     def tls(self, *, shows_us: bool) -> BrokerTls:
-        """With this node's certificate, or as anybody."""
+        """TLS with this node's certificate, or without one."""
         from peerload.security.broker_tls import BrokerTls
 
         return BrokerTls(self.ca, self.cluster_ca, self.certificate if shows_us else None)
@@ -98,8 +98,8 @@ def probe_broker(address: str, way: BrokerAccess | None = None) -> BrokerProbe:
 
 
 def anybody_may_publish(address: str, way: BrokerAccess, facts: DoctorInput) -> bool:
-    """Whether somebody without name, password and certificate gets a message through below this node's topics. It goes to
-    a topic that no agent listens to, and means nothing."""
+    """Whether a client without name, password and certificate can publish below this node's topics. The message goes
+    to a topic that no agent listens to, and means nothing."""
     from peerload.model.errors import ConfigError
     from peerload.security.broker_address import ROOT, BrokerUrl
 

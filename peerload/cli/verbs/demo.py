@@ -1,4 +1,4 @@
-"""`peerload demo`: three agents and a broker on this machine, sharing real commands; `peerload demo gpu`."""
+"""`peerload demo`: three agents and a broker on this machine, which share real commands; `peerload demo gpu`."""
 
 from __future__ import annotations
 
