@@ -27,6 +27,11 @@ from peerload.agent.completion.completion_jobs import CompletionJobs
 from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.saving import OutputSaver
 from peerload.agent.consumer import Consumer
+from peerload.agent.control.authorization import Authorization
+from peerload.agent.control.core_requests import CoreRequests, Decisions
+from peerload.agent.control.local_socket import LocalSocket
+from peerload.agent.control.quotas import Quotas
+from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.effects import (
     PeerEffects,
     Performer,
@@ -46,6 +51,9 @@ from peerload.agent.event_sources import (
     PeerEvents,
     PeerMessages,
 )
+from peerload.agent.forwarding.client import ForwardedRequests
+from peerload.agent.forwarding.request_router import RequestRouter
+from peerload.agent.forwarding.server import ForwardServer
 from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Enrollment
@@ -63,13 +71,32 @@ from peerload.agent.peers.local_node import LocalNode
 from peerload.agent.peers.membership import Members
 from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder
-from peerload.agent.requests.exec_in_task import InsideCommands
-from peerload.agent.requests.server import ControlServer
+from peerload.agent.requests.attach import AttachRequests
+from peerload.agent.requests.cancel_wait import CancelWaits
+from peerload.agent.requests.clean import CleanRequests
+from peerload.agent.requests.client_events import ClientEvents
+from peerload.agent.requests.dispatch import Dispatcher, Queries, TaskRequests
+from peerload.agent.requests.durable_reads import DurableReads
+from peerload.agent.requests.event_stream import EventRequests
+from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
+from peerload.agent.requests.live_usage import LiveUsage
+from peerload.agent.requests.node_commands import NodeCommands
+from peerload.agent.requests.output_stream import OutputRequests, OutputSource
+from peerload.agent.requests.overview import OverviewCache, OverviewViews
+from peerload.agent.requests.server import RequestServer
+from peerload.agent.requests.show import ShowRequests
+from peerload.agent.requests.status import StatusRequests
+from peerload.agent.requests.submissions import SubmissionChecks, Submissions
+from peerload.agent.requests.task_commands import TaskCommands
+from peerload.agent.requests.task_lists import TaskLists
+from peerload.agent.requests.task_watch import TaskWatches
+from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
+from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import Sensors
-from peerload.agent.sensors.node_gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -86,6 +113,11 @@ from peerload.agent.systemd.health import HealthCheck
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import Service, SettingsReload
 from peerload.agent.thread_pool import Workers
+from peerload.agent.views.agent import AgentView
+from peerload.agent.views.cluster import ClusterView
+from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
+from peerload.agent.views.node import NodesView
+from peerload.agent.views.peer_links import PeerLinksView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -361,10 +393,8 @@ class Daemon:
             )
 
         # Clients
-        parts.inside = InsideCommands(parts)
-        self.control = ControlServer(parts)
-        parts.remover = TaskRemover(self.store, self.spool, self.node, self.output, self.control, run)
-        parts.retention = Retention(info, self.store, self.disk, parts.remover, self.output, self.journal)
+        parts.inside = InsideCommands(self.launcher, self.spool)
+        clients = self._build_requests()
 
         # Events in, actions out
         self.exits = ExitRecords(info, self.spool, self.disk)
@@ -379,8 +409,8 @@ class Daemon:
             RecordEffects(self.store, outbox, self.inbox, self.journal, parts.security, self.jobs, run),
             TaskEffects(starter, self.launcher, stdin, self.pulls, self.spool, self.output, parts.gpus),
             peers,
-            ResultEffects(info, self.spool, self.output, self.inbox, peers, self.control, run),
-            self.control,
+            ResultEffects(info, self.spool, self.output, self.inbox, peers, clients, run),
+            clients,
         )
         self._recorded = recording.Started(
             version=__version__,
@@ -392,6 +422,61 @@ class Daemon:
             profile=profile,
             seed=f"{seed:x}",
         )
+
+    def _build_requests(self) -> ClientEvents:
+        """Build what serves requests: what waits for answers of the core first, the socket last."""
+        parts, info, node = self.parts, self.info, self.parts.node
+        security, store, spool, own = parts.security, parts.store, parts.spool, self.config.node
+        task_ids = TaskIds(store, own)
+        reads = DurableReads(store, parts.release, parts.journal)
+        access = Authorization(self.config, store, node.executor, security)
+        quotas = Quotas(self.config, store, security)
+        core, decisions, watches = CoreRequests(parts.inbox), Decisions(), TaskWatches()
+        attach = AttachRequests(core, task_ids, parts.inputs, parts.feeding, parts.disk, node)
+        cancel_waits = CancelWaits(core, node)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, parts.saving, parts.output)
+        remover = TaskRemover(store, spool, node, parts.output, clients, parts.run)
+        self.retention = Retention(info, store, parts.disk, remover, parts.output, parts.journal)
+        # Views.
+        cluster = ClusterView(self.config, parts.cluster, parts.trust, parts.tls)
+        links = PeerLinksView(info, parts.links, parts.peer_facts, parts.bus, cluster)
+        nodes = NodesView(node, parts.gpus, cluster)
+        agent = AgentView(info, node, parts.launcher, parts.gpus, cluster, links)
+        storage = StorageView(own, parts.disk, store, self.retention)
+        diagnostics = DiagnosticsView(node, parts.launcher, storage, cluster, links)
+        # Verbs.
+        checks = SubmissionChecks(access, quotas, parts.users, parts.disk, parts.asked_nodes, node)
+        source = OutputSource(info, node, parts.output, spool)
+        ends = TaskEnds(store, spool, parts.chores, self.config.output_bytes_max)
+        tasks = TaskRequests(
+            Submissions(core, checks, reads, task_ids, parts.inputs, attach, node),
+            TaskCommands(core, reads, task_ids, cancel_waits, access, node),
+            CleanRequests(remover, reads, task_ids, node),
+            WaitRequests(reads, task_ids, watches, quotas, ends),
+            OutputRequests(reads, task_ids, watches, source, node),
+            ExecRequests(parts.inside, node, task_ids, parts.output, parts.inputs, parts.feeding, parts.disk),
+            attach,
+        )
+        queries = Queries(
+            reads,
+            TaskLists(reads, task_ids, access, quotas, spool, node),
+            ShowRequests(reads, task_ids, quotas, spool, node, decisions),
+            WhyRequest(node, store, task_ids, decisions, cluster),
+            LiveUsage(node, parts.launcher, task_ids),
+            EventRequests(reads, task_ids, access, own),
+            OverviewCache(node, access, store, OverviewViews(agent, nodes, cluster)),
+        )
+        status = StatusRequests(info, node, store, parts.inbox, agent, nodes, diagnostics)
+        dispatcher = Dispatcher(
+            tasks, queries, status, NodeCommands(core, node, parts.run, parts.journal), parts.joining
+        )
+        # Clients.
+        self.forwards = ForwardedRequests(parts.links, node.membership)
+        router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, parts.run)
+        server = RequestServer(access, quotas, router, dispatcher, info, security, parts.run)
+        self.forward_server = parts.links.streams.forwards = ForwardServer(server, access)
+        self.socket = LocalSocket(self.config, server, access, quotas, security, parts.launcher)
+        return clients
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         launcher = self.launcher_events.without_own(await self.launcher.start())
@@ -422,10 +507,10 @@ class Daemon:
             host = Sensors(self.inbox.put, own_use.seconds)
             work = (
                 host.run(),
-                parts.gpus.run(NodeGpuHost(self.node.ledger, self.journal)),
+                parts.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 parts.tls.keep_valid(),
-                parts.retention.run(),
+                self.retention.run(),
                 self.jobs.run(),
                 own_address.watch(parts),
                 memory.watch(self.node),
@@ -437,9 +522,9 @@ class Daemon:
                 background.append(group.create_task(self.parts.bus.run()))
             self.parts.trust.start()
             self.members.start()
-            await self.control.start(self._manager.listener(self.config.socket))
+            await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.forget(self.config.socket)
-            background.append(group.create_task(self.control.watch()))
+            background.append(group.create_task(self.socket.watch()))
             background.append(group.create_task(self._serves(loop, address).run()))
             await self.run_state.stopping()
             is_restart = self.run_state.ending is Ending.RESTART
@@ -447,6 +532,9 @@ class Daemon:
             await self._wind_down()
             for task in background:
                 task.cancel()
+
+    def _gpu_changed(self, state: str, words: str) -> None:
+        self.journal.happened("gpu", state, reason=words)
 
     def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
         """Clients and peers find it from here on → what it owes whoever runs it as a service."""
@@ -524,7 +612,9 @@ class Daemon:
 
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
-        await self.control.close()
+        self.socket.close()
+        self.forward_server.close()
+        await self.forwards.close()
         self.journal.happened("agent", "stopping")
         self.inbox.put(events.AgentStopping())
         try:

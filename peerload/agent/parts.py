@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.control.authorization import Authorization
 from peerload.agent.node_info import REFUSED_BY_MAX, NodeInfo, now
 from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.sensors.device_locks import DeviceLocks
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from peerload.agent.stdin.stdin_store import StdinStore
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.event_log import EventLog
-    from peerload.agent.store.retention import Retention, TaskRemover
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import Outbox
     from peerload.core.node import Node
@@ -73,8 +71,6 @@ class Parts:
     bus: MqttBus | None
     security: SecurityEvents
     directories: DirectoryCache
-    retention: Retention
-    remover: TaskRemover
     chores: CompletionJobs
     saving: OutputSaver
     gpus: Gpus
@@ -82,7 +78,6 @@ class Parts:
     def __init__(self, info: NodeInfo, run: RunState) -> None:
         self.info = info
         self.bus = None
-        self.access = Authorization(self)
         self.peer_facts = PeerFacts()
         self.claims = DeviceLocks(Path(info.config.gpu_claims) if info.config.gpu_claims else None)
         self.run = run

@@ -23,12 +23,12 @@ from peerload.core.membership.own_profile import OwnProfile
 from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.resources.admission import Ledger
 from peerload.core.resources.shortage import ResourceShortage
-from peerload.core.restart import restart
 from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import CoreState
 from peerload.core.tasks.batched_requests import BatchedRequests
 from peerload.core.tasks.client_binding import ClientBinding
 from peerload.core.tasks.clients import ClientRequests
+from peerload.core.tasks.dispatch import TaskDispatch
 from peerload.core.tasks.drain import NodeDrain
 from peerload.core.tasks.eligibility import Eligibility
 from peerload.core.tasks.home import Home
@@ -38,13 +38,15 @@ from peerload.core.tasks.queue import WaitingQueue
 from peerload.core.tasks.runs import RunningTasks
 from peerload.core.tasks.submission import SubmissionLog
 from peerload.core.tasks.termination_tracker import WORDS, TerminationTracker
-from peerload.model import events, messages
+from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
+from peerload.model import events, messages, timers
+from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import HomeTask, Offering, RemoteTask, Work
+    from peerload.core.tasks.work import Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.gossip import Load
@@ -91,24 +93,15 @@ class Node:
         self.executor = ExecutorHandoff(self.state, self.queue, self.ledger, mediator)
         self.authorisation = Authorisation(identity.node, self.home, self.executor)
         self.sharing = Sharing(
-            self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor, mediator
+            self.state, self.queue, self.membership, self.home, self.handoff, self.executor, mediator
         )
-        self.submissions = SubmissionLog(self.state)
+        self.submissions = SubmissionLog(self.state, self.membership)
         self.batches = batches = BatchedRequests(self.state)
         self.eligibility = Eligibility(self.state, self.home, self.membership, batches)
         self.client_binding = ClientBinding(self.state, self.home, batches)
+        self.dispatch = TaskDispatch(self.state, self.queue, self.membership, self.home, self.sharing, self.eligibility)
         self.intake = Intake(
-            self.state,
-            self.queue,
-            self.membership,
-            self.home,
-            self.handoff,
-            self.executor,
-            self.sharing,
-            self.submissions,
-            batches,
-            self.eligibility,
-            self.client_binding,
+            self.state, self.home, self.submissions, batches, self.eligibility, self.client_binding, self.dispatch
         )
         self.evacuation = TaskEvacuation(self.state, self.queue, self.membership, self.home, self.sharing.sender)
         self.shortage = ResourceShortage(
@@ -177,14 +170,15 @@ class Node:
                 if self.sharing.information.sampled(event):
                     self.sharing.completed()  # a slot is free, as after the end of a task
             case events.DirectoryFound():
-                self.intake.directory_found(event.directory)
+                self.dispatch.directory_found(event.directory)
             case events.DevicesSampled():
                 for key, device in self.ledger.devices.read(event.readings, event.at_s):
                     self.runs.strayed(key, device)
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
                 self.sharing.information.tell()
-                self.intake.judge_again()
+                self.dispatch.judge_again()
+                self.executor.give_unrunnable_back()
             case events.PeerMet():
                 self.peer_events.met(event, told_by_itself=not event.retained)
                 self.eligibility.dependencies.ask(event.identity.node)
@@ -210,7 +204,7 @@ class Node:
             case events.SignalRequested():
                 self.clients.signal(event)
             case events.AgentStarted():
-                restart(self, event)
+                self._restart(event)
             case events.TaskFrozen():
                 self.runs.froze(event.key, frozen=event.frozen)
             case events.LauncherLost():
@@ -274,6 +268,49 @@ class Node:
             case _:
                 assert_never(event)
 
+    # -- restart -------------------------------------------------------------------------------------------------------
+
+    def _restart(self, event: events.AgentStarted) -> None:
+        """Take up every unfinished task and every attempt that is here for another home."""
+        self.submissions.restore(event.counter)
+        self.executor.fences.restore(event.floors)
+        self.state.attempts_from, self.state.attempts_up_to = event.attempts_from, event.attempts_up_to
+        if event.drained is not None:
+            self.drain.restore(event.drained)
+        for run in event.past:
+            self.state.history.learn(run.spec, run.exit)
+        self.eligibility.restore(event.fates, event.groups)
+        queued = [task for row in event.tasks if (task := self._restored(row)).record.state is TaskState.QUEUED]
+        for record in event.executions:
+            guest = self.executor.adopt(record)
+            if guest.phase is not RemotePhase.ENDED:
+                self.runs.restore(guest)
+        self.runs.reconcile(event.running, dict(event.ended), event.frozen)
+        for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
+            self.executor.home_revoked(home, at)
+        self.eligibility.restored()
+        if event.commits_lost:
+            self.handoff.leases.commits_lost(queued)
+        for task in queued:
+            if task.phase is HomePhase.HELD or task.phase is HomePhase.OVER:
+                continue
+            if not self.handoff.lost_attempts.rest_after_restart(task):
+                self.dispatch.arrives(task)
+        self.client_binding.restored()
+        self.membership.start(event.known, event.seeds)
+        self.state.set_timer_in(self.state.config.floor_kept_s, timers.Fences())
+
+    def _restored(self, row: events.TaskRow) -> HomeTask:
+        """One task of this home, in the phase that goes with its durable state; a queued one is for the caller."""
+        phase = _phase_of(row.record, self.state.node)
+        task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s, row.terms, phase)
+        self.dispatch.adopt(task, directory_here=row.directory_here)
+        if phase is HomePhase.HERE:
+            self.runs.restore(task)
+        elif phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
+            self.handoff.leases.restored(task)
+        return task
+
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def _send_failed(self, event: events.SendFailed) -> None:
@@ -300,7 +337,7 @@ class Node:
             self.terminations.heard(src, message)
         match message:  # the frequent ones first
             case messages.Probe():
-                self.sharing.sender.probe_received(src, message)
+                self.sharing.admission.probe_received(src, message)
             case messages.ProbeReply():
                 self.sharing.sender.reply_received(src, message)
             case messages.GiveRequest():
@@ -332,7 +369,7 @@ class Node:
             case messages.StateRequest():
                 self.sharing.requests.request_received(src, message)
             case messages.StateAnswer():
-                self.sharing.requests.answer_received(src, message)
+                self.sharing.answer_received(src, message)
             case messages.Enough():
                 self.sharing.requests.enough_received(src, message)
             case messages.PairRequest():
@@ -342,7 +379,9 @@ class Node:
             case messages.Unpair():
                 self.sharing.pairing.unpair_received(src, message)
             case messages.Return() | messages.NotStarted():
-                self.intake.came_back(src, message)
+                to = self.handoff.not_started_received(src, message)
+                if to is not None:
+                    self.dispatch.came_back(message, to)
             case messages.Died():
                 self.handoff.died_received(src, message)
             case messages.Query():
@@ -392,76 +431,90 @@ class Node:
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    def _timer(self, timer: tuple[str, ...]) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a timer
-        name, subject = timer[0], timer[1] if len(timer) > 1 else ""
-        match name:
-            case "probe":
-                self.sharing.probe_timed_out(int(subject))
-            case "renew":
+    def _timer(self, timer: timers.Timer) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a timer
+        match timer:  # the frequent ones first
+            case timers.Probe():
+                self.sharing.probe_timed_out(timer.number)
+            case timers.Renew():
                 self.executor.leases.renew()
-            case "gossip":
-                self.membership.timer(subject, timer[2] if len(timer) > 2 else "")  # noqa: PLR2004 -- a name of three parts
+            case timers.Gossip():
+                self.membership.timer(timer.kind, timer.subject)
                 self.peer_events.gossiped()
-            case "region":
+            case timers.Region():
                 self.sharing.information.region_held()
-            case "period":
+            case timers.Period():
                 self.sharing.information.period_passed()
-            case "tell":
+            case timers.Announcement():
                 self.sharing.information.tell_again()
-            case "answer":
-                self.sharing.requests.answer(subject)
-            case "pair":
+            case timers.Answer():
+                self.sharing.requests.answer(timer.key)
+            case timers.Pair():
                 self.sharing.pairing.ask()
-            case "paired":
+            case timers.Paired():
                 self.sharing.pairing.timed_out()
-            case "retry":
+            case timers.Retry():
                 self.sharing.receiver.retry()
-            case "stranded":
-                self.sharing.sender.ask_again(bytes.fromhex(subject))
-            case "inbound":
-                self.sharing.donor.inbound_timed_out(bytes.fromhex(subject))
-            case "reserved":
-                self.executor.not_committed(subject)
-            case "floors":
+            case timers.Stranded():
+                self.sharing.sender.ask_again(timer.uid)
+            case timers.Inbound():
+                self.sharing.donor.inbound_timed_out(timer.uid)
+            case timers.Reservation():
+                self.executor.not_committed(timer.key)
+            case timers.Fences():
                 self.executor.fences.expire()
-            case "result":
-                self.executor.results.repeat(subject)
-            case "offer" | "ask" | "lease" | "rest" | "attended":
-                task = self.home.tasks.get(bytes.fromhex(subject))
+            case timers.Result():
+                self.executor.results.repeat(timer.key)
+            case timers.Offer() | timers.Query() | timers.Lease() | timers.Rest() | timers.Client():
+                task = self.home.tasks.get(timer.uid)
                 if task is not None:
-                    self._home_timer(name, task)
-            case "request":
-                self.batches.go_on(int(subject))
-            case "limit":
-                self.runs.stop(subject)
-            case "kill":
-                self.runs.kill(subject)
-            case "await":
-                self.eligibility.dependencies.ask(subject)
-            case "inquiry":
-                self.eligibility.remote_status.timed_out(int(subject))
-            case "gates":
-                pass  # `settle` goes on with what was too much for one event
-            case "devices":
+                    self._home_timer(timer, task)
+            case timers.Batch():
+                self.batches.go_on(timer.number)
+            case timers.TimeLimit():
+                self.runs.stop(timer.key)
+            case timers.Kill():
+                self.runs.kill(timer.key)
+            case timers.Awaited():
+                self.eligibility.dependencies.ask(timer.home)
+            case timers.RemoteStatus():
+                self.eligibility.remote_status.timed_out(timer.number)
+            case timers.Devices():
                 self.runs.devices_due()
-            case "shortage":
+            case timers.Shortage():
                 self.shortage.try_again()
-            case "frozen":
-                pass  # its room may be had from now on: `settle` looks
+            case timers.Eligibility() | timers.Frozen():
+                pass  # the machines settle after each event: that is all it takes
             case _:
-                self.state.count("timers not understood")
+                assert_never(timer)
 
-    def _home_timer(self, name: str, task: HomeTask) -> None:
-        if name == "offer":
-            self.handoff.offer_failed(task.offered_to, task.uid)
-        elif name == "ask":
-            self.handoff.leases.ask(task)
-        elif name == "rest":
-            self.home.rested(task)
-        elif name == "attended":
-            self.client_binding.timed_out(task)
-        else:
-            self.handoff.leases.ran_out(task)
+    def _home_timer(
+        self, timer: timers.Offer | timers.Query | timers.Lease | timers.Rest | timers.Client, task: HomeTask
+    ) -> None:
+        match timer:
+            case timers.Offer():
+                self.handoff.offer_failed(task.offered_to, task.uid)
+            case timers.Query():
+                self.handoff.leases.ask(task)
+            case timers.Lease():
+                self.handoff.leases.ran_out(task)
+            case timers.Rest():
+                self.home.rested(task)
+            case timers.Client():
+                self.client_binding.timed_out(task)
+            case _:
+                assert_never(timer)
+
+
+def _phase_of(record: TaskRecord, here: str) -> HomePhase:
+    match record.state:
+        case TaskState.HELD:
+            return HomePhase.HELD
+        case TaskState.LEASED:
+            return HomePhase.HERE if record.node == here else HomePhase.AWAY
+        case TaskState.UNKNOWN:
+            return HomePhase.UNKNOWN
+        case _:
+            return HomePhase.WAITING
 
 
 class _Mediator:
@@ -471,10 +524,10 @@ class _Mediator:
         self._node = node
 
     def task_arrives(self, task: HomeTask) -> None:
-        self._node.intake.arrives(task)
+        self._node.dispatch.arrives(task)
 
     def task_requeued(self, task: HomeTask, reason: str) -> None:
-        self._node.intake.requeued(task, reason)
+        self._node.dispatch.requeued(task, reason)
 
     def task_placed(self, task: HomeTask, node: str) -> None:
         self._node.sharing.sender.placed(task, node)
@@ -526,10 +579,10 @@ class _Mediator:
         return self._node.runs.is_ending(key)
 
     def accepts_offer(self, offer: messages.Offer) -> bool:
-        return self._node.sharing.sender.accepts_offer(offer)
+        return self._node.sharing.admission.accepts_offer(offer)
 
     def guest_arrived(self, guest: RemoteTask) -> None:
-        self._node.sharing.sender.guest_arrived(guest)
+        self._node.sharing.donor.guest_arrived(guest)
 
     def running_tasks(self) -> Iterable[Work]:
         return self._node.runs.works()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.tasks.memory_retries import MemoryRetries
+from peerload.core.tasks.retries import MemoryRetries
 from peerload.core.tasks.work import HomeTask
 from peerload.model import actions
 from peerload.model.messages import Result

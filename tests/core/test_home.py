@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from peerload.core.tasks.work import HomePhase
-from peerload.model import events, messages
+from peerload.model import events, messages, timers
 from peerload.model.actions import Answer, Persist, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NoSuchTask
@@ -281,7 +281,9 @@ def test_a_node_that_takes_a_task_and_never_starts_it_is_not_asked_again_and_aga
     pauses = []
     for _ in range(20):
         rests = [
-            action.at_s - x.at_s for action in x.last if isinstance(action, SetTimer) and action.timer[0] == "rest"
+            action.at_s - x.at_s
+            for action in x.last
+            if isinstance(action, SetTimer) and isinstance(action.timer, timers.Rest)
         ]
         if rests:
             pauses.append(rests[0])
@@ -473,7 +475,7 @@ def test_a_pinned_task_waits_at_the_only_node_that_may_run_it() -> None:
     task = x.task()
     assert x.hear("y", messages.Accept(task.task, task.uid, 1, 7, 5.0))[:3] == ["clear offer", *LEASED]
     assert task.record.migrations == 0  # not by choice
-    assert not x.node.sharing.stranded
+    assert not x.node.home.stranded
 
 
 def test_a_stranded_task_never_comes_back_to_a_home_that_cannot_run_it() -> None:
@@ -483,7 +485,7 @@ def test_a_stranded_task_never_comes_back_to_a_home_that_cannot_run_it() -> None
     x.hear("y", messages.Accept(task.task, task.uid, 1, 7, 5.0))
     did = x.hear("y", messages.Return(task.task, task.uid, 1, "x"))
     assert "spawn 2" not in did
-    assert task.uid in x.node.sharing.stranded
+    assert task.uid in x.node.home.stranded
 
 
 def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
@@ -498,7 +500,7 @@ def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
     x.hear("y", no)
     assert x.node.membership.has_declined("y", "directory", b"/data")
     assert task.stranded_because == "no directory /data there"
-    x.after(61).timer("ping")
+    x.after(61).timer("gates")
     assert not x.node.membership.has_declined("y", "directory", b"/data")
 
 
@@ -527,7 +529,7 @@ def test_a_task_that_only_others_can_run_goes_where_an_executor_says() -> None:
     assert task.uid not in x.node.queue
     declined = x.hear(other, messages.Decline(task.task, task.uid, 2, "room", "full by now", LoadReport(sequence=9)))
     assert any(name.startswith("Probe to") for name in declined), "a place is looked for again"
-    assert task.uid in x.node.sharing.stranded
+    assert task.uid in x.node.home.stranded
 
 
 def test_what_was_promised_is_known_better_when_it_is_offered() -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.views import task as answers
+from peerload.agent.node_info import now
+from peerload.agent.views import task as views
 from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons, holds_words, uncollected_words
 from peerload.core.explain.suggestion import Suggestion, smallest_change
 from peerload.core.membership.membership import PeerState
@@ -17,9 +18,10 @@ from peerload.model.errors import NoSuchTask
 from peerload.model.task import how_it_ended
 
 if TYPE_CHECKING:
-    from peerload.agent.control.pending_replies import Decisions
+    from peerload.agent.control.core_requests import Decisions
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.parts import Parts
+    from peerload.agent.store.reader import StoreReader
+    from peerload.agent.views.cluster import ClusterView
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
@@ -36,58 +38,62 @@ REVOKED = "was shut out of the cluster (revoked)"
 LEFT = "has left the cluster, or was forgotten"
 UNKNOWN = "is no node that is known here"
 GONE = (REVOKED, LEFT, UNKNOWN)
-WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
+WAITING_PHASES = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
 
 
-def waits(task: HomeTask | None) -> bool:
+def is_waiting(task: HomeTask | None) -> bool:
     """Whether it waits for room: at home, or in the queue of another node."""
     if task is None:
         return False
-    return task.phase in WAITS or (task.phase is HomePhase.AWAY and not task.running_at)
+    return task.phase in WAITING_PHASES or (task.phase is HomePhase.AWAY and not task.running_at)
 
 
 class WhyRequest:
-    """One per agent."""
+    """Answers `why` for the tasks of one home."""
 
-    def __init__(self, parts: Parts, names: TaskIds, decisions: Decisions) -> None:
-        self._parts = parts
-        self._names = names
+    def __init__(
+        self, node: Node, store: StoreReader, task_ids: TaskIds, decisions: Decisions, cluster: ClusterView
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._task_ids = task_ids
         self._decisions = decisions
+        self._cluster = cluster
 
-    async def about(self, ref: str) -> dict[str, object]:
+    async def explain(self, ref: str) -> dict[str, object]:
         """About one task, or an array. Raises NoSuchTask, and BadRequest for what is no id."""
-        counter, _ = self._names.resolve(ref)
+        counter, _ = self._task_ids.resolve(ref)
         records: list[TaskRecord] = []
-        async for page in self._names.pages(ref):
+        async for page in self._task_ids.pages(ref):
             records += page
             if len(records) >= MEMBERS_MAX:
                 break
         if not records:
             raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
-        spec = self._parts.store.spec(counter)
+        spec = self._store.spec(counter)
         return self._array(records, spec) if len(records) > 1 else self._task(records[0], spec)
 
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
-        task = self._parts.node.home.tasks.get(record.uid)
-        told = self._about(record, spec)
+        task = self._node.home.tasks.get(record.uid)
+        told = self._describe(record, spec)
         if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_words(task)):
             told["says"] = uncollected_words(task) or holds_words(task)
-        return told | self._waiting(task) if task is not None and waits(task) else told
+        return told | self._waiting(task) if task is not None and is_waiting(task) else told
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
         """How many members are in which state and why, and all that is told of one about the next to start."""
-        home = self._parts.node.home
+        home = self._node.home
         groups: Counter[tuple[str, str]] = Counter()
         for record in records:
             task = home.tasks.get(record.uid)
-            is_queued = task is not None and task.phase in WAITS
+            is_queued = task is not None and task.phase in WAITING_PHASES
             state = "running" if task is not None and task.running_at else record.state.value
-            reason = answers.why_waiting(self._parts.node, task, record) if is_queued else record.reason
+            reason = views.why_waiting(self._node, task, record) if is_queued else record.reason
             groups[state, reason] += 1
         name = records[0].task.rpartition(".")[0]
         unfinished = home.arrays.get(name, {}).values()
-        next_one = next((task for task in unfinished if waits(task)), None)
-        told = self._about(records[0] if next_one is None else next_one.record, spec)
+        next_one = next((task for task in unfinished if is_waiting(task)), None)
+        told = self._describe(records[0] if next_one is None else next_one.record, spec)
         told["array"] = {
             "id": name,
             "looked_at": len(records),
@@ -99,21 +105,21 @@ class WhyRequest:
         }
         return told | self._waiting(next_one) if next_one is not None else told
 
-    def _about(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
+    def _describe(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         """What is told of every task, whatever has become of it."""
-        shown = answers.task_here(self._parts.node, record, spec, "")
-        history = self._parts.store.history(record.task)
+        shown = views.task_here(self._node, record, spec, "")
+        history = self._store.history(record.task)
         return {
             "id": record.task,
             "name": shown["name"],
             "state": shown["state"],
             "node": shown["node"],
             "needs": needs_text(spec.request, spec.placement),
-            "says": _says(record),
+            "says": _state_text(record),
             "since": history[-1].at if history else record.submitted_at,
-            "steps": [answers.step(event) for event in history[-STEPS_MAX:]],
+            "steps": [views.history_step(event) for event in history[-STEPS_MAX:]],
             "devices": shown["device_names"],
-            "decision": self._decisions.about(record.task),
+            "decision": self._decisions.of_task(record.task),
             "nodes": [],
             "could_ever": None,
             "freshest_s": None,
@@ -126,7 +132,7 @@ class WhyRequest:
 
     def _waiting(self, task: HomeTask) -> dict[str, object]:
         """Why it does not start: a reason for every node."""
-        node, now_s = self._parts.node, self._parts.now().boot_s
+        node, now_s = self._node, now().boot_s
         reasons = WaitReasons(node, task, now_s)
         verdicts = [*map(self._as_trusted, reasons.verdicts()), *self._pinned_elsewhere(task)]
         ages = {verdict.node: verdict.age_s for verdict in verdicts if verdict.age_s is not None}
@@ -134,7 +140,7 @@ class WhyRequest:
         change = None
         gate = node.eligibility.words(task)
         if gate:
-            change = _opened(node, task, verdicts)
+            change = _group_suggestion(node, task, verdicts)
         elif not any(verdict.now for verdict in verdicts):
             change = smallest_change(node, reasons, task.spec) or _another_directory(task, node.state.node)
         return {
@@ -154,45 +160,40 @@ class WhyRequest:
             "oldest_s": ages[oldest] if oldest is not None else None,
             "oldest_node": oldest,
             "change": None if change is None else {"words": change.words, "node": change.node},
-            "summary": gate or self._works_alone(verdicts) or _summary(verdicts, node.state.node),
+            "summary": gate or self._isolation(verdicts) or _summary(verdicts, node.state.node),
         }
 
     def _as_trusted(self, verdict: EligibilityVerdict) -> EligibilityVerdict:
         """Of a node that was shut out nothing else is of interest."""
-        trust, node = self._parts.trust.trust, verdict.node
-        peer = self._parts.node.membership.get(node)
-        if peer is None or not trust.was_revoked(node) or self._parts.trust.hears(node, peer.identity.boot):
+        peer = self._node.membership.get(verdict.node)
+        if peer is None or not self._cluster.was_revoked(verdict.node) or not self._cluster.is_peer_revoked(peer):
             return verdict
         return msgspec.structs.replace(verdict, can_ever=False, now=None, reason=REVOKED)
 
     def _pinned_elsewhere(self, task: HomeTask) -> list[EligibilityVerdict]:
         """The node that the task is for, if it is none that is known here (any more)."""
-        own, name = self._parts.node.state.node, task.spec.placement.node or ""
-        peer = self._parts.node.membership.get(name)
+        own, name = self._node.state.node, task.spec.placement.node or ""
+        peer = self._node.membership.get(name)
         if name in ("", own) or (peer is not None and peer.state is not PeerState.LEFT):
             return []
-        reason = REVOKED if self._parts.trust.trust.was_revoked(name) else UNKNOWN if peer is None else LEFT
+        reason = REVOKED if self._cluster.was_revoked(name) else UNKNOWN if peer is None else LEFT
         return [EligibilityVerdict(name, can_ever=False, now=None, reason=reason)]
 
-    def _works_alone(self, verdicts: list[EligibilityVerdict]) -> str:
+    def _isolation(self, verdicts: list[EligibilityVerdict]) -> str:
         """Why there are no others, of a task that cannot start here; "" if this node was not shut out."""
-        facts = self._parts.tls.facts
-        is_shut_out = facts is not None and self._parts.trust.trust.refuses(facts)
-        if not is_shut_out or any(verdict.now for verdict in verdicts):
+        if not self._cluster.is_revoked() or any(verdict.now for verdict in verdicts):
             return ""
-        return (
-            f"{self._parts.node.state.node} was shut out of its cluster (revoked) and works alone: {verdicts[0].reason}"
-        )
+        return f"{self._node.state.node} was shut out of its cluster (revoked) and works alone: {verdicts[0].reason}"
 
 
-def _says(record: TaskRecord) -> str:
+def _state_text(record: TaskRecord) -> str:
     """Of a task that does not wait for room: how it stands, in words."""
     if record.state.is_final and record.exit is not None:
         return how_it_ended(record.exit)
     return record.reason
 
 
-def _opened(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
+def _group_suggestion(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
     """What a user could do about the gate before which this task waits, if there is room for it behind."""
     room = next((verdict.node for verdict in verdicts if verdict.now), "")
     awaited = node.eligibility.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []

@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from peerload.core.resources.foreign_load import foreign_slots
-from peerload.core.sharing.view import View
+from peerload.core.sharing.view import Observed, View
+from peerload.model import timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Region, Thresholds
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
-    from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
@@ -51,7 +51,6 @@ class Information:
         self,
         state: CoreState,
         queue: WaitingQueue,
-        ledger: Ledger,
         membership: Membership,
         hints: PeerHints,
         stranded: Sized,
@@ -59,9 +58,9 @@ class Information:
     ) -> None:
         self._state = state
         self._queue = queue
-        self._ledger = ledger
+        self._ledger = queue.ledger
         self._membership = membership
-        self._hints = hints
+        self._observed = Observed(state, queue, membership, hints, mediator)
         self._stranded = stranded
         self._sequence = 0
         self._told: LoadReport | None = None
@@ -113,17 +112,7 @@ class Information:
         return view
 
     def _view(self, peers: Sequence[str] | None, uncounted: Work | None) -> View:
-        return View(
-            self._state,
-            self._ledger,
-            self._membership,
-            self._hints,
-            self._queue,
-            self._mediator.running_tasks,
-            self._sensed,
-            peers,
-            uncounted,
-        )
+        return View(self._observed, self._sensed, peers, uncounted)
 
     def thresholds(self) -> Thresholds:
         """The transfer policy's thresholds; asked for once an event."""
@@ -308,10 +297,10 @@ class Information:
         if standing == self._standing(before) == self._standing(told) and self._said is None:
             if self._due is not None:
                 self._due = None
-                self._state.clear_timer("region")
+                self._state.clear_timer(timers.Region())
         elif self._due != standing:
             self._due = standing
-            self._state.set_timer_in(self._state.config.settle_s, "region")
+            self._state.set_timer_in(self._state.config.settle_s, timers.Region())
 
     def region_held(self) -> None:
         """The standing has held for settle_s: told, or asked about, if the information policy says so."""
@@ -350,7 +339,7 @@ class Information:
         quiet_s = self._state.config.tell_s_min
         if self._watches == "tasks" and quiet_s and (tells or asks):
             self._is_quiet = True
-            self._state.set_timer_in(quiet_s, "tell")
+            self._state.set_timer_in(quiet_s, timers.Announcement())
 
     def _audience(self) -> Sequence[str] | None:
         """Whom the information policy has an announcement go to; None: everybody, as of a policy without an opinion."""
@@ -389,4 +378,4 @@ class Information:
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:
-            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), "period")
+            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), timers.Period())

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from peerload.core.sharing.search import STEPS_MAX
+from peerload.model import timers
 from peerload.model.messages import GiveReply, GiveRequest, Need
 from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.validation import valid_step
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
-    from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.sharing.retry_rate import RetryRate
     from peerload.core.sharing.search import Search, Searches
     from peerload.core.sharing.task_donor import TaskDonor
@@ -40,7 +40,6 @@ class Receiver:
         state: CoreState,
         ledger: Ledger,
         membership: Membership,
-        hints: PeerHints,
         information: Information,
         searches: Searches,
         donor: TaskDonor,
@@ -49,7 +48,6 @@ class Receiver:
         self._state = state
         self._ledger = ledger
         self._membership = membership
-        self._hints = hints
         self._information = information
         self._searches = searches
         self._donor = donor
@@ -138,8 +136,7 @@ class Receiver:
             if nodes:
                 self._ask(search, nodes[0])
                 return
-        if self._hints.leaves_footprints:
-            self._searches.leave_footprints(search)
+        self._searches.leave_footprints(search)
         self._end(search)
 
     def _may_give_ahead(self, peer: str) -> bool:
@@ -152,8 +149,6 @@ class Receiver:
     def _ask(self, search: Search, node: str) -> None:
         self._searches.asked(search, node)
         self._state.count("receiver probes")
-        if self._hints.take_busy(node):
-            search.remembered.add(node)
         report, profile = self._information.report(), self._state.profile
         self._state.send(node, GiveRequest(search.id, report, profile, ahead=self._information.asks_ahead()))
         self._searches.wait(search)
@@ -184,7 +179,7 @@ class Receiver:
         if not self._state.takes_guests or not self._membership.has_any():
             return
         self._retrying = True
-        self._state.set_timer_in(self._retry_rate.pause_s(rate), "retry")
+        self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.Retry())
 
     def retry(self) -> None:
         """An extra search, if this node is still below its mark."""
@@ -202,7 +197,7 @@ class Receiver:
         self._membership.heard_report(src, request.report)
         work = self._choose(src, request)
         if work is None:
-            self._hints.refused_work(src)
+            self._searches.hints.refused_work(src)
             self._state.send(src, GiveReply(request.search, self._information.report()))
             return
         self._state.send(src, GiveReply(request.search, self._information.report(), work.task, work.uid))

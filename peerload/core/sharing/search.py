@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.model import timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.messages import Enough, Footprint, StateRequest
 from peerload.policy.api import Reply
@@ -14,6 +15,7 @@ from peerload.policy.api import Reply
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.work import HomeTask
     from peerload.model.load import LoadReport
@@ -75,8 +77,9 @@ class Search:
 class Searches:
     """The open searches of one node; each waits with a timer ``probe`` of its own."""
 
-    def __init__(self, state: CoreState) -> None:
+    def __init__(self, state: CoreState, hints: PeerHints) -> None:
         self._state = state
+        self.hints = hints
         self._open: dict[int, Search] = {}
         self._last = 0
 
@@ -108,19 +111,21 @@ class Searches:
     def asked(self, search: Search, node: str) -> None:
         """A question is on its way to this node."""
         search.pending[node] = self._state.now.boot_s
+        if self.hints.take_idle(node) if search.task is not None else self.hints.take_busy(node):
+            search.remembered.add(node)
 
     def wait(self, search: Search) -> None:
         """Wait for those asked, but not for ever; longer each time for a task that has no other choice, since answers may
         take long."""
         patience_s = search.task.backoff_s if search.task is not None and search.task.stranded_because else 0.0
-        self._state.set_timer_in(max(self._state.config.probe_timeout_s, patience_s), "probe", str(search.id))
+        self._state.set_timer_in(max(self._state.config.probe_timeout_s, patience_s), timers.Probe.of(search.id))
 
     def broadcast(self, search: Search, need: Need, report: LoadReport, expected_s: float) -> None:
         """Ask everybody at once; those that accept answer. expected_s: for their bids, 0 = none are wanted."""
         search.is_broadcast = True
         self._state.count("requests broadcast")
         self._state.actions.append(Announce(StateRequest(search.id, report, need, expected_s)))
-        self._state.set_timer_in(self._state.config.answer_wait_s, "probe", str(search.id))
+        self._state.set_timer_in(self._state.config.answer_wait_s, timers.Probe.of(search.id))
 
     def answered(self, search_id: int, node: str) -> Search | None:
         """The search that this node was asked in and has now answered; None if it comes too late."""
@@ -131,7 +136,7 @@ class Searches:
 
     def wait_no_more(self, search: Search) -> None:
         """Everybody has answered."""
-        self._state.clear_timer("probe", str(search.id))
+        self._state.clear_timer(timers.Probe.of(search.id))
 
     def timed_out(self, search_id: int) -> Search | None:
         """Whoever has not answered by now does not accept."""
@@ -155,7 +160,9 @@ class Searches:
         )
 
     def leave_footprints(self, search: Search) -> None:
-        """It was in vain: those asked at random may remember that."""
+        """It was in vain: those asked at random may remember that, where the preset wants them to."""
+        if not self.hints.leaves_footprints:
+            return
         answered = (reply.node for reply in search.replies if reply.report is not None and not reply.remembered)
         for node in dict.fromkeys(answered):
             self._state.send(node, Footprint(has_room=search.task is None))

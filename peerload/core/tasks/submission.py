@@ -103,8 +103,9 @@ class SubmissionInProgress:
 class SubmissionLog:
     """Numbers tasks, and knows the tokens of the last submissions, so that repeating a submit is safe."""
 
-    def __init__(self, state: CoreState) -> None:
+    def __init__(self, state: CoreState, membership: Membership) -> None:
         self._state = state
+        self._membership = membership
         self._counter = 0
         self._under_way: dict[str, SubmissionInProgress] = {}
         self._tokens: OrderedDict[str, tuple[bytes, dict[str, object]]] = OrderedDict()
@@ -147,6 +148,15 @@ class SubmissionLog:
             raise BadRequest(USED_BEFORE, hint=NEW_TOKEN)
         made.repeated.append(event)
         return True
+
+    def placeable(self, event: TaskSubmitted) -> tuple[str | None, dict[str, str]]:
+        """Why nobody can run it now, None if somebody can; and the nodes that could and decline, each with its reason. Raises
+        NeverRunnable if no node known could ever run it, unless it may wait for one."""
+        state, membership = self._state, self._membership
+        why = why_not_placeable(
+            state, membership, event.spec, directory_here=event.directory_here, refuses=not event.waits_for_node
+        )
+        return why, declining(state, membership, event.spec)
 
     def begin(self, event: TaskSubmitted, tasks_now: int) -> SubmissionInProgress:
         """Number the submission. Raises SlowDown if the queue is full."""

@@ -138,7 +138,7 @@ def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monk
         if door == "link":
             connection = PeerConnection(cast("Any", links), "c", cast("Any", None), dialled=False)
         else:
-            connection = LocalConnection(cast("Any", links))
+            connection = LocalConnection(cast("Any", links), cast("Any", links))
         connection._transport = transport
         connection.data_received(b"\0\0\1\0begin")
         async with asyncio.timeout(PATIENCE_S):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Server:
     """Serves `info` by what the test says."""
 
-    def __init__(self, serve: Callable[[LocalConnection, int], None]) -> None:
+    def __init__(self, serve: Callable[[LocalConnection, int], object]) -> None:
         self._serve = serve
         self.broken: list[str] = []
         self.connections: list[LocalConnection] = []
@@ -36,7 +36,7 @@ class Server:
         self.connections.append(connection)
         return None
 
-    def gone(self, connection: LocalConnection) -> None:
+    def disconnected(self, connection: LocalConnection) -> None:
         assert connection in self.connections
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
@@ -50,7 +50,7 @@ class Server:
         self.broken.append(why)
 
 
-def ask(serve: Callable[[LocalConnection, int], None], ask_: Callable[[Client], Any]) -> tuple[Any, Server]:
+def ask(serve: Callable[[LocalConnection, int], object], ask_: Callable[[Client], Any]) -> tuple[Any, Server]:
     """Have a client ask in a thread, over a real socket → what it got, and the server."""
     directory = tempfile.mkdtemp(dir="/tmp", prefix="pl-")
     server = Server(serve)
@@ -61,7 +61,7 @@ def ask(serve: Callable[[LocalConnection, int], None], ask_: Callable[[Client], 
 
     async def story() -> Any:
         loop = asyncio.get_running_loop()
-        listener = await loop.create_unix_server(lambda: LocalConnection(server), f"{directory}/s")
+        listener = await loop.create_unix_server(lambda: LocalConnection(server, server), f"{directory}/s")
         try:
             return await asyncio.to_thread(client)
         finally:
@@ -81,7 +81,7 @@ def refusal(client: Client) -> BadRequest:
     return caught.value
 
 
-def raises(error: Exception) -> Callable[[LocalConnection, int], None]:
+def raises(error: Exception) -> Callable[[LocalConnection, int], object]:
     async def work() -> None:
         raise error
 
@@ -179,11 +179,11 @@ class Talks:
 
     async def _streams(self, connection: LocalConnection, number: int) -> None:
         while True:
-            await connection.tell(number, PIECE)
+            await connection.stream(number, PIECE)
 
     async def _tells(self, connection: LocalConnection, number: int) -> None:
         for part in range(3):
-            await connection.tell(number, {"part": part})
+            await connection.stream(number, {"part": part})
         connection.ok(number, {})
 
 
