@@ -469,7 +469,9 @@ class Daemon:
         if self.config.record:
             recorder = Recorder(self.config.record, msgspec.structs.replace(started, identity=self.info.identity))
             log.info("every event and decision is recorded in %s, tasks' variables too", self.config.record)
-        consumer = Consumer(self.node, self.performer, self.outbox, self.run_state, recorder)
+        consumer = Consumer(
+            self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
+        )
         self.inbox.start(consumer.consume)
         self._begin(kept, launcher)
         if self.disk.state != "ok":
