@@ -344,8 +344,8 @@ class Daemon:
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)
-        self.pulls = pulls = StdinFetches(launcher, links, spool, run)
-        stdin = StdinForwarding(node, launcher, inbox, spool, inputs, pulls)
+        self.fetches = fetches = StdinFetches(launcher, links, spool, run)
+        stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
 
@@ -424,7 +424,7 @@ class Daemon:
 
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk)
-        self.settler = settler = ExitSettler(self.exits, inbox, node, pulls, output, gpus, run)
+        self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notices, commands))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
@@ -433,7 +433,7 @@ class Daemon:
             outbox,
             Timers(inbox, outbox),
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, pulls, spool, output, gpus),
+            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus),
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, run),
             clients,
@@ -596,10 +596,10 @@ class Daemon:
                 if not self.run_state.has_failed:
                     await self.performer.drained(self.inbox)
         except TimeoutError:
-            log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
+            log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
         await self.saving.close()
         await self.output.close()
-        await self.pulls.close()
+        await self.fetches.close()
         await self.stdin_server.close()
         await self.performer.close()
         await self.settler.close()

@@ -298,7 +298,7 @@ class RecordEffects:
                 try:
                     found.append(self._store.found(task))
                 except StoreError as error:
-                    log.warning("%s", error)
+                    log.warning("cannot read a task: error=%s", error)
             if found:
                 self._inbox.put(events.TasksFound(tuple(found)))
             await asyncio.sleep(0)
@@ -448,7 +448,7 @@ class TaskEffects:
         starter: TaskStarter,
         launcher: LauncherLink,
         stdin: StdinForwarding,
-        pulls: StdinFetches,
+        fetches: StdinFetches,
         spool: Spool,
         output: TaskOutputs,
         gpus: Gpus,
@@ -456,7 +456,7 @@ class TaskEffects:
         self._starter = starter
         self._launcher = launcher
         self._stdin = stdin
-        self._pulls = pulls
+        self._fetches = fetches
         self._spool = spool
         self._output = output
         self._gpus = gpus
@@ -477,7 +477,7 @@ class TaskEffects:
     def forget(self, action: actions.ForgetTask) -> None:
         """Forget an attempt that has ended."""
         self._launcher.forget(action.key)
-        self._pulls.end(action.key)
+        self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
         self._spool.drop_scratch(action.key)

@@ -61,7 +61,7 @@ class DirectoryCache:
         self._looks: dict[bytes, asyncio.Future[bool]] = {}
 
     def seen_lately(self, directory: bytes) -> bool:
-        """Whether it was there a moment ago; SCRATCH always is."""
+        """True if it was there a moment ago; SCRATCH always is."""
         seen_s = self._seen.get(directory)
         return directory == SCRATCH or (seen_s is not None and time.monotonic() - seen_s < SEEN_S)
 
@@ -112,7 +112,7 @@ class DirectoryCache:
 
 
 def stalled(directory: bytes) -> FileSystemStalled:
-    """That the file system of this directory does not answer."""
+    """The error for a file system that does not answer."""
     return FileSystemStalled(
         "the working directory cannot be looked at now",
         why=f"the file system of {directory.decode(errors='replace')} does not answer",

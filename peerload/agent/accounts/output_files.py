@@ -62,7 +62,7 @@ def named(pattern: bytes, counter: int, member: int, name: str, node: str) -> by
 
 
 def patterns(terms: SubmitOptions) -> list[bytes]:
-    """Those that are given, each once."""
+    """The patterns that are given, each once."""
     return list(dict.fromkeys(filter(None, (terms.output_file, terms.error_file))))
 
 
@@ -213,7 +213,7 @@ def _target(path: bytes) -> bytes | None:
 
 
 def targets(terms: SubmitOptions, record: TaskRecord, spec: TaskSpec, place: tuple[int, int]) -> dict[bytes, list[int]]:
-    """Each file of a task and the streams that go there, stdout first."""
+    """The files of a task, and the streams that go to each, stdout first."""
     found: dict[bytes, list[int]] = {}
     for stream, pattern in ((1, terms.output_file), (2, terms.error_file)):
         if pattern:

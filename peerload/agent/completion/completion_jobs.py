@@ -1,8 +1,8 @@
-"""What home owes for tasks that have ended: the files with their output (`submit -o`), and a word to their user
-(`--notify`).
+"""Completion jobs: what home does after the end of a task. It writes the output files (`submit -o`), and notifies
+the user (`--notify`).
 
-What is owed was written with the task's end, so that no crash loses it, and is taken out when it is done: it may be done
-twice, never not at all. What cannot be done is tried again a number of times, and given up then; each is an event.
+A job is written with the end of its task, so that no crash loses it, and removed when it is done: it may run twice, and
+runs at least once. A job that fails is tried again some times, and then abandoned; both are events.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("peerload.agent")
 
 AT_A_TIME = {CompletionJob.FILES: 4, CompletionJob.NOTIFY: 4}
 TRIES_MAX = 8
-"""What cannot be done is given up after so many tries: some minutes."""
+"""Number of tries before a job is abandoned: some minutes."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 """The pause before the second try; it doubles, up to the other."""
 ENDS_SOON_S = 0.5
@@ -67,7 +67,7 @@ class CompletionJobs:
         self._outcomes: dict[tuple[int, int], tuple[str, str]] = {}
 
     def wake(self) -> None:
-        """Something is owed."""
+        """Look for jobs now."""
         self._news.set()
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class CompletionJobs:
                 try:
                     pause_s = self._begin_due()
                 except StoreError as error:
-                    log.warning("what is owed cannot be looked for: %s", error)
+                    log.warning("cannot read pending completion jobs: error=%s", error)
                     pause_s = PAUSE_S_MAX
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):

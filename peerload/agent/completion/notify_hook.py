@@ -36,7 +36,7 @@ TIME_S_MAX = 300.0
 """A command that takes longer is killed."""
 KILLED_WITHIN_S = 10.0
 TAIL_BYTES = 400
-"""So much of what it wrote last is told."""
+"""Bound on the end of a command's output that is reported."""
 SIGKILL = 9
 
 
@@ -64,7 +64,7 @@ class NotifyHooks:
     # -- the launcher --------------------------------------------------------------------------------------------------
 
     def heard(self, event: Event) -> bool:
-        """Whether this is about one of ours; then it is dealt with."""
+        """Take an event about one of these commands. False if it is about something else."""
         key = getattr(event, "key", "")
         if not isinstance(key, str) or not key.startswith(PREFIX):
             return False
@@ -75,7 +75,7 @@ class NotifyHooks:
         return True
 
     def listed(self, ready: LauncherReady) -> LauncherReady:
-        """What a launcher has, less what is ours: that is taken note of."""
+        """The list of a launcher without these commands; their states are noted."""
         mine = {key for key, *_ in ready.running if key.startswith(PREFIX)}
         ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
         self._running = mine
@@ -174,7 +174,7 @@ class NotifyHooks:
         self._launcher.spawn(action, stdout, stderr, extra, owner=terms.owner)
 
     def _of_all(self, owed: DueJob) -> dict[str, str]:
-        """How it ended, as variables; of an array that all members are done, or how the first ended that is not."""
+        """The outcome as variables; of an array: that all members are done, or the outcome of the first that is not."""
         store = self._store
         counts = {
             str(state): int(count)
@@ -204,5 +204,5 @@ class NotifyHooks:
 
 
 def _key(number: int, tries: int) -> str:
-    """What the launcher knows a notice by: another name for each try."""
+    """The launcher's key of a command: another for each try."""
     return f"{PREFIX}{number}-{tries}"

@@ -172,7 +172,7 @@ class OutputSaver:
                 try:
                     await self._follow_paced(live, key)
                 except (OSError, PeerloadError) as error:
-                    log.info("the output of %s cannot be saved while it runs: %s", live.task.task, error)
+                    log.info("cannot save output while the task runs: task=%s error=%s", live.task.task, error)
                     await _wait(live.over, pause_s)
                     pause_s = min(pause_s * 2, RETRY_S_MAX)
         finally:
@@ -328,7 +328,7 @@ class OutputSaver:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until it is set, and no longer than that."""
+    """Wait until the event is set, but no longer than that."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -67,8 +67,9 @@ class OutputBackpressure:
     async def reader(
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncIterator[AwaitedReader]:
-        """Within, this reader is waited for; the task goes on when the last has left. Those that are awaited count, all of them;
-        where there is none of these, the foremost counts, so that nobody who only looks on stops what another reads."""
+        """Within this context the task waits for this reader; it goes on when the last reader has left. All awaited
+        readers count. Without one, the foremost reader counts, so that nobody who only looks on stops what another
+        reads."""
         reader = AwaitedReader(stdout_from, stderr_from, is_awaited=is_awaited)
         held = self._held.setdefault(key, _Held())
         held.readers.append(reader)
@@ -91,19 +92,20 @@ class OutputBackpressure:
             self._go_on(key, held)
 
     def signalled(self, key: str, number: int) -> None:
-        """Its user has sent it a signal, which a stopped process would not take."""
+        """Release the attempt, because its user has sent it a signal, which a stopped process would not take."""
         if number not in HARMLESS:
             self.let_go(key)
 
     def let_go(self, key: str) -> None:
-        """It is not held back any more."""
+        """Hold the attempt back no longer."""
         held = self._held.get(key)
         if held is not None:
             held.is_free = True
             self._go_on(key, held)
 
     def adopt(self, keys: Iterable[str]) -> None:
-        """These attempts run here since before this agent was started: the one before it may have stopped them."""
+        """Continue these attempts, which run since before this agent was started: the agent before it may have
+        stopped them."""
         for key in keys:
             if max(self._spool.sizes(key)) > NEAR_BYTES:
                 self._send(key, signal.SIGCONT)

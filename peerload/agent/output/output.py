@@ -38,8 +38,8 @@ ENDS_KEPT_MAX = 4096
 CUT_EVERY_BYTES = 16 << 20
 """A copy of output from elsewhere is held against its limit each time that so much has come."""
 SILENCE_S_MAX = 30.0
-"""So long the output of an ended attempt may make no progress on its way home; then that copy is given up. The result
-is repeated, and its output asked for again from where it broke off."""
+"""Longest time without progress of an output on its way home; then the copy is given up. The result is repeated, and
+its output requested again from where it broke off."""
 
 
 class TaskOutputs:
@@ -67,8 +67,8 @@ class TaskOutputs:
     async def follow_paced(
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncGenerator[tuple[int, int, bytes], None]:
-        """As `follow`; the task waits for this reader (is_awaited: as `OutputBackpressure.reader` has it), who has done with a piece when it
-        asks for the next."""
+        """Follow as `follow` does, while the task waits for this reader (is_awaited: see
+        `OutputBackpressure.reader`). A piece counts as read when the next is asked for."""
         async with (
             self.pace.reader(key, stdout_from, stderr_from, runs_here=runs_here, is_awaited=is_awaited) as reader,
             contextlib.aclosing(self.follow(key, stdout_from, stderr_from)) as pieces,
@@ -101,7 +101,7 @@ class TaskOutputs:
                     del self._followers[key]
 
     def ended(self, key: str, stdout_bytes: int, stderr_bytes: int) -> None:
-        """No more will come: these are the final sizes."""
+        """Set the final sizes of an attempt: no more will come."""
         self.pace.let_go(key)
         if len(self._ends) >= ENDS_KEPT_MAX:
             del self._ends[next(iter(self._ends))]
@@ -110,7 +110,7 @@ class TaskOutputs:
             follower.end(stdout_bytes, stderr_bytes)
 
     def attempts_ended(self, ended: Sequence[tuple[str, Exit]]) -> None:
-        """These attempts ran here and have ended, with output or without."""
+        """End the outputs of attempts that ran here and have ended."""
         for key, exit_ in ended:
             self.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
 
@@ -145,7 +145,7 @@ class TaskOutputs:
                     yield OutputChunk(stream, offset, data)
             yield OutputEnd(*(end or self._ends.get(key, (0, 0))))
         except OSError as error:
-            log.warning("the output of %s breaks off: %s", request.task, error)
+            log.warning("cannot serve output: task=%s error=%s", request.task, error)
         finally:
             self._served[key] -= 1
             if not self._served[key]:
@@ -169,7 +169,7 @@ class TaskOutputs:
         if self._mirrors.get(key) is done:
             del self._mirrors[key]
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.info("output of %s did not come through: %s", key, error)
+            log.info("cannot fetch output: key=%s error=%s", key, error)
 
     async def copy_now(self, node: str, task: str, uid: bytes, attempt: int, key: str) -> None:
         """Bring what there is by now; where a mirror is at work already, that is what is here."""
@@ -236,7 +236,7 @@ class TaskOutputs:
             await asyncio.to_thread(self._spool.cut, key)
 
     def cut_soon(self, key: str) -> None:
-        """The same, whoever asked for it being gone meanwhile."""
+        """Cut the output later, whatever becomes of the caller."""
         work = asyncio.get_running_loop().create_task(self.cut(key))
         self._cuts.add(work)
         work.add_done_callback(self._cuts.discard)
@@ -249,7 +249,7 @@ class TaskOutputs:
                 await self.cut(key)
 
     def is_busy(self, key: str) -> bool:
-        """Whether somebody follows the files of this attempt, or they are on their way here."""
+        """True if somebody follows the files of this attempt, or they are on their way here."""
         return key in self._followers or key in self._mirrors
 
     async def close(self) -> None:

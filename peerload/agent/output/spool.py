@@ -49,7 +49,7 @@ HELD_BEYOND_BYTES = 64 << 10
 _SUFFIX = {1: ".out", 2: ".err"}
 _NAMES = {1: "stdout", 2: "stderr"}
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What the agent itself runs out of: says nothing about the file."""
+"""Errors that mean that the agent is short of something; they say nothing about the file."""
 
 
 class Ranges(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Spool:
 
     @property
     def directory(self) -> Path:
-        """Where the files lie."""
+        """The directory of the files."""
         return self._directory
 
     def path(self, key: str, stream: int) -> Path:
@@ -91,7 +91,7 @@ class Spool:
         return self._directory / f"{key}.in"
 
     def sizes(self, key: str) -> tuple[int, int]:
-        """How many bytes of each stream there are, holes counted; 0 for a file that is not there."""
+        """The size of each stream, holes included; 0 for a file that does not exist."""
         first, second = (_size(path) for path in self.paths(key))
         return first, second
 
@@ -153,12 +153,12 @@ class Spool:
         return max(self._output_bytes_max, FOLLOWED_BYTES_MAX) if followed else self._output_bytes_max
 
     def saved_path(self, key: str) -> Path:
-        """Where is noted how far the files that a user wants the output of an attempt in have come."""
+        """The file with the progress of the files that a user wants the output of an attempt in."""
         return self._directory / f"{key}.saved"
 
     def data_ranges(self, key: str, stream: int, first: int, size: int | None, bytes_max: int) -> Ranges:
-        """What there is of a stream from this offset on, no further than ``size`` and no more than ``bytes_max``; nothing where
-        there is no such file. Raises OSError for want of descriptors or memory, and where the disk cannot give it."""
+        """The ranges of data of a stream from this offset on, up to ``size`` and at most ``bytes_max``; none if
+        there is no such file. Raises OSError if descriptors or memory are short, and where the disk cannot be read."""
         ranges: list[tuple[int, int]] = []
         at = first
         try:
@@ -187,7 +187,7 @@ class Spool:
 
     @contextlib.contextmanager
     def watched(self, key: str, call: Callable[[], None]) -> Iterator[None]:
-        """Within, ``call`` is called when more of the output of an attempt is here."""
+        """Call ``call`` within this context whenever the output of an attempt grows."""
         if self.inotify is None:
             self.inotify = Inotify(asyncio.get_running_loop(), self._directory)
         names = {path.name for path in self.paths(key)}
@@ -286,7 +286,7 @@ def _remove_tree(path: Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # a thousand directories, one in the other
-        log.warning("%s stays: its directories lie too deep in one another", path)
+        log.warning("cannot remove a directory, too deeply nested: path=%s", path)
 
 
 class Follower:
@@ -311,7 +311,7 @@ class Follower:
         self._inotify.add(self._names, self._changed.set)
 
     def end(self, stdout_bytes: int, stderr_bytes: int) -> None:
-        """No more will come than these sizes."""
+        """Set the final sizes."""
         self._end = {1: stdout_bytes, 2: stderr_bytes}
         self._changed.set()
 
@@ -366,7 +366,8 @@ class Follower:
         return offset, data
 
     def _reopened(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
-        """The same of the file that has taken this one's name (`Spool.keep` renames), None if none has."""
+        """Open the file that has taken the name of this one (`Spool.keep` renames), and read from it; None if none
+        has."""
         fd = self._files[stream]
         if os.path.samestat(self._paths[stream].stat(), os.fstat(fd)):
             return None
@@ -400,7 +401,7 @@ def open_output(path: Path) -> int:
 
 
 def _sync(path: Path) -> int:
-    """It is on disk afterwards. → how many bytes it has. Raises OSError."""
+    """Sync a file → its size. Raises OSError."""
     fd = open_output(path)
     try:
         os.fsync(fd)

@@ -346,7 +346,7 @@ class Store(StoreRecovery):
             try:
                 thread.start()
             except RuntimeError as error:
-                log.warning("the store has no thread of its own: %s", error)
+                log.warning("cannot start the writer thread of the store: error=%s", error)
                 return False
             self._thread = thread
         return True
