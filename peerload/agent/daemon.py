@@ -118,7 +118,6 @@ from peerload.agent.views.cluster import ClusterView
 from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
 from peerload.agent.views.node import NodesView
 from peerload.agent.views.peer_links import PeerLinksView
-from peerload.agent.views.security_facts import SecurityView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -292,7 +291,7 @@ class Daemon:
             log.error("%s", notice)
 
     async def _build(  # noqa: PLR0915 -- one line a part
-        self, loop: asyncio.AbstractEventLoop, state: Path, policies: PolicySet, preset: registry.Source
+        self, loop: asyncio.AbstractEventLoop, state: Path, policies: PolicySet, preset: registry.PresetSource
     ) -> None:
         """Build the parts of the agent, each from those before it. Nothing runs yet."""
         parts, config, info, run = self.parts, self.config, self.info, self.run_state
@@ -439,14 +438,12 @@ class Daemon:
         remover = TaskRemover(store, spool, node, parts.output, clients, parts.run)
         self.retention = Retention(info, store, parts.disk, remover, parts.output, parts.journal)
         # Views.
-        cluster = ClusterView(parts.cluster, parts.trust, parts.tls)
+        cluster = ClusterView(self.config, parts.cluster, parts.trust, parts.tls)
         links = PeerLinksView(info, parts.links, parts.peer_facts, parts.bus, cluster)
         nodes = NodesView(node, parts.gpus, cluster)
         agent = AgentView(info, node, parts.launcher, parts.gpus, cluster, links)
         storage = StorageView(own, parts.disk, store, self.retention)
-        diagnostics = DiagnosticsView(
-            node, parts.launcher, storage, cluster, links, SecurityView(self.config, node, cluster, parts.joining)
-        )
+        diagnostics = DiagnosticsView(node, parts.launcher, storage, cluster, links)
         # Verbs.
         checks = SubmissionChecks(access, quotas, parts.users, parts.disk, parts.asked_nodes, node)
         source = OutputSource(info, node, parts.output, spool)
@@ -588,7 +585,9 @@ class Daemon:
             recorder = Recorder(self.config.record, started)
             log.info("every event and decision is recorded in %s, tasks' variables too", self.config.record)
         self.recorder = recorder
-        consumer = Consumer(self.node, self.performer, self.outbox, self.run_state, recorder)
+        consumer = Consumer(
+            self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
+        )
         self.inbox.start(consumer.consume)
         self.inbox.put(
             events.AgentStarted(
