@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
         name: str
         unenforced: tuple[str, ...]
-        is_bare: bool
+        is_proc_scan: bool
         root: str
         """Where units are, for those that have a place."""
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
         def leave(self) -> None:
             """Until here."""
 
-        def born(self, key: str, pid: int, start: int) -> None:
-            """The leader of its session, and when that started (clock ticks since boot; 0 if the unit is no `is_bare`)."""
+        def leader_started(self, key: str, pid: int, start: int) -> None:
+            """The leader of its session, and when that started (clock ticks since boot; 0 if the unit is no `is_proc_scan`)."""
 
         def freeze(self, key: str) -> None:
             """Nothing of it executes any more, until thawed; what it forks meanwhile neither."""
 
-        def freeze_again(self, keys: list[str]) -> None:
+        def refreeze(self, keys: list[str]) -> None:
             """That is still so of these; for units whose processes can be thawed by others."""
 
         def thaw(self, key: str) -> None:

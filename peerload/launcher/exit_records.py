@@ -1,4 +1,4 @@
-"""The exit records of the launcher: written, and where asked for on the disk, before anybody is told.
+"""The exit records of the launcher: written, and where asked for on the disk, before anybody is reportable.
 
 Used by the launcher alone; the imports are few for its sake.
 """
@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from peerload.launcher.protocol import EndedEvent, ExitRecord, LauncherProtocolError, decode_exit, exit_fields
-from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, say
+from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class Exits:
             self._log.rewrite([])
         self._wake = -1
         self._new: list[list[Any]] = []
-        self._told: list[EndedEvent] = []
+        self._reportable: list[EndedEvent] = []
         self._to_sync: list[EndedEvent] = []
         self._in_sync: list[EndedEvent] = []
         self._sync_is_done = False
 
-    def wake_by(self, fd: int) -> None:
+    def set_wake_fd(self, fd: int) -> None:
         """Where a byte wakes the launcher up."""
         self._wake = fd
 
@@ -45,15 +45,15 @@ class Exits:
         self.ended[key] = record
         self._new.append([key, exit_fields(record)])
         event = EndedEvent(key, record)
-        (self._to_sync if is_synced else self._told).append(event)
+        (self._to_sync if is_synced else self._reportable).append(event)
 
     def forget(self, key: str) -> None:
         """Nobody needs the record any more."""
         if self.ended.pop(key, None) is not None:
-            self._tidy()
+            self._compact()
 
-    def held(self) -> set[str]:
-        """The keys of the ends that cannot be told yet."""
+    def unsynced(self) -> set[str]:
+        """The keys of the ends that cannot be reportable yet."""
         return {event.key for event in self._to_sync + self._in_sync}
 
     @property
@@ -62,14 +62,14 @@ class Exits:
         return bool(self._in_sync)
 
     def flush(self) -> list[EndedEvent]:
-        """Write all that is new, with one write. → the events that may be told now."""
+        """Write all that is new, with one write. → the events that may be reportable now."""
         if self._new:
             self._log.append(self._new)
             self._new.clear()
-            self._tidy()
+            self._compact()
         if self._sync_is_done:
             self._sync_is_done = False
-            self._told += self._in_sync
+            self._reportable += self._in_sync
             self._in_sync = []
         if self._to_sync and not self._in_sync:
             self._in_sync, self._to_sync = self._to_sync, []
@@ -77,23 +77,23 @@ class Exits:
                 _thread.start_new_thread(self._sync, ())
             except RuntimeError:  # the limit of processes is reached: leases wait for the disk this time
                 self._sync()
-        told, self._told = self._told, []
-        return told
+        reportable, self._reportable = self._reportable, []
+        return reportable
 
     def _sync(self) -> None:
         """In a thread: all that was written so far."""
         try:
             self._log.sync()
         except OSError as error:
-            say(f"exit records are not on the disk: {error.strerror}")
+            log_line(f"exit records are not on the disk: {error.strerror}")
         self._sync_is_done = True
         os.write(self._wake, b"\0")
 
-    def _tidy(self) -> None:
+    def _compact(self) -> None:
         if self._log.size_bytes > LOG_BYTES_MAX and not self._new and not self._in_sync:
             rows = [[key, exit_fields(record)] for key, record in self.ended.items()]
             worth = len(rows) * RECORD_BYTES_WORTH < self._log.size_bytes
-            self._log.tidy(rows if worth else None, len(rows))
+            self._log.compact(rows if worth else None, len(rows))
 
 
 def _decoded(rows: list[Any]) -> Iterator[tuple[str, ExitRecord]]:
@@ -103,4 +103,4 @@ def _decoded(rows: list[Any]) -> Iterator[tuple[str, ExitRecord]]:
             key, raw = row
             yield str(key), decode_exit(raw)
         except (LauncherProtocolError, ValueError, TypeError) as error:
-            say(f"an exit record cannot be read: {error}")
+            log_line(f"an exit record cannot be read: {error}")

@@ -66,9 +66,9 @@ class LeaseTimers:
         now_s = boot_s()
         for task in self._tasks.values():
             if task.deadline_s and task.deadline_s <= now_s and not task.ended_at:
-                self._hold(task, now_s)
+                self._enforce_one(task, now_s)
 
-    def _hold(self, task: LaunchedTask, now_s: float) -> None:
+    def _enforce_one(self, task: LaunchedTask, now_s: float) -> None:
         if not task.frozen_at_s:
             task.frozen_at_s = now_s
             self._units.freeze(task.key)
@@ -78,8 +78,8 @@ class LeaseTimers:
         if task.lost_because:
             self._units.kill(task.key)
 
-    def hold_again(self) -> None:
+    def refreeze(self) -> None:
         """What is frozen stays so, also where others can thaw it."""
         frozen = [task.key for task in self._tasks.values() if task.frozen_at_s and not task.lost_because]
         if frozen:
-            self._units.freeze_again(frozen)
+            self._units.refreeze(frozen)

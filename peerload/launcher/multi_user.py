@@ -52,7 +52,7 @@ class MultiUser(Protocol):
     def spawn(self, request: SpawnRequest, reads: int | str) -> int:
         """The process of an admitted task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
 
-    def said(self, pid: int) -> tuple[int, str] | None:
+    def failure_of(self, pid: int) -> tuple[int, str] | None:
         """Why this process, which has ended, never was its command: exit code and reason; None if it was."""
 
     def release(self, key: str) -> None:
@@ -61,5 +61,5 @@ class MultiUser(Protocol):
     def ready(self, masks: dict[int, int]) -> None:
         """What epoll said of children, and what is due."""
 
-    def dues_s(self) -> list[float]:
+    def due_at_s(self) -> list[float]:
         """When `ready` has something to do, by the monotonic clock."""

@@ -1,4 +1,4 @@
-"""The end of what a launcher has left behind, when it was killed: by its guard, at once, and by the next launcher, before
+"""The end of what a launcher has left behind, when it was killed: by arguments guard, at once, and by the next launcher, before
 that says anything.
 
 The guard is a shell that sleeps on a pipe until the launcher is gone, so that no living agent is needed.
@@ -13,29 +13,29 @@ import sys
 import time
 from typing import Any
 
-from peerload.launcher.cgroups import end_cgroup, removed_all
-from peerload.launcher.record_log import RecordLog, machine_boot, say, whole_records
+from peerload.launcher.cgroups import kill_and_remove, removed_all
+from peerload.launcher.record_log import RecordLog, log_line, machine_boot, whole_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.launcher.containment import Units
 
 UNITS_NAME = "units"
-"""The file that tells where the units of a launcher are: kind, machine boot, root, and the root of its memory groups, "" for
+"""The file that tells where the units of a launcher are: kind, machine boot, root, and the root of arguments memory groups, "" for
 none; for the next launcher."""
 EMPTY_LOOKS_MAX, EMPTY_LOOK_S = 100, 0.01
 """A memory group whose processes have just ended can be removed after a moment."""
 SPAWNS_NAME = "spawns.log"
 """Written only where units are bare. A row: key, pid, start, machine boot, output files, launcher run."""
 GUARD_NAME = "peerload-guard"
-_WAIT = """
+_WATCHDOG_SCRIPT = """
 trap '' TERM INT HUP
 read -r _
 [ -w "$1" ] && echo 1 > "$1"
 [ -z "$5" ] || [ -d "$5" ] || exit
 exec "$2" -I -S -c "$3" "$4" "$5" "$6" "$7"
 """
-"""The shell waits, since it is a tenth of the size of a Python that waits. Nothing is ever written to its stdin, which
+"""The shell waits, since it is a tenth of the size of a Python that waits. Nothing is ever written to arguments stdin, which
 ends with the launcher."""
 
 
@@ -50,7 +50,7 @@ def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
     os.replace(path + ".new", path)  # noqa: PTH105 -- pathlib costs the launcher a megabyte
 
 
-def end_left_overs(directory: str, ended: set[str]) -> None:
+def kill_leftovers(directory: str, ended: set[str]) -> None:
     """Kill what is left of an earlier launcher's tasks, and return when it is gone, however long that takes: reporting a
     task as dead while it runs would let it run twice. ``ended``: the keys that have an exit record."""
     boot = machine_boot()
@@ -60,18 +60,18 @@ def end_left_overs(directory: str, ended: set[str]) -> None:
     except (OSError, ValueError):
         made_in, root, memory_root = "", "", ""
     if root and made_in == boot:
-        end_cgroup(root)
+        kill_and_remove(root)
     log = RecordLog(f"{directory}/{SPAWNS_NAME}")
     rows = {row[0]: row for row in log.read() if row[3] == boot and row[0] not in ended}  # the last of a key counts
     if rows:
-        end_rows(list(rows.values()))
+        kill_spawned(list(rows.values()))
     if made_in == boot:
-        _remove_memory(memory_root)
+        _remove_memory_cgroups(memory_root)
     log.rewrite([])
     log.close()
 
 
-def _remove_memory(root: str) -> None:
+def _remove_memory_cgroups(root: str) -> None:
     """The memory groups below it, whose tasks have been ended."""
     if not root:
         return
@@ -79,12 +79,12 @@ def _remove_memory(root: str) -> None:
         if removed_all(root):
             return
         time.sleep(EMPTY_LOOK_S)
-    say(f"{root}, left by an earlier launcher, cannot be removed")
+    log_line(f"{root}, left by an earlier launcher, cannot be removed")
 
 
-def end_rows(rows: list[Any]) -> None:
-    """The same for bare units, of these rows of the log of spawns. A row whose pid is 0 was written before its process
-    was made: that is found by its mark, or as the session that writes to these files."""
+def kill_spawned(rows: list[Any]) -> None:
+    """The same for bare units, of these rows of the log of spawns. A row whose pid is 0 was written before arguments process
+    was made: that is found by arguments mark, or as the session that writes to these files."""
     from peerload.launcher import proc_scan as bare  # noqa: PLC0415 -- most launchers have no use for it
 
     leaders = {row[1]: row[2] for row in rows if row[1]}
@@ -94,7 +94,7 @@ def end_rows(rows: list[Any]) -> None:
         for pid, (_, group, session, start, _) in bare.process_table().items():
             if session == group == pid and _writes_to(pid, outputs):
                 leaders[pid] = start
-    bare.end_marked(leaders, marks)
+    bare.kill_marked(leaders, marks)
 
 
 def _writes_to(pid: int, paths: set[str]) -> bool:
@@ -114,13 +114,13 @@ class Watchdog:
 
     def __init__(self, directory: str, units: Units, memory_root: str, run: str) -> None:
         kill_file = units.root + "/cgroup.kill" if units.root else ""
-        its = [directory, units.root, run, memory_root]
-        code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.launcher.orphan_cleanup import guard; guard()"
+        arguments = [directory, units.root, run, memory_root]
+        code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.launcher.orphan_cleanup import watchdog_main; watchdog_main()"
         theirs, mine = os.pipe2(os.O_CLOEXEC)
         try:
             self.pid = os.posix_spawn(
                 "/bin/sh",
-                ["sh", "-c", _WAIT, GUARD_NAME, kill_file, sys.executable, code, *its],
+                ["sh", "-c", _WATCHDOG_SCRIPT, GUARD_NAME, kill_file, sys.executable, code, *arguments],
                 os.environ,
                 file_actions=((os.POSIX_SPAWN_DUP2, theirs, 0),),
                 setsid=True,
@@ -135,7 +135,7 @@ class Watchdog:
         try:
             self.pidfd = os.pidfd_open(self.pid)
         except OSError:
-            os.kill(self.pid, signal.SIGKILL)  # before its pipe ends
+            os.kill(self.pid, signal.SIGKILL)  # before arguments pipe ends
             os.waitpid(self.pid, 0)
             os.close(mine)
             raise
@@ -147,18 +147,18 @@ class Watchdog:
         os.waitpid(self.pid, 0)
 
 
-def guard() -> None:
-    """What the guard does in the end; its arguments are those of `Watchdog`."""
+def watchdog_main() -> None:
+    """What the guard does in the end; arguments arguments are those of `Watchdog`."""
     directory, root, run, memory_root = sys.argv[1:]
     began_s = time.monotonic()
     if root:
         if not os.path.isdir(root):  # noqa: PTH112 -- as above
             return
-        end_cgroup(root)
+        kill_and_remove(root)
     else:
         rows = {row[0]: row for row in whole_records(f"{directory}/{SPAWNS_NAME}")[0] if row[5:] == [run]}
         if not rows:
             return
-        end_rows(list(rows.values()))
-    _remove_memory(memory_root)
-    say(f"the launcher is gone; its guard took {time.monotonic() - began_s:.3f} s to end what it left")
+        kill_spawned(list(rows.values()))
+    _remove_memory_cgroups(memory_root)
+    log_line(f"the launcher is gone; arguments guard took {time.monotonic() - began_s:.3f} s to end what it left")

@@ -16,7 +16,7 @@ import signal
 import time
 
 from peerload.launcher.containment import PREFIX, REPORT_S, kill_one, read
-from peerload.launcher.record_log import process_fields, process_start, say
+from peerload.launcher.record_log import log_line, process_fields, process_start
 
 MARK = b"PEERLOAD_UNIT"
 """The variable by which a process shows which unit it belongs to: <launcher run>/peerload-<key>."""
@@ -25,7 +25,7 @@ LOOKS_MAX = 50
 QUIET_LOOKS = 2
 """Nothing new so often in a row: what executes another program cannot be told for a moment."""
 QUIET_S = 0.001
-DOUBTS_MAX = 6
+UNMARKED_LOOKS_MAX = 6
 """An orphan that bears no mark (it executes another program just now, or has cleared its environment) is looked at so
 often before it is taken for another task's."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -41,7 +41,7 @@ class ProcScan:
     children that are no tasks; whoever makes one adds it."""
 
     name = "bare"
-    is_bare = True
+    is_proc_scan = True
     root = ""
     unenforced: tuple[str, ...] = (
         "a process that leaves its session, is left by its parent and clears its environment is ended with the last task only",
@@ -54,7 +54,7 @@ class ProcScan:
         self._own_children = own_children
         self._children = f"/proc/self/task/{os.getpid()}/children"
         self._leaders: dict[str, tuple[int, int]] = {}
-        self._doubts: dict[str, int] = {}
+        self._unmarked_looks: dict[str, int] = {}
         _become_subreaper()
 
     def mark(self, key: str) -> bytes:
@@ -67,7 +67,7 @@ class ProcScan:
     def leave(self) -> None:
         """Nothing."""
 
-    def born(self, key: str, pid: int, start: int) -> None:
+    def leader_started(self, key: str, pid: int, start: int) -> None:
         """This is its leader, and when it started (clock ticks since boot): a number alone may be used again."""
         self._leaders[key] = (pid, start)
 
@@ -75,11 +75,11 @@ class ProcScan:
         """See `Units`."""
         stop_all(dict([self._leaders[key]]), {self.mark(key)})
 
-    def freeze_again(self, keys: list[str]) -> None:
+    def refreeze(self, keys: list[str]) -> None:
         """See `Units`. One look for all: at sessions, and at orphans, which are children of ours."""
         marks = {self.mark(key) for key in keys}
         leaders = dict(self._leaders[key] for key in keys)
-        for pid in self._strange_children():
+        for pid in self._task_orphans():
             if _has_mark(pid, {MARK + b"=" + mark for mark in marks}):
                 leaders[pid] = process_start(pid)
         table = process_table()
@@ -106,7 +106,7 @@ class ProcScan:
         if not keys:
             return {}
         table = process_table()
-        orphans = {pid: read(f"/proc/{pid}/environ") for pid in self._strange_children()}
+        orphans = {pid: read(f"/proc/{pid}/environ") for pid in self._task_orphans()}
         found = {}
         for key in keys:
             leaders = dict([self._leaders[key]])
@@ -137,13 +137,13 @@ class ProcScan:
         self._forget(key)
         return True
 
-    def _strange_children(self) -> set[int]:
+    def _task_orphans(self) -> set[int]:
         """Children of ours that are no leader of another task, nor of this one."""
         return self.orphans() - {pid for pid, _ in self._leaders.values()} - self._own_children
 
     def _is_without_orphans(self, key: str) -> bool:
         """Whether none of our children are of this unit, for certain: fast forks come and go while we look."""
-        orphans = self._strange_children()
+        orphans = self._task_orphans()
         if not orphans:
             return True
         environments = {pid: read(f"/proc/{pid}/environ") for pid in orphans if _is_alive(pid)}
@@ -157,14 +157,14 @@ class ProcScan:
         if mine:
             self.kill(key)
             return False
-        if self._strange_children() != orphans:
+        if self._task_orphans() != orphans:
             return False
-        self._doubts[key] = self._doubts.get(key, 0) + 1
-        return not unmarked or self._doubts[key] >= DOUBTS_MAX
+        self._unmarked_looks[key] = self._unmarked_looks.get(key, 0) + 1
+        return not unmarked or self._unmarked_looks[key] >= UNMARKED_LOOKS_MAX
 
     def _forget(self, key: str) -> None:
         del self._leaders[key]
-        self._doubts.pop(key, None)
+        self._unmarked_looks.pop(key, None)
 
     def remove(self) -> None:
         """Nothing."""
@@ -234,7 +234,7 @@ def unit_mark(run: bytes, key: str) -> bytes:
     return run + b"/" + PREFIX.encode() + key.encode()
 
 
-def end_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
+def kill_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
     """Kill them and return when they are gone, however long that takes."""
     report_at_s = time.monotonic() + REPORT_S
     while left := members(process_table(), leaders, marks):
@@ -245,7 +245,7 @@ def end_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
             _await_end(pid)
         if time.monotonic() > report_at_s:
             report_at_s += REPORT_S
-            say(f"processes {sorted(left)}, left by an earlier launcher, do not end")
+            log_line(f"processes {sorted(left)}, left by an earlier launcher, do not end")
 
 
 def _is_alive(pid: int) -> bool:
@@ -283,4 +283,4 @@ def _become_subreaper() -> None:
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (ImportError, OSError, AttributeError) as error:
-        say(f"orphans of tasks do not come to the launcher: {error}")
+        log_line(f"orphans of tasks do not come to the launcher: {error}")

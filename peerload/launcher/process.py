@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -267,6 +267,6 @@ class HolePuncher:
         number = ctypes.get_errno()
         if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
             self._supported = False
-            say("no holes in files here: output over its limit is cut back to its head")
+            log_line("no holes in files here: output over its limit is cut back to its head")
             return False
         return number == errno.EINTR

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 READ_BYTES = 64 << 10
 TURN_BYTES_MAX = 1 << 20
@@ -55,7 +55,7 @@ class PseudoTerminal:
             except BlockingIOError:
                 return True
             except OSError as error:
-                say(f"the terminal of {self.key}: {error.strerror}")
+                log_line(f"the terminal of {self.key}: {error.strerror}")
                 return False
             if not data:
                 return False
@@ -64,7 +64,7 @@ class PseudoTerminal:
                 while data:
                     data = data[os.write(self.file, data) :]
             except OSError as error:
-                say(f"output of {self.key} is lost: {error.strerror}")
+                log_line(f"output of {self.key} is lost: {error.strerror}")
         return True
 
     def close(self) -> None:

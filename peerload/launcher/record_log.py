@@ -48,11 +48,11 @@ class RecordLog:
                 os.ftruncate(self._fd, self.size_bytes)
                 written = 0
         except OSError as error:
-            say(f"{self.path}: {error.strerror}")
+            log_line(f"{self.path}: {error.strerror}")
             return
         self.size_bytes += written
 
-    def tidy(self, kept: list[Any] | None, kept_count: int) -> None:
+    def compact(self, kept: list[Any] | None, kept_count: int) -> None:
         """Shrink the file if it is large and most of it is of no use: to nothing, or to ``kept``."""
         if self.size_bytes <= LOG_BYTES_MAX:
             return
@@ -63,7 +63,7 @@ class RecordLog:
             try:
                 self.rewrite(kept)
             except OSError as error:
-                say(f"{self.path}: {error.strerror}")
+                log_line(f"{self.path}: {error.strerror}")
 
     def rewrite(self, records: list[Any]) -> None:
         """Replace the file by one that holds these records only. An emptied one takes no room, so that it can be done on
@@ -117,7 +117,7 @@ def _pack(record: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value
     return len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """A line for the log (stderr is DIR/launcher.log, cut at each start); lost if the disk is full."""
     try:
         os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n".encode(errors="replace"))

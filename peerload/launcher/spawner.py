@@ -15,12 +15,12 @@ import time
 from peerload.launcher.containment import PREFIX, read
 from peerload.launcher.orphan_cleanup import SPAWNS_NAME
 from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, spawn
-from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
+from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, log_line, machine_boot, process_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.launcher.containment import Units
-    from peerload.launcher.memory_limits import Memory
+    from peerload.launcher.memory_limits import MemoryLimits
     from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.protocol import SpawnRequest
     from peerload.launcher.stdin import LauncherStdin
@@ -55,7 +55,7 @@ class Spawner:
         run: str,
         tasks: dict[str, LaunchedTask],
         units: Units,
-        memory: Memory,
+        memory: MemoryLimits,
         standard_input: LauncherStdin,
         system: MultiUser | None = None,
     ) -> None:
@@ -71,49 +71,49 @@ class Spawner:
         descriptors = os.sysconf("SC_OPEN_MAX")
         self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
 
-    def make(self, request: SpawnRequest) -> int:
+    def spawn(self, request: SpawnRequest) -> int:
         """The process that a request asks for, in its unit → its pid. Raises CannotStart, or OSError if there can be no unit or
         this machine is short of something."""
         try:
-            pid = self._make(request)
+            pid = self._spawn_in_unit(request)
         except (CannotStart, OSError):
             self._standard_input.close(request.key)
             raise
         self._standard_input.started(request.key)
         return pid
 
-    def _make(self, request: SpawnRequest) -> int:
+    def _spawn_in_unit(self, request: SpawnRequest) -> int:
         key, limit_bytes = request.key, request.memory_bytes_max
         if len(self._tasks) + self._standard_input.descriptors >= self._tasks_max:
             raise OSError(errno.EMFILE, f"{len(self._tasks)} tasks run already, as many as this system allows")
         inside = request.inside
         if inside:
-            request = self._joining(request)
+            request = self._inside_task(request)
         if request.environment is not None:
             mark = f"{self._run}/{PREFIX}{key}".encode()
             request = request.replace(environment={**request.environment, b"PEERLOAD_UNIT": mark})
-        if self._units.is_bare:  # were we killed now, its output would give it away
+        if self._units.is_proc_scan:  # were we killed now, its output would give it away
             self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
         try:
             self._units.enter(key, is_fresh=limit_bytes > 0, inside=inside)
             try:
-                pid = self._spawn(request)
+                pid = self._start_process(request)
             finally:
                 self._units.leave()
         except (CannotStart, OSError):
             self._memory.close(key)
             self._units.close(key)
             raise
-        if self._units.is_bare:
+        if self._units.is_proc_scan:
             start = process_start(pid)
             self._spawns.append([[key, pid, start, self._boot, [], self._run]])
-            self._units.born(key, pid, start)
-            self._tidy()
+            self._units.leader_started(key, pid, start)
+            self._compact()
         if limit_bytes:
             self._limit(key, pid, limit_bytes)
         return pid
 
-    def _joining(self, request: SpawnRequest) -> SpawnRequest:
+    def _inside_task(self, request: SpawnRequest) -> SpawnRequest:
         """The request, with directory and environment of the task that it is to be inside of; its own variables are added. Raises
         CannotStart, SpawnRefused."""
         task = self._tasks.get(request.inside)
@@ -128,7 +128,7 @@ class Spawner:
         environment = {**variables, **(request.environment or {})}
         return request.replace(environment=environment, directory=b"/proc/%d/cwd" % task.pid)
 
-    def _spawn(self, request: SpawnRequest) -> int:
+    def _start_process(self, request: SpawnRequest) -> int:
         reads = self._standard_input.open(request)
         try:
             self._memory.enter(request.key, request.memory_bytes_max, inside=request.inside)
@@ -144,10 +144,10 @@ class Spawner:
             if not self._memory.limit(key, pid, limit_bytes):
                 self._units.kill(key)
         except OSError as error:
-            say(f"the memory of {key} is not limited: {error}")
+            log_line(f"the memory of {key} is not limited: {error}")
 
-    def _tidy(self) -> None:
+    def _compact(self) -> None:
         if self._spawns.size_bytes > LOG_BYTES_MAX:
             tasks = self._tasks.values()
             rows = [[task.key, task.pid, process_start(task.pid), self._boot, [], self._run] for task in tasks]
-            self._spawns.tidy(rows, len(rows))
+            self._spawns.compact(rows, len(rows))

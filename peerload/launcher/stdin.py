@@ -13,7 +13,7 @@ import select
 from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, raise_shortage
 from peerload.launcher.protocol import StdinFed
 from peerload.launcher.pty import PseudoTerminals
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 10
 TURN_BYTES_MAX = 1 << 20
 """Of one input no more is copied before others have their turn."""
-TELL_BYTES = 256 << 10
+REPORT_BYTES = 256 << 10
 """The agent is told each time that so much more was taken, and when all there was is."""
 PIPE_BYTES = 256 << 10
 """What a pipe is made to hold, where the system allows it."""
@@ -37,18 +37,30 @@ DESCRIPTORS = 2
 class StdinFeed:
     """One input: ``fed`` bytes of the file at ``path`` are taken, ``size`` are there; ``sink`` is where they go."""
 
-    __slots__ = ("ended", "fed", "file", "has_ended", "is_armed", "is_terminal", "key", "last", "sink", "size", "told")
+    __slots__ = (
+        "ended",
+        "fed",
+        "file",
+        "has_ended",
+        "is_polled",
+        "is_terminal",
+        "key",
+        "last",
+        "reported",
+        "sink",
+        "size",
+    )
 
     def __init__(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
         self.key = key
         self.sink = sink
         self.is_terminal = is_terminal
         self.fed = self.size = 0
-        self.told = -1
+        self.reported = -1
         self.last = b""
         self.ended = 0
         self.has_ended = False
-        self.is_armed = False
+        self.is_polled = False
         self.file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def read(self) -> bytes:
@@ -93,7 +105,7 @@ class StdinFeeds:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(writing, False)
-            self._widen(writing)
+            self._enlarge_pipe(writing)
             self.add(key, path, writing, is_terminal=False)
         except OSError:
             os.close(reading)
@@ -101,7 +113,7 @@ class StdinFeeds:
             raise
         return reading
 
-    def _widen(self, pipe: int) -> None:
+    def _enlarge_pipe(self, pipe: int) -> None:
         import fcntl  # noqa: PLC0415 -- the launcher has it loaded already; others that read this module need not
 
         try:
@@ -115,7 +127,7 @@ class StdinFeeds:
         self._by_key[key] = self._by_sink[sink] = feed
         self._epoll.register(sink, 0)  # that nobody reads any more is told all the same
 
-    def grown(self, key: str, size: int, *, has_ended: bool) -> None:
+    def extend(self, key: str, size: int, *, has_ended: bool) -> None:
         """The file has ``size`` bytes by now; ``has_ended``: it will not grow any more. Answered with how far it was fed."""
         feed = self._by_key.get(key)
         if feed is None:
@@ -124,7 +136,7 @@ class StdinFeeds:
             return
         feed.size = max(feed.size, size)
         feed.has_ended = feed.has_ended or has_ended
-        feed.told = -1
+        feed.reported = -1
         self._pump(feed)
 
     def ready(self, masks: dict[int, int]) -> None:
@@ -166,17 +178,21 @@ class StdinFeeds:
             is_full = True
         except OSError as error:
             if not isinstance(error, BrokenPipeError) and not feed.is_terminal:
-                say(f"the input of {feed.key}: {error}")
+                log_line(f"the input of {feed.key}: {error}")
             self._close(feed)
             return
-        if is_full != feed.is_armed:
-            feed.is_armed = is_full
+        if is_full != feed.is_polled:
+            feed.is_polled = is_full
             self._epoll.modify(feed.sink, select.EPOLLOUT if is_full else 0)
-        if feed.told < 0 or feed.fed - feed.told >= TELL_BYTES or (feed.fed == feed.size and feed.fed != feed.told):
-            self._tell(feed)
+        if (
+            feed.reported < 0
+            or feed.fed - feed.reported >= REPORT_BYTES
+            or (feed.fed == feed.size and feed.fed != feed.reported)
+        ):
+            self._report(feed)
 
-    def _tell(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
-        feed.told = feed.fed
+    def _report(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
+        feed.reported = feed.fed
         self._events.append(StdinFed(feed.key, feed.fed, is_closed))
 
     def _close(self, feed: StdinFeed) -> None:
@@ -185,7 +201,7 @@ class StdinFeeds:
         os.close(feed.sink)
         os.close(feed.file)
         self._closed[feed.key] = feed.fed
-        self._tell(feed, is_closed=True)
+        self._report(feed, is_closed=True)
 
 
 class LauncherStdin:
@@ -234,7 +250,7 @@ class LauncherStdin:
 
     def grown(self, request: StdinRequest) -> None:
         """There is more to read."""
-        self._feeds.grown(request.key, request.size, has_ended=request.ends)
+        self._feeds.extend(request.key, request.size, has_ended=request.ends)
 
     def resize(self, request: ResizeRequest) -> None:
         """The window of a task's terminal is another."""

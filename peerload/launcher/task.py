@@ -84,12 +84,12 @@ class LaunchedTask:
         self.close_wait_s = CLOSE_S_MIN
         self.limit_due_s = time.monotonic() + LIMIT_EVERY_S
 
-    def wait_longer(self) -> None:
+    def back_off(self) -> None:
         """Something of it is left; look again later, and later still."""
         self.close_due_s = time.monotonic() + self.close_wait_s
         self.close_wait_s = min(self.close_wait_s * 2, CLOSE_S_MAX)
 
-    def _began_at(self) -> float:
+    def _start_date(self) -> float:
         """When it started, by the date at its end: the time between both is that of the boot clock, whatever date was set
         meanwhile."""
         began_at = self.ended_at - self.ran_s
@@ -101,8 +101,8 @@ class LaunchedTask:
         code = os.waitstatus_to_exitcode(status)
         record = ExitRecord(
             exit_code=code if code >= 0 else 128 - code,
-            started_at=self._began_at(),
-            ended_at=max(self.ended_at, self._began_at()),
+            started_at=self._start_date(),
+            ended_at=max(self.ended_at, self._start_date()),
             stdout_bytes=self.captures[0].close(holes),
             stderr_bytes=self.captures[1].close(holes),
             usage=ResourceUsage(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024),

@@ -144,7 +144,7 @@ class LauncherAccount:
         self.is_guest = is_guest
 
 
-def looked_up(name: str, group: str, admin_group: str) -> Entry | None:
+def look_up(name: str, group: str, admin_group: str) -> Entry | None:
     """What the account database has under this name; None: nothing. It may take any time."""
     try:
         entry = pwd.getpwnam(name)
@@ -171,7 +171,7 @@ def account_named(
     *,
     uid: int = -1,
     is_own: bool = False,
-    look: Callable[[str, str, str], Entry | None] = looked_up,
+    look: Callable[[str, str, str], Entry | None] = look_up,
 ) -> LauncherAccount:
     """The account of this name, if tasks may run as it. ``uid``: the number that its submitter had, -1 = not known; is_own: it
     is a task of this node's own; ``look``: what asks the account database. Raises NotAllowed, and what ``look`` raises."""
@@ -216,9 +216,9 @@ class GuestIds:
         self._last = -1
 
     def take(self, key: str, bounds: tuple[int, int], look: Callable[[int], bool] | None = None) -> LauncherAccount:
-        """One for this attempt. ``look``: whether a number is nobody's, `is_nobodys` if it is not given. Raises NotAllowed if all
+        """One for this attempt. ``look``: whether a number is nobody's, `is_unassigned` if it is not given. Raises NotAllowed if all
         are taken, and what ``look`` raises, with nothing taken."""
-        look = look or is_nobodys
+        look = look or is_unassigned
         least, most = bounds
         count = most - least + 1
         if self._last < 0:  # an earlier launcher may have used the first ones a moment ago
@@ -236,7 +236,7 @@ class GuestIds:
         self._taken.pop(key, None)
 
 
-def is_nobodys(uid: int, *, asks: bool = True) -> bool:
+def is_unassigned(uid: int, *, asks: bool = True) -> bool:
     """Whether neither an account nor a group nor a service has this number. ``asks``: the account database, too, which may take
     any time."""
     if asks:

@@ -11,7 +11,7 @@ import os
 
 from peerload.launcher.cgroups import IDLE_MAX, Cgroup2, own_cgroup, removed_all
 from peerload.launcher.containment import read, write
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class CgroupLimits:
             os.mkdir(f"{own}/{root_name}")  # noqa: PTH102 -- pathlib costs the launcher a megabyte
             self._homes[controller] = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
-            say(f"no groups for {controller.decode()} here: {error.strerror}")
+            log_line(f"no groups for {controller.decode()} here: {error.strerror}")
             return
         self._roots[controller] = f"{own}/{root_name}"
 
@@ -104,7 +104,7 @@ class CgroupLimits:
         """Nor of any other."""
         for root in self._roots.values():
             if not removed_all(root):
-                say(f"{root} cannot be removed")
+                log_line(f"{root} cannot be removed")
 
 
 def _set(path: str, controller: bytes, processes_max: int, share: int, share_name: str) -> None:
@@ -142,4 +142,4 @@ def _remove_left(path: str) -> None:
     """What an earlier launcher has made, whose tasks have been ended."""
     for root in read(path).decode("utf-8", "surrogateescape").splitlines():
         if not removed_all(root):
-            say(f"{root}, left by an earlier launcher, cannot be removed")
+            log_line(f"{root}, left by an earlier launcher, cannot be removed")

@@ -22,7 +22,7 @@ from peerload.launcher.protocol import (
     StopRequest,
     UsageRequest,
 )
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 from peerload.launcher.system.account_resolver import AccountPending, Question
 
 TYPE_CHECKING = False
@@ -92,7 +92,7 @@ class DeferredRequests:
                 try:
                     self(request)
                 except REQUEST_FAILURES as error:
-                    say(f"{key[1]}: no request: {error}")
+                    log_line(f"{key[1]}: no request: {error}")
 
 
 def _key(request: Request) -> Key | None:

@@ -46,10 +46,10 @@ def limit(account: LauncherAccount, processes_max: int) -> None:
 
 def drop(account: LauncherAccount, kernel: Syscalls) -> None:
     """Be that account: all ids, all groups, no capabilities, none to be had, no keys. Raises OSError, DropFailed."""
-    kernel.leave_keys()
+    kernel.join_new_keyring()
     os.setgroups(account.groups)
     if account.uid != 0:
-        kernel.drop_bounds()
+        kernel.drop_bounding_set()
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
     if account.uid != 0:

@@ -58,17 +58,17 @@ class ChildReports:
     def __init__(self, epoll: select.epoll) -> None:
         self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reading, False)
-        self._said: dict[int, tuple[int, str]] = {}
+        self._failures: dict[int, tuple[int, str]] = {}
         self._rest = b""
         epoll.register(self._reading, select.EPOLLIN)
         self.fd = self._reading
 
-    def say(self, exit_code: int, reason: str) -> None:
+    def report(self, exit_code: int, reason: str) -> None:
         """In a child."""
         words = reason.replace("\n", " ").encode("utf-8", "backslashreplace")[:WORDS_BYTES_MAX]
         os.write(self.writing, b"%d %d " % (os.getpid(), exit_code) + words + b"\n")
 
-    def hear(self) -> None:
+    def read(self) -> None:
         """In the launcher: take in what was said."""
         while True:
             try:
@@ -78,17 +78,17 @@ class ChildReports:
             *lines, self._rest = (self._rest + raw).split(b"\n")
             for line in lines:
                 pid, code, reason = line.split(b" ", 2)
-                self._said[int(pid)] = (int(code), reason.decode("utf-8", "backslashreplace")[:REASON_CHARS_MAX])
+                self._failures[int(pid)] = (int(code), reason.decode("utf-8", "backslashreplace")[:REASON_CHARS_MAX])
 
     def close(self) -> None:
         """There are no children any more."""
         os.close(self._reading)
         os.close(self.writing)
 
-    def of(self, pid: int) -> tuple[int, str] | None:
+    def failure_of(self, pid: int) -> tuple[int, str] | None:
         """What this child, which has ended, has said; None if nothing."""
-        self.hear()
-        return self._said.pop(pid, None)
+        self.read()
+        return self._failures.pop(pid, None)
 
 
 class ForkServer:
@@ -97,25 +97,25 @@ class ForkServer:
     def __init__(self, kernel: Syscalls, access: AgentCredentials, words: ChildReports) -> None:
         self.kernel = kernel
         self.access = access
-        self.words = words
+        self.reports = words
         self._pid = os.getpid()
 
-    def child(self, work: Callable[[], None], *, leads: bool = True, keeps: Sequence[int] = ()) -> int:
+    def fork(self, work: Callable[[], None], *, leads: bool = True, keeps: Sequence[int] = ()) -> int:
         """A process that does this work and ends; what it raises becomes its last words → its pid. ``leads``: in a session of
         its own; ``keeps``: the descriptors of ours that it needs. Raises OSError if there can be none."""
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
             if pid == 0:
-                self._be_child(work, leads=leads, keeps=keeps)
+                self._run_child(work, leads=leads, keeps=keeps)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return pid
 
-    def _be_child(self, work: Callable[[], None], *, leads: bool, keeps: Sequence[int]) -> NoReturn:
+    def _run_child(self, work: Callable[[], None], *, leads: bool, keeps: Sequence[int]) -> NoReturn:
         code, reason = 0, ""
         try:
-            self._let_go(keeps)
+            self._close_inherited(keeps)
             signal.set_wakeup_fd(-1)
             for number in SIGNALS_DEFAULT:
                 if signal.getsignal(number) is not signal.SIG_DFL:
@@ -133,15 +133,15 @@ class ForkServer:
                 code, reason = NEVER_STARTED, SHORTAGES[error.errno]
         try:
             if reason:
-                self.words.say(code, reason)
+                self.reports.report(code, reason)
         finally:
             os._exit(code)
 
-    def _let_go(self, keeps: Sequence[int]) -> None:
+    def _close_inherited(self, keeps: Sequence[int]) -> None:
         """Of all that is the launcher's: who will be a user may be stopped by that user, and while it stood still, our lock would be
         taken, our guard would wait for us, and our agent would take us for alive."""
         after = 3
-        for fd in sorted({self.words.writing, *keeps}):
+        for fd in sorted({self.reports.writing, *keeps}):
             os.closerange(after, fd)
             after = max(after, fd + 1)
         os.closerange(after, DESCRIPTORS_MAX)
@@ -158,25 +158,25 @@ class ForkServer:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def task(self, order: SpawnOrder) -> int:
+    def spawn(self, order: SpawnOrder) -> int:
         """The process of a task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
         try:
             keeps = (order.reads,) if isinstance(order.reads, int) else ()
-            return self.child(lambda: self._be_task(order), keeps=keeps)
+            return self.fork(lambda: self._exec_task(order), keeps=keeps)
         except OSError as error:
             raise_shortage(error)
             raise CannotStart(NOT_EXECUTABLE, f"no process can be made: {error.strerror}") from None
 
-    def _be_task(self, order: SpawnOrder) -> NoReturn:
+    def _exec_task(self, order: SpawnOrder) -> NoReturn:
         account, policy, kernel = order.account, order.policy, self.kernel
         os.umask(0)
         self._standard_files(order)
         os.umask(order.umask | (0o077 if account.is_guest else 0))
         drop_privileges.limit(account, policy.task_processes_max)
         if account.is_guest and not policy.guest_network:
-            sandbox.leave_network(kernel)
-        if order.world is not None:
-            sandbox.enter(kernel, policy.guest_bytes_max, order.world, has_devices=order.has_devices)
+            sandbox.isolate_network(kernel)
+        if order.hidden is not None:
+            sandbox.enter(kernel, policy.guest_bytes_max, order.hidden, has_devices=order.has_devices)
         kernel.close_on_exec(3)
         os.chdir("/")
         drop_privileges.drop(account, kernel)
@@ -186,8 +186,8 @@ class ForkServer:
         program = find_program(order.argv[0], order.environment)
         if order.allowed is not None:
             program = _checked(program, order.allowed)
-        if order.calls:
-            kernel.filter_calls(order.calls)
+        if order.seccomp:
+            kernel.install_seccomp(order.seccomp)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
             os.execve(program, order.argv, order.environment)  # noqa: S606 -- that is what it is for
@@ -234,24 +234,24 @@ class ForkServer:
 
 
 class SpawnOrder:
-    """What one child is to be. ``account``: whom it runs as; ``reads``, ``captures``: as `spawn` takes them; ``world``: the
-    further directories hidden from a guest, None: it sees the machine as it is; ``calls``: the filter of its system calls; ``allowed``: the
+    """What one child is to be. ``account``: whom it runs as; ``reads``, ``captures``: as `spawn` takes them; ``hidden``: the
+    further directories hidden from a guest, None: it sees the machine as it is; ``seccomp``: the filter of its system calls; ``allowed``: the
     programs that it may be, None: any."""
 
     __slots__ = (
         "account",
         "allowed",
         "argv",
-        "calls",
         "captures",
         "directory",
         "environment",
         "has_devices",
+        "hidden",
         "makes_scratch",
         "policy",
         "reads",
+        "seccomp",
         "umask",
-        "world",
     )
 
     def __init__(self, account: LauncherAccount, policy: UsersPolicy, request: SpawnRequest) -> None:
@@ -266,8 +266,8 @@ class SpawnOrder:
         self.umask = request.umask & 0o777
         self.captures = [request.stdout, request.stderr]
         self.reads: int | str = ""
-        self.world: tuple[str, ...] | None = None
-        self.calls = b""
+        self.hidden: tuple[str, ...] | None = None
+        self.seccomp = b""
         self.allowed: tuple[str, ...] | None = None
         self.has_devices = request.devices
         self.makes_scratch = False

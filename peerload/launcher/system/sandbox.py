@@ -81,7 +81,7 @@ def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devi
     kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")
 
 
-def leave_network(kernel: Syscalls) -> None:
+def isolate_network(kernel: Syscalls) -> None:
     """Be where there is no network but a loopback interface of one's own, and none of the machine's abstract sockets. That
     interface stays down where the launcher may not set one up. Raises OSError."""
     kernel.unshare(CLONE_NEWNET)

@@ -25,7 +25,7 @@ _USER_OF = re.compile(r"[a-z0-9-]{1,40}:[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z")
 
 def objection(name: str, value: object) -> str:
     """Why a setting of this name cannot have this value, for people; "" if it can, or is none of these."""
-    judge = _JUDGES.get(name)
+    judge = _CHECKS.get(name)
     return "" if judge is None else judge(value)
 
 
@@ -78,7 +78,7 @@ def _uids(value: object) -> str:
     )
 
 
-_JUDGES: dict[str, Callable[[object], str]] = {
+_CHECKS: dict[str, Callable[[object], str]] = {
     "accept_foreign": _whether,
     "admin_group": _account,
     "allow_root_tasks": _whether,
@@ -92,5 +92,5 @@ _JUDGES: dict[str, Callable[[object], str]] = {
     "task_processes_max": _number(1, 1 << 22),
     "users": _users,
 }
-SETTINGS = tuple(_JUDGES)
+SETTINGS = tuple(_CHECKS)
 """All of them."""

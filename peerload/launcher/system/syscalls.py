@@ -51,7 +51,7 @@ class Syscalls:
             number = ctypes.get_errno()
             raise OSError(number, f"{what}: {os.strerror(number)}")
 
-    def drop_bounds(self) -> None:
+    def drop_bounding_set(self) -> None:
         """No capability can be had any more, neither by us nor by what we execute. Raises OSError."""
         for capability in self._capabilities:
             self._check(self._libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "bounding set")
@@ -68,7 +68,7 @@ class Syscalls:
         OSError."""
         self._check(self._libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
-    def leave_keys(self) -> None:
+    def join_new_keyring(self) -> None:
         """Have a session keyring of our own: whoever has the one that we were started with could read what tasks of others
         put into it. Where the kernel has no keys for us (ENOSYS, EPERM) it has none for them. Raises OSError."""
         number = SYS_KEYCTL.get(os.uname().machine)
@@ -106,7 +106,7 @@ class Syscalls:
         )
         self._check(result, f"read-only {path}")
 
-    def filter_calls(self, program: bytes) -> None:
+    def install_seccomp(self, program: bytes) -> None:
         """Every system call from here on is judged by this program of `struct sock_filter`. Raises OSError."""
         buffer = ctypes.create_string_buffer(program, len(program))
         fprog = _Program(len(program) // 8, ctypes.addressof(buffer))
