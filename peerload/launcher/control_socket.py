@@ -1,4 +1,5 @@
-"""The launcher's end of its one connection: frames of requests in, frames of events out, garbage costs the connection.
+"""The launcher's socket: one agent connection, frames of requests in, frames of events out. A malformed frame costs the
+connection.
 
 Used by the launcher alone; the imports are few for its sake.
 """
@@ -29,25 +30,25 @@ if TYPE_CHECKING:
     from peerload.launcher.protocol import LauncherEvent, Request
 
 UNSENT_BYTES_MAX = 64 << 20
-"""An agent that does not read this much is cut off; it reconnects and asks for the list."""
+"""An agent that leaves more than this unread is disconnected; it reconnects and asks for the list."""
 EVENTS_PER_FRAME_MAX = 1_000
 PENDING_MAX = 8
-"""Connections that have not shown to be an agent's; of more, the oldest is closed."""
+"""Bound on connections that have not asked for the list yet; the oldest is closed."""
 FIRST_FRAME_BYTES_MAX = 4096
 LAST_READS_MAX = 64
-"""Of an agent that is replaced no more is read than this many times."""
+"""Bound on reads from an agent that is being replaced."""
 READ_BYTES = 1 << 18
 NAME = "launcher.sock"
 
 
 def claim_name(what: str, store: str) -> str:
-    """The abstract socket that says that a process of this kind works for a database."""
+    """Name of the abstract socket by which a process of this kind claims a database."""
     return f"\0peerload-{what}-{store}"
 
 
 def claim_store(store: str) -> socket.socket | None:
-    """Be known on this machine as the launcher of a database, also to an agent that has a copy of its directory; None: the
-    name is taken, or there is none."""
+    """Claim a database on this machine as its launcher, so that an agent with a copy of its directory finds out. None:
+    the name is taken, or cannot be bound."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(claim_name("launcher", store))  # nobody may connect: it does not listen
@@ -59,12 +60,12 @@ def claim_store(store: str) -> socket.socket | None:
 
 
 class AgentSocket:
-    """Listens in a directory for one agent at a time; a newer one replaces the older as soon as it asks for the list, which is
-    what an agent does first. Whoever else connects while there is one changes nothing.
+    """A listener for one agent at a time. A newer one replaces the older as soon as it asks for the list, which agents
+    do first. Other connections change nothing.
 
-    ``carry_out(request)`` gets each request; whatever of `REQUEST_FAILURES` it raises costs the connection. ``listed``: the
-    agent has asked for the list, and may be told events. ``system``: knows who is the agent; without it, whoever may open the
-    directory is.
+    ``carry_out(request)`` gets each request; whatever of `REQUEST_FAILURES` it raises costs the connection. listed: the
+    agent has asked for the list, and gets events. system: decides who is the agent; None: whoever may open the
+    directory.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class AgentSocket:
         return listener
 
     def listen_again(self) -> None:
-        """Make the socket anew if its name is gone: nobody could connect any more. Connections stay."""
+        """Make the socket again if its name is gone, since nobody could connect any more. Connections stay."""
         if os.path.lexists(self._path):
             return
         try:
@@ -123,12 +124,12 @@ class AgentSocket:
         log_line(f"{self._path} was gone; it was made anew")
 
     def close(self) -> None:
-        """Nobody shall look for us here any more."""
+        """Remove the socket."""
         if os.path.lexists(self._path):
             os.unlink(self._path)  # noqa: PTH108 -- as above
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of our descriptors: a new agent, or words of the one there is."""
+        """Handle what epoll reported: new connections, and requests."""
         if self._listener.fileno() in masks:
             self._accept()
         for fd in [fd for fd in self._pending if fd in masks]:
@@ -137,13 +138,13 @@ class AgentSocket:
             self._receive()
 
     def send(self, events: Sequence[LauncherEvent]) -> None:
-        """Gather events for the agent; `flush` writes them. Without an agent they are nobody's."""
+        """Queue events for the agent; `flush` writes them. Without an agent they are dropped."""
         for at in range(0, len(events), EVENTS_PER_FRAME_MAX):
             if self._agent is not None:
                 self._unsent += frame([encode(event) for event in events[at : at + EVENTS_PER_FRAME_MAX]])
 
     def flush(self) -> None:
-        """Write what was gathered, as far as the agent reads."""
+        """Write the queue, as far as the agent reads."""
         if self._agent is None or not (self._unsent or self._writing):
             return
         try:
@@ -181,13 +182,13 @@ class AgentSocket:
         self._pending[agent.fileno()] = agent, bytearray()
 
     def _receive_rest(self) -> None:
-        """What an agent said before it went still counts."""
+        """Carry out what an agent sent before it was disconnected."""
         for _ in range(LAST_READS_MAX):
             if not self._receive():
                 break
 
     def _receive_first(self, fd: int) -> None:
-        """A newcomer says something: the place is its own if that is what an agent says first."""
+        """Read the first frame of a pending connection; it becomes the agent's if it asks for the list."""
         newcomer, buffer = self._pending[fd]
         try:
             raw = newcomer.recv(FIRST_FRAME_BYTES_MAX)
@@ -227,7 +228,7 @@ class AgentSocket:
         self._writing = self.listed = False
 
     def _receive(self) -> bool:
-        """Carry out what has come in. → whether there may be more."""
+        """Read and carry out requests. → whether there may be more."""
         if self._agent is None:
             return False
         try:
@@ -243,7 +244,7 @@ class AgentSocket:
         return self._process(raw)
 
     def _process(self, raw: bytes | bytearray) -> bool:
-        """Carry out what is whole. → whether there may be more."""
+        """Carry out the complete frames. → whether there may be more."""
         buffer = self._received
         buffer += raw
         while len(buffer) >= HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""The exit records of the launcher: written, and where asked for on the disk, before anybody is reportable.
+"""Exit records of the launcher: they are written (and synced, where requested) before they are reported.
 
 Used by the launcher alone; the imports are few for its sake.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RECORD_BYTES_WORTH = 500
-"""A record has some 250 bytes: a log that holds more than twice what is of use is written again."""
+"""Usual size of a record, generously. A log of more than this for each useful record is rewritten."""
 
 
 class Exits:
-    """``ended``: key → record of every exit that the agent has not forgotten. ``wake`` is written to when a sync is done:
-    that runs in a thread, since a disk may take its time and leases go on."""
+    """The exits that the agent has not forgotten (``ended``: key → record). Syncs run in a thread, since a disk may be
+    slow and leases have to be enforced meanwhile."""
 
     def __init__(self, directory: str) -> None:
         self._log = RecordLog(f"{directory}/exits.log")
@@ -37,32 +37,32 @@ class Exits:
         self._sync_is_done = False
 
     def set_wake_fd(self, fd: int) -> None:
-        """Where a byte wakes the launcher up."""
+        """Set the descriptor that a finished sync writes a byte to."""
         self._wake = fd
 
     def add(self, key: str, record: ExitRecord, *, is_synced: bool) -> None:
-        """It has ended. ``is_synced``: nobody hears of it before it is on the disk."""
+        """Add the exit of a task. is_synced: it is reported only when it is on the disk."""
         self.ended[key] = record
         self._new.append([key, exit_fields(record)])
         event = EndedEvent(key, record)
         (self._to_sync if is_synced else self._reportable).append(event)
 
     def forget(self, key: str) -> None:
-        """Nobody needs the record any more."""
+        """Drop a record."""
         if self.ended.pop(key, None) is not None:
             self._compact()
 
     def unsynced(self) -> set[str]:
-        """The keys of the ends that cannot be reportable yet."""
+        """Keys of the exits that cannot be reported yet."""
         return {event.key for event in self._to_sync + self._in_sync}
 
     @property
     def is_syncing(self) -> bool:
-        """Whether the thread runs."""
+        """Whether a sync is running."""
         return bool(self._in_sync)
 
     def flush(self) -> list[EndedEvent]:
-        """Write all that is new, with one write. → the events that may be reportable now."""
+        """Write all new records with one write. → the events that can be reported now."""
         if self._new:
             self._log.append(self._new)
             self._new.clear()
@@ -81,7 +81,7 @@ class Exits:
         return reportable
 
     def _sync(self) -> None:
-        """In a thread: all that was written so far."""
+        """Sync the log; runs in a thread."""
         try:
             self._log.sync()
         except OSError as error:
@@ -97,7 +97,7 @@ class Exits:
 
 
 def _decoded(rows: list[Any]) -> Iterator[tuple[str, ExitRecord]]:
-    """The records of a log, without those that cannot be read."""
+    """The readable records of a log."""
     for row in rows:
         try:
             key, raw = row

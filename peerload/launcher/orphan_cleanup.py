@@ -1,8 +1,8 @@
-"""The end of what a launcher has left behind, when it was killed: by arguments guard, at once, and by the next launcher, before
-that says anything.
+"""Cleanup after a launcher that was killed: its watchdog kills its tasks at once, and the next launcher does before it
+answers.
 
-The guard is a shell that sleeps on a pipe until the launcher is gone, so that no living agent is needed.
-It is not bound to the launcher by the kernel: if both are killed in the same moment, tasks live until the next launcher.
+The watchdog is a shell that sleeps on a pipe until the launcher is gone, so no living agent is needed. The kernel does
+not bind it to the launcher: if both are killed at the same moment, tasks live until the next launcher.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from peerload.launcher.containment import Units
 
 UNITS_NAME = "units"
-"""The file that tells where the units of a launcher are: kind, machine boot, root, and the root of arguments memory groups, "" for
-none; for the next launcher."""
+"""File with the place of a launcher's units, for the next launcher: kind, machine boot, root, and root of its memory
+cgroups ("" for none)."""
 EMPTY_LOOKS_MAX, EMPTY_LOOK_S = 100, 0.01
-"""A memory group whose processes have just ended can be removed after a moment."""
+"""Tries to remove a memory cgroup whose processes have just ended, and the pause between them."""
 SPAWNS_NAME = "spawns.log"
-"""Written only where units are bare. A row: key, pid, start, machine boot, output files, launcher run."""
-GUARD_NAME = "peerload-guard"
+"""Log of spawned processes; written only by the process scan. A row: key, pid, start, machine boot, output files,
+launcher run."""
+WATCHDOG_NAME = "peerload-guard"
 _WATCHDOG_SCRIPT = """
 trap '' TERM INT HUP
 read -r _
@@ -35,12 +36,12 @@ read -r _
 [ -z "$5" ] || [ -d "$5" ] || exit
 exec "$2" -I -S -c "$3" "$4" "$5" "$6" "$7"
 """
-"""The shell waits, since it is a tenth of the size of a Python that waits. Nothing is ever written to arguments stdin, which
+"""The shell waits, since it is a tenth of the size of a Python that waits. Nothing is ever written to its stdin, which
 ends with the launcher."""
 
 
 def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
-    """From here on units are there; "" for a root: nowhere. Before the first is made."""
+    """Note where the units are; "" for a root: nowhere. Called before the first is made."""
     path = f"{directory}/{UNITS_NAME}"
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -51,8 +52,8 @@ def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
 
 
 def kill_leftovers(directory: str, ended: set[str]) -> None:
-    """Kill what is left of an earlier launcher's tasks, and return when it is gone, however long that takes: reporting a
-    task as dead while it runs would let it run twice. ``ended``: the keys that have an exit record."""
+    """Kill what is left of an earlier launcher's tasks, and return when it is gone, however long that takes: a task
+    that is reported as dead while it runs would run twice. ended: keys that have an exit record."""
     boot = machine_boot()
     try:
         with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 -- as above
@@ -72,7 +73,7 @@ def kill_leftovers(directory: str, ended: set[str]) -> None:
 
 
 def _remove_memory_cgroups(root: str) -> None:
-    """The memory groups below it, whose tasks have been ended."""
+    """Remove the memory cgroups of tasks that have been killed."""
     if not root:
         return
     for _ in range(EMPTY_LOOKS_MAX):
@@ -83,8 +84,8 @@ def _remove_memory_cgroups(root: str) -> None:
 
 
 def kill_spawned(rows: list[Any]) -> None:
-    """The same for bare units, of these rows of the log of spawns. A row whose pid is 0 was written before arguments process
-    was made: that is found by arguments mark, or as the session that writes to these files."""
+    """Kill the processes of these rows of the log of spawns. A row with pid 0 was written before its process was made:
+    that process is found by its mark, or as the session that writes to these files."""
     from peerload.launcher import proc_scan as bare  # noqa: PLC0415 -- most launchers have no use for it
 
     leaders = {row[1]: row[2] for row in rows if row[1]}
@@ -98,7 +99,7 @@ def kill_spawned(rows: list[Any]) -> None:
 
 
 def _writes_to(pid: int, paths: set[str]) -> bool:
-    """Whether the stdout or the stderr of a process is one of these files."""
+    """Whether stdout or stderr of a process is one of these files."""
     for number in (1, 2):
         try:
             if os.readlink(f"/proc/{pid}/fd/{number}").removesuffix(" (deleted)") in paths:  # noqa: PTH115 -- as above
@@ -109,8 +110,8 @@ def _writes_to(pid: int, paths: set[str]) -> bool:
 
 
 class Watchdog:
-    """A process that ends the tasks of this launcher run when the launcher is gone. ``pid``, ``pidfd``: of the guard.
-    Raises OSError where there can be none (no /bin/sh)."""
+    """A process that kills the tasks of this launcher run when the launcher is gone. Raises OSError where there can be
+    none (no /bin/sh)."""
 
     def __init__(self, directory: str, units: Units, memory_root: str, run: str) -> None:
         kill_file = units.root + "/cgroup.kill" if units.root else ""
@@ -120,7 +121,7 @@ class Watchdog:
         try:
             self.pid = os.posix_spawn(
                 "/bin/sh",
-                ["sh", "-c", _WATCHDOG_SCRIPT, GUARD_NAME, kill_file, sys.executable, code, *arguments],
+                ["sh", "-c", _WATCHDOG_SCRIPT, WATCHDOG_NAME, kill_file, sys.executable, code, *arguments],
                 os.environ,
                 file_actions=((os.POSIX_SPAWN_DUP2, theirs, 0),),
                 setsid=True,
@@ -135,20 +136,20 @@ class Watchdog:
         try:
             self.pidfd = os.pidfd_open(self.pid)
         except OSError:
-            os.kill(self.pid, signal.SIGKILL)  # before arguments pipe ends
+            os.kill(self.pid, signal.SIGKILL)  # before its pipe ends
             os.waitpid(self.pid, 0)
             os.close(mine)
             raise
 
     def close(self) -> None:
-        """It has ended: let go of it."""
+        """Release the descriptors of a watchdog that has ended."""
         os.close(self._pipe)
         os.close(self.pidfd)
         os.waitpid(self.pid, 0)
 
 
 def watchdog_main() -> None:
-    """What the guard does in the end; arguments arguments are those of `Watchdog`."""
+    """Kill what the launcher has left; the arguments are those of `Watchdog`."""
     directory, root, run, memory_root = sys.argv[1:]
     began_s = time.monotonic()
     if root:
@@ -161,4 +162,4 @@ def watchdog_main() -> None:
             return
         kill_spawned(list(rows.values()))
     _remove_memory_cgroups(memory_root)
-    log_line(f"the launcher is gone; arguments guard took {time.monotonic() - began_s:.3f} s to end what it left")
+    log_line(f"the launcher is gone; its watchdog took {time.monotonic() - began_s:.3f} s to end what it left")

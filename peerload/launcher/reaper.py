@@ -1,6 +1,5 @@
-"""The reaper: tasks whose leader has ended are reported when nothing is left of them, neither their background
-processes nor their unit. Used by the launcher alone; the imports are few.
-"""
+"""The reaper: a task whose leader has ended is reported when nothing is left of it, neither background processes nor
+its unit. Used by the launcher alone; the imports are few."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
     from peerload.launcher.task import LaunchedTask
 
 REMAINS_S_MAX = 10.0
-"""What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""
+"""Unkillable remains of a task (waiting for a disk) delay its exit no longer than this."""
 
 
 class Reaper:
-    """In ``units``; ``end(task)`` is called once for each, when its leader may be reaped and its exit told, and
-    ``closed(key)`` as soon as nothing of it is left."""
+    """``end(task)`` is called once for each task, when its leader may be reaped and its exit reported; ``closed(key)``
+    as soon as nothing of it is left."""
 
     def __init__(self, units: Units, end: Callable[[LaunchedTask], None], closed: Callable[[str], None]) -> None:
         self._units = units
@@ -32,7 +31,8 @@ class Reaper:
         self._unkillable: list[LaunchedTask] = []
 
     def add(self, task: LaunchedTask) -> None:
-        """Its leader has ended, and is not reaped before `end`: until then its pid is nobody else's."""
+        """Take over a task whose leader has ended. The leader is not reaped before ``end``: until then its pid cannot
+        be reused."""
         task.ended_at = time.time()
         task.ended_s = time.monotonic()
         task.ran_s = boot_s() - task.started_boot_s
@@ -43,7 +43,7 @@ class Reaper:
         return [task.close_due_s for task in self._awaiting_close + self._unkillable]
 
     def reap_closed(self) -> None:
-        """End those of which nothing is left; kill what is left of the others."""
+        """End the tasks of which nothing is left; kill what is left of the others."""
         if not (self._awaiting_close or self._unkillable):
             return
         now_s = time.monotonic()

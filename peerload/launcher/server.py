@@ -69,21 +69,23 @@ if TYPE_CHECKING:
 
 STOP_GRACE_S = 2.0
 LOCK_S_MAX = 0.3
-"""So long a directory may seem taken by a launcher that was killed: a process it was just starting still has its lock …"""
+"""A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
+lock."""
 LOCK_LOOK_S = 0.01
-"""… and is looked at this often."""
+"""Interval at which the lock is tried."""
 ALREADY_RUNS = 75
-"""The exit code of a launcher whose directory another one has (which may not answer yet: it ends left-overs first)."""
+"""Exit code of a launcher whose directory is locked by another, which may not answer yet."""
 
 
 class Launcher:
-    """The state of the launcher and its loop. ``directory`` is absolute; raises BlockingIOError if another has it.
-    ``units``, ``memory``: the kind of each, "" for the best that works; ``system``: it serves all users of the machine."""
+    """The launcher's state and loop. directory: absolute. units, memory: the wanted backends, "" for the best that
+    work. system: the service for all users, None for one user. Raises BlockingIOError if another launcher has the
+    directory."""
 
     def __init__(
         self, directory: str, units: str = "", memory: str = "", system: MultiUser | None = None, store: str = ""
     ) -> None:
-        """store: the id of the database that it starts tasks for, "" for those of several."""
+        """store: the id of the database that it starts tasks for, "" for several."""
         self._directory = directory
         self._store = store
         self._claim: socket.socket | None = None
@@ -113,7 +115,7 @@ class Launcher:
     # -- start ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take over from the predecessor, then listen."""
+        """Clean up after the predecessor, then listen."""
         self._exits = Exits(self._directory)
         kill_leftovers(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
@@ -150,7 +152,7 @@ class Launcher:
         os.close(fd)
 
     def _usable_units(self) -> Units:
-        """The wanted kind of containment, or the best that works."""
+        """The wanted containment backend, or the best that works."""
         units = cgroup_units(self._units_wanted, ROOT_PREFIX + self._run)
         if units is not None:
             return units
@@ -163,11 +165,11 @@ class Launcher:
             self._watchdog = Watchdog(self._directory, self._units, self._memory.root, self._run)
         except OSError as error:
             if not self._has_no_watchdog:
-                log_line(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
+                log_line(f"no watchdog: if this launcher is killed, its tasks live until the next one: {error}")
             self._has_no_watchdog = True
             return
         if self._has_no_watchdog:
-            log_line("there is a guard again")
+            log_line("watchdog started again")
         self._has_no_watchdog = False
         self._own_children.add(self._watchdog.pid)
         self._epoll.register(self._watchdog.pidfd, select.EPOLLIN)
@@ -221,7 +223,7 @@ class Launcher:
     # -- what is due ---------------------------------------------------------------------------------------------
 
     def _enforce(self) -> None:
-        """Leases, output limits and the end of a stop."""
+        """Enforce leases, output limits, memory limits, and the end of a stop."""
         self._leases.enforce()
         now_s = time.monotonic()
         if now_s >= self._limit_due_s:
@@ -265,7 +267,7 @@ class Launcher:
             self._exits.add(task.key, record, is_synced=task.is_synced)
 
     def _unit_closed(self, key: str) -> None:
-        """Nothing of this attempt is left, not even its unit."""
+        """Release what an attempt had; not even its unit is left."""
         if self._system is not None:
             self._system.release(key)
 
@@ -273,7 +275,7 @@ class Launcher:
         self._events.append(ExpiredEvent(key, reason, never_started, shortage))
 
     def _reap_orphans(self) -> None:
-        """What tasks have left to us, where orphans come to the launcher."""
+        """Reap orphans of tasks, where they are reparented to the launcher."""
         if not self._units.is_proc_scan:
             return
         mine = {task.pid for task in self._tasks.values()} | self._own_children
@@ -283,12 +285,12 @@ class Launcher:
             except ChildProcessError:
                 continue
 
-    def _replace_watchdog(self, guard: Watchdog) -> None:
-        """Somebody has killed it."""
-        log_line(f"the guard, process {guard.pid}, has ended; there is another one")
-        self._epoll.unregister(guard.pidfd)
-        guard.close()
-        self._own_children.discard(guard.pid)
+    def _replace_watchdog(self, watchdog: Watchdog) -> None:
+        """Start another watchdog; somebody has killed this one."""
+        log_line(f"watchdog ended, starting another: pid={watchdog.pid}")
+        self._epoll.unregister(watchdog.pidfd)
+        watchdog.close()
+        self._own_children.discard(watchdog.pid)
         self._watchdog = None
         self._start_watchdog()
 
@@ -334,13 +336,13 @@ class Launcher:
                 assert_never(request)
 
     def _note_missing_socket(self, *_: object) -> None:
-        """Another launcher was started here, since nobody can connect to us. Only noted: this may be in the midst of
-        anything; the loop wakes up."""
+        """Note that another launcher was started here, because nobody could connect. A signal handler: the loop wakes
+        up and does the rest."""
         self._must_listen = True
 
     def _list(self) -> None:
-        """Everything known, in parts; events follow only from here on. An end that is not on the disk yet, and is to be,
-        still counts as running."""
+        """Send everything known, in parts; events follow only from here on. An exit that has to be synced first still
+        counts as running."""
         self._events.clear()
         self._agent.listed = True
         unsynced = self._exits.unsynced()
@@ -373,7 +375,7 @@ class Launcher:
             self._agent.send([event])
 
     def _flush(self) -> None:
-        """Exits to disk first, then to the agent: everything of one turn in one write each."""
+        """Write exits to the disk first, then to the agent: everything of one turn in one write each."""
         self._events += self._exits.flush()
         if self._agent.listed:
             self._agent.send(self._events)
@@ -422,7 +424,7 @@ class Launcher:
         captures: tuple[Capture, Capture],
         why: SpawnRefused | CannotStart | OSError,
     ) -> None:
-        """It has no process: an exit if that says something of the task, else it never started."""
+        """Report a task without a process: an exit if the task is at fault, else it never started."""
         key = request.key
         self._unit_closed(key)
         for capture in captures:
@@ -441,7 +443,7 @@ class Launcher:
             self._report_lost(key, f"no unit can be made for it: {why}", never_started=True)
 
     def _kill_unwatched(self, key: str, pid: int, error: OSError) -> None:
-        """It runs, but its end could not be noticed: it is ended at once."""
+        """Kill a task whose end could not be noticed."""
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         while not self._units.close(key):
@@ -454,7 +456,7 @@ class Launcher:
         self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
     def _is_settled(self, request: SpawnRequest) -> bool:
-        """Whether there is nothing to be started: it was, or must not be."""
+        """Whether there is nothing to start: it was started, or must not be."""
         key = request.key
         known = self._tasks.get(key)
         if known is not None:
@@ -471,11 +473,11 @@ class Launcher:
         return True
 
     def _would_thaw(self, task: LaunchedTask, number: int) -> bool:
-        """Whether this signal makes a task run that has no lease; its lease, once it comes, makes it go on anyway."""
+        """Whether this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
         return number == signal.SIGCONT and self._units.is_proc_scan and bool(task.frozen_at_s)
 
     def _signal(self, task: LaunchedTask, number: int) -> None:
-        """To its process group, and to what has left that; a KILL ends all of it for certain."""
+        """Signal its process group, and what has left that; SIGKILL goes to all of it for certain."""
         if number == signal.SIGKILL:
             self._units.kill(task.key)
             return
@@ -491,8 +493,8 @@ class Launcher:
                 continue
 
     def _stop(self, *_: object) -> None:
-        """TERM to all, KILL after STOP_GRACE_S, then exit. What is frozen has no lease to run under, not even to end: it
-        is killed, and that is no exit."""
+        """SIGTERM to all, SIGKILL after STOP_GRACE_S, then exit. A frozen task has no lease to run under, not even to
+        end: it is killed, and that is no exit."""
         if self._stopping:
             return
         self._stopping = True
@@ -506,7 +508,7 @@ class Launcher:
 
 
 def ignore_signals() -> None:
-    """What a terminal or a broken pipe sends is not for a launcher."""
+    """Ignore what a terminal or a broken pipe sends."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
 
@@ -527,7 +529,7 @@ def _detach(directory: str) -> None:
 
 
 def _request_socket(directory: str) -> None:
-    """Have the launcher of this directory make its socket anew if that is gone."""
+    """Ask the launcher of this directory to make its socket again if that is gone."""
     try:
         with open(f"{directory}/launcher.pid", encoding="ascii") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
             pid = int(file.read(20))
@@ -556,9 +558,9 @@ def locked_launcher(
 
 
 def main() -> None:
-    """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to stop. Units
-    are cgroup2 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it,
-    the best that does. ID is that of the database that it starts tasks for."""
+    """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to
+    stop. Units are cgroup2 or bare; memory is limited by cgroup2, cgroup1 or rlimit; the default is the best that
+    works. ID: of the database that it starts tasks for."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     known = {"--directory", "--units", "--memory", "--store"}
     if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:

@@ -1,8 +1,7 @@
-"""The spawner makes the process of a task, in its unit. Used by the launcher alone; the imports
-are few.
+"""The spawner starts the process of a task in its unit. Used by the launcher alone; the imports are few.
 
-Where units are found by looking, a log of spawns says what was made, and before that what is about to be: were the
-launcher killed in between, its successor ends what it was making.
+For the process scan, a log records each spawn before and after it is made: if the launcher is killed in between, its
+successor kills what it was making.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.launcher.task import LaunchedTask
 
 DESCRIPTORS_RESERVED = 64
-"""Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
+"""Descriptors reserved for other things than tasks, each of which takes one; this bounds the tasks at a time."""
 
 
 ENVIRONMENT_TRIES_MAX = 50
@@ -35,8 +34,8 @@ ENVIRONMENT_PAUSE_S = 0.001
 
 
 def _environment_of(pid: int) -> bytes:
-    """The environment that a process was started with. The kernel shows none for a moment after `posix_spawn` has returned
-    (exec lets the parent go on before the new stack is made), so it is read again for up to 50 ms."""
+    """The initial environment of a process. The kernel shows none for a moment after `posix_spawn` has returned (exec
+    lets the parent go on before the new stack is made), so it is read again for up to 50 ms."""
     for _ in range(ENVIRONMENT_TRIES_MAX):
         if raw := read(f"/proc/{pid}/environ"):
             return raw
@@ -45,9 +44,7 @@ def _environment_of(pid: int) -> bytes:
 
 
 class Spawner:
-    """Of the launcher's ``tasks``, in their ``units``, with the limits of ``memory`` and something to read from
-    ``standard_input``; ``run`` names this run of the launcher, whose files are in ``directory``; ``system``: that of a launcher
-    that serves all users."""
+    """Starts the processes of ``tasks``. run: the name of this run of the launcher. system: the service for all users."""
 
     def __init__(
         self,
@@ -72,8 +69,8 @@ class Spawner:
         self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
 
     def spawn(self, request: SpawnRequest) -> int:
-        """The process that a request asks for, in its unit → its pid. Raises CannotStart, or OSError if there can be no unit or
-        this machine is short of something."""
+        """Start the process of a request in its unit → its pid. Raises CannotStart, or OSError if there can be no unit
+        or this machine is short of something."""
         try:
             pid = self._spawn_in_unit(request)
         except (CannotStart, OSError):
@@ -114,8 +111,8 @@ class Spawner:
         return pid
 
     def _inside_task(self, request: SpawnRequest) -> SpawnRequest:
-        """The request, with directory and environment of the task that it is to be inside of; its own variables are added. Raises
-        CannotStart, SpawnRefused."""
+        """The request, with directory and environment of the task inside which it runs; its own variables are added.
+        Raises CannotStart, SpawnRefused."""
         task = self._tasks.get(request.inside)
         if task is None or task.ended_at:
             raise CannotStart(NOT_EXECUTABLE, "the task has ended")
@@ -139,7 +136,7 @@ class Spawner:
             self._memory.leave()
 
     def _limit(self, key: str, pid: int, limit_bytes: int) -> None:
-        """It runs already: a limit that cannot be set is no reason to say that it does not."""
+        """Limit a process that runs already; a limit that cannot be set is only logged."""
         try:
             if not self._memory.limit(key, pid, limit_bytes):
                 self._units.kill(key)

@@ -1,8 +1,8 @@
-"""The account resolver asks the account database of the machine for a launcher that runs as root and must never wait
-for it: it may be at the other end of a network, and hang.
+"""The account resolver asks the account database of the machine for a launcher that runs as root. The launcher must
+never wait for that database: it may be at the other end of a network, and hang.
 
-Each question is put by a child of its own, which has no rights at all and is ended when it takes too long; until there is an
-answer, what needs it waits (deferred_requests.py), and leases, exits and everything else go on. Used by such a launcher alone.
+A child without any rights asks each question, and is killed if it takes too long. What needs the answer waits
+(deferred_requests.py), while leases, exits and everything else go on. Used by such a launcher alone.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from peerload.launcher.system.user_helpers import UserHelpers
 
 ANSWER_S_MAX = 10.0
-"""Who has not been answered by then never is; well within the time of a lease."""
+"""Timeout of a question; well within the time of a lease."""
 AT_A_TIME_MAX = 8
-"""Children that ask; one that cannot even be killed keeps its place."""
+"""Children at a time; one that cannot even be killed keeps its place."""
 OF_ONE_MAX = 4
-"""Of them, for one home: a node whose users are hard to find holds up none but its own."""
+"""Children at a time for one home, so that a node with slow lookups delays only its own tasks."""
 QUEUED_MAX = 1024
 KEPT_S = 1.0
-"""An answer about an account counts for so long, so that a burst of tasks costs one question …"""
+"""An answer about an account is cached for this time, so that a burst of tasks costs one question."""
 UNASSIGNED_KEPT_S = 60.0
-"""… and that a number is nobody's for so long …"""
+"""Cached time of unassigned uids."""
 UNASSIGNED_AT_ONCE = 64
-"""… of which so many are asked for together."""
+"""Uids that are asked for together."""
 ANSWERS_KEPT_MAX = 8192
 ANSWER_BYTES_MAX = 1 << 15
-"""Half of what a pipe holds: the child need not wait for anybody to read it."""
+"""Half of what a pipe holds, so that the child need not wait for a reader."""
 _UNPRIVILEGED = LauncherAccount("nobody", 65_534, 65_534, (65_534,), "/")
 _UNANSWERED = object()
 Question = tuple[str, ...]
 
 
 class AccountPending(Exception):
-    """The database has been asked, and ``question`` is what; until it has answered, nothing can be decided."""
+    """The database has been asked this question; the request has to wait for the answer."""
 
     def __init__(self, question: Question) -> None:
         super().__init__(*question)
@@ -54,11 +54,11 @@ class AccountPending(Exception):
 
 
 class AccountUnanswered(SpawnRefused):
-    """It has not answered: nobody knows whether it may be done."""
+    """The database has not answered, so it is unknown whether the request is allowed."""
 
 
 class _PendingQuestion:
-    """A question that has no answer yet. until_s: when it is given up; reading: where the answer comes, -1 = it waits for its
+    """A question without an answer. until_s: its timeout. reading: descriptor of the answer, -1 while it waits for its
     turn."""
 
     __slots__ = ("home", "is_overdue", "reading", "until_s")
@@ -71,10 +71,10 @@ class _PendingQuestion:
 
 
 class AccountResolver:
-    """By children of ``errands``."""
+    """Lookups by child processes."""
 
-    def __init__(self, errands: UserHelpers) -> None:
-        self._helpers = errands
+    def __init__(self, helpers: UserHelpers) -> None:
+        self._helpers = helpers
         self._pending: dict[Question, _PendingQuestion] = {}
         self._answers: dict[Question, tuple[float, Any]] = {}
         self._answered: set[Question] = set()
@@ -82,12 +82,13 @@ class AccountResolver:
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def entry(self, name: str, group: str, admin_group: str, home: str) -> Entry | None:
-        """The account of this name, as `look_up` has it. ``home``: for whose sake it is asked. Raises NotKnownYet, Unanswered."""
+        """The account of this name, see `look_up`. home: the node on whose behalf it is asked. Raises AccountPending,
+        AccountUnanswered."""
         found: Entry | None = self._answer(("account", name, group, admin_group), home)
         return found
 
     def is_unassigned(self, uid: int) -> bool:
-        """Whether a guest may have this number. Raises NotKnownYet, Unanswered."""
+        """Whether a guest may have this uid. Raises AccountPending, AccountUnanswered."""
         first = uid - uid % UNASSIGNED_AT_ONCE
         found = self._answer(("unassigned", str(first)), "")
         return uid in found and is_unassigned(uid, asks=False)
@@ -114,7 +115,7 @@ class AccountResolver:
     # -- children ------------------------------------------------------------------------------------------------------
 
     def _begin_some(self) -> None:
-        """Those whose turn it is."""
+        """Start the children whose turn it is."""
         under_way = [asked.home for asked in self._pending.values() if asked.reading >= 0]
         for question, asked in list(self._pending.items()):
             if len(under_way) >= AT_A_TIME_MAX:
@@ -136,7 +137,7 @@ class AccountResolver:
         os.close(writing)
 
     def _done(self, question: Question) -> None:
-        """The child has ended, or could not be made."""
+        """Take the answer of a child that has ended, or could not be made."""
         asked = self._pending.pop(question)
         try:
             raw = os.read(asked.reading, ANSWER_BYTES_MAX)
@@ -159,7 +160,7 @@ class AccountResolver:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def answered(self) -> set[Question]:
-        """What has been answered, or was given up, since it was asked last."""
+        """Questions that were answered or timed out since the last call."""
         now_s = time.monotonic()
         for question, asked in list(self._pending.items()):
             if not asked.is_overdue and now_s >= asked.until_s:
@@ -172,14 +173,14 @@ class AccountResolver:
         return answered
 
     def due_s(self) -> float | None:
-        """When `answered` has something to tell, by the monotonic clock; None: nothing is asked."""
+        """When `answered` has to be called, by the monotonic clock; None: no question is open."""
         if self._answered:
             return 0.0
         return min((asked.until_s for asked in self._pending.values() if not asked.is_overdue), default=None)
 
 
 def _answer_in_child(question: Question) -> Any:  # noqa: ANN401 -- as above
-    """In the child."""
+    """Answer a question; runs in the child."""
     if question[0] == "account":
         return look_up(question[1], question[2], question[3])
     first = int(question[1])
@@ -187,7 +188,8 @@ def _answer_in_child(question: Question) -> Any:  # noqa: ANN401 -- as above
 
 
 def _validated(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as above
-    """What a child has said; _UNANSWERED if that is nothing, or no answer: what it was linked with may have had other ideas."""
+    """The answer of a child; _UNANSWERED if there is none or it is malformed: libraries that the child has loaded may
+    have interfered."""
     try:
         found = msgpack.unpackb(raw)
         if question[0] == "unassigned":
@@ -205,7 +207,8 @@ def _validated(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as abo
 
 
 def agent_ids(user: str) -> tuple[int, int]:
-    """The uid and gid of the agent's account, at the start, when nothing can be held up yet. Raises ProcessLookupError."""
+    """Uid and gid of the agent's account; asked at the start, when nothing can be delayed yet. Raises
+    ProcessLookupError."""
     try:
         entry = pwd.getpwnam(user)
     except KeyError:

@@ -1,5 +1,5 @@
-"""The seccomp filter of guests forbids system calls that give a view of the machine of its own, or reach deep into the
-kernel, and that no task needs. Used by the launcher alone."""
+"""The seccomp filter of guests: forbids system calls that no task needs and that make namespaces or mounts, or reach
+deep into the kernel. Used by the launcher alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _X32 = 0x40000000
-"""Another way to number the calls of x86, which nothing uses."""
+"""The bit of x32 system call numbers, which nothing uses."""
 CLONE_NEW_ANY = 0x7E020000
 """The flags of clone(2) that make namespaces."""
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 TERMINAL_INJECTION = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: what is put into a terminal as if it had been typed there."""
+"""TIOCSTI and TIOCLINUX: they put input into a terminal as if it had been typed."""
 SAME_PERSONALITY = (0, 0xFFFFFFFF)
 
 _FORBIDDEN = (  # name, x86_64, aarch64
@@ -52,9 +52,9 @@ _FORBIDDEN = (  # name, x86_64, aarch64
     ("vhangup", 153, 58),
 )
 _FORBIDDEN_EVERYWHERE = (425, 428, 429, 430, 431, 432, 433, 442, 467)
-"""io_uring_setup and what mounts in the new way, the same everywhere."""
+"""io_uring_setup and the new mount calls; the same numbers on all machines."""
 _FORBIDDEN_X86 = (154,)
-"""modify_ldt: segments of 16 bits, which no program of today has, and by which the kernel was broken into before."""
+"""modify_ldt: 16-bit segments, which no current program needs and which were used to attack the kernel."""
 _MACHINES = {  # audit number, column above; clone, clone3, socket, socketpair, ioctl, personality
     "x86_64": (0xC000003E, 1, (56, 435, 41, 53, 16, 135)),
     "aarch64": (0xC00000B7, 2, (220, 435, 198, 199, 29, 92)),
@@ -62,7 +62,8 @@ _MACHINES = {  # audit number, column above; clone, clone3, socket, socketpair, 
 
 
 def guest_filter(machine: str = "") -> bytes:
-    """The program for this kind of machine; nothing where its calls are not known (``machine``: another's, to be looked at)."""
+    """The filter program for this kind of machine; empty if its system calls are not known. machine: another kind, for
+    tests."""
     machine = machine or os.uname().machine
     if machine not in _MACHINES:
         return b""
@@ -95,13 +96,13 @@ def guest_filter(machine: str = "") -> bytes:
 
 
 def _for_call(number: int, argument: int, judgement: list[bytes]) -> list[bytes]:
-    """What is done for one call alone, with (the lower half of) one of its arguments; allowed if that says nothing."""
+    """Instructions for one call alone, with the lower half of one of its arguments; allowed unless they return."""
     inner = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), *judgement, _instruction(_RETURN, _ALLOW)]
     return [_instruction(_EQUAL, number, 0, len(inner)), *inner]
 
 
 def _one_of(values: tuple[int, ...], otherwise: list[bytes]) -> list[bytes]:
-    """Past ``otherwise`` if it is one of these."""
+    """Skip ``otherwise`` for these values."""
     count = len(values)
     tests = [_instruction(_EQUAL, value, count - at - 1 + len(otherwise), 0) for at, value in enumerate(values)]
     return [*tests, *otherwise]

@@ -1,7 +1,7 @@
-"""What a launcher does besides where it runs as root and serves all users of a machine: it decides whom each task runs as, makes
-it that account, and does small errands as users for an agent that is none of them. Used by such a launcher alone.
+"""The service for all users of a machine: a launcher that runs as root decides which account each task runs as, starts
+it as that account, and acts as users for an agent that is none of them. Used by such a launcher alone.
 
-The agent is believed about whose task it is, and about nothing else: it names files with its own rights only.
+The agent is trusted about whose task it is, and about nothing else: it names files with its own rights only.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from peerload.launcher.protocol import LauncherEvent, Request, SpawnRequest, UserRequest
 
 SCRATCH = b"-"
-"""What a task says for its directory that wants a fresh one."""
+"""Working directory of a task that wants a fresh one."""
 SCRATCH_NAME = "scratch"
 NAMES_KEPT_MAX = 1024
 _ALWAYS = (b"LANG", b"LC_ALL", b"LC_CTYPE", b"TERM")
-"""What a task that runs as another than its submitter is told all the same."""
+"""Variables that a task gets even if it runs as another user than its submitter."""
 LOADED_FROM = tuple(
     b"LD_ GLIBC_ GCONV_ MALLOC_ NSS_ BASH_ PYTHON PERL RUBY NODE_ NPM_ LUA_ R_ JAVA_ JDK_ TCL GIT_ SSH_ SSL_ OPENSSL_ OCL_ OPENCL_ "
     b"VK_ CUDA_INJECTION NVIDIA_DRIVER XDG_ GTK_ QT_ TERMINFO LESS AWK".split()
@@ -51,8 +51,8 @@ LOADED_FROM_ONE = frozenset(
     b"ENV SHELLOPTS PS4 IFS CDPATH FPATH ZDOTDIR PROMPT_COMMAND _JAVA_OPTIONS CLASSPATH LOCPATH NLSPATH TERMCAP INPUTRC PAGER "
     b"MANPAGER EDITOR VISUAL SHELL BROWSER MAKEFLAGS MAKEFILES TAR_OPTIONS RSYNC_RSH CVS_RSH RUSTC_WRAPPER GOFLAGS CURL_HOME WGETRC".split()
 )
-"""Variables that name code, or a place where it is looked for: where only chosen programs may run, what another node says of these is
-not passed on; nor are its PATH and HOME, since programs start others by name, and read their settings there."""
+"""Variables that name code, or where to find it. Where only chosen programs may run, those from another node are
+dropped, and so are PATH and HOME, since programs start others by name and read settings there."""
 NO_SANDBOX = (
     "guests see the files and processes of the machine as they are: there are no mount namespaces here",
     "what guests leave in temporary directories of the machine stays there, and has no bound",
@@ -66,12 +66,12 @@ FLAGS = {
     "--units": "",
     "--memory": "",
 }
-"""What it can be told, and what it takes for granted."""
+"""Flags and their defaults."""
 NO_FILTER = "guests may make all system calls: there is no filter for this kind of machine"
 
 
 class MultiUserService:
-    """``directory``, ``sockets``: the launcher's own, root's; ``agent``: the uid and gid of the one that is served."""
+    """directory, sockets: the launcher's own, owned by root. agent: uid and gid of the agent's user."""
 
     def __init__(self, directory: str, sockets: str, agent: tuple[int, int], policies: PolicyFiles) -> None:
         """Raises PolicyError."""
@@ -116,7 +116,7 @@ class MultiUserService:
         sandbox.enter(self._kernel, 1 << 20, self._hidden_paths, has_devices=False)
 
     def _try(self, work: Any) -> str:  # noqa: ANN401 -- a call
-        """Whether this works in a child → why not; "" if it does."""
+        """Try this in a child → why it fails; "" if it works."""
         pid = self.fork_server.fork(work)
         _, status = os.waitpid(pid, 0)
         said = self.reports.failure_of(pid)
@@ -130,7 +130,7 @@ class MultiUserService:
         os.chmod(self._directory, 0o711)  # noqa: PTH101, S103 -- as above
 
     def _remove_leftovers(self) -> None:
-        """What tasks of an earlier launcher, which was killed, have left: removed as whose it is."""
+        """Remove what tasks of a killed launcher have left, each directory as its owner."""
         for name in os.listdir(self.scratch):  # noqa: PTH208 -- as above
             status = os.lstat(f"{self.scratch}/{name}")
             account = LauncherAccount("left", status.st_uid, status.st_gid, (status.st_gid,), "/")
@@ -139,7 +139,7 @@ class MultiUserService:
                 self.helpers.empty(path, account, lambda path=path: self._scratch_emptied("", path))  # type: ignore[misc]
 
     def admits(self, connection: socket.socket) -> bool:
-        """Whether who is at the other end is the agent: the kernel says so, and nobody else."""
+        """Whether the agent is at the other end, according to the kernel."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
         if uid != self.access.uid:
@@ -149,8 +149,8 @@ class MultiUserService:
     # -- who -----------------------------------------------------------------------------------------------------------
 
     def account(self, request: SpawnRequest | UserRequest, key: str) -> LauncherAccount:
-        """Whom what is asked runs as; ``key``: an attempt or an errand, which has a uid of its own if it is a guest's, until that
-        is given back. Raises NotAllowed, NotKnownYet, LauncherProtocolError."""
+        """The account of a request. key: an attempt or a helper, to which a guest's uid is assigned until it is
+        released. Raises SpawnRefused, AccountPending, LauncherProtocolError."""
         node, home, user, uid = request.node, request.home, request.user, request.uid
         if not node or not home:
             raise LauncherProtocolError("node or home is missing")
@@ -173,9 +173,9 @@ class MultiUserService:
     def carry_out(self, request: UserRequest) -> None:
         """See `MultiUser`."""
         number = request.id
-        asked, errand = HelperRequest(number, _quota_key(request)), f"errand {number}"
+        asked, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
         try:
-            account = self.account(request, errand)
+            account = self.account(request, holder)
         except AccountUnanswered as silence:
             self.helpers.reply(number, f"busy: {silence}")
             return
@@ -184,22 +184,22 @@ class MultiUserService:
             return
         match request:
             case DirectoryCheck(directory):
-                self._check_directory(asked, account, directory, errand)
+                self._check_directory(asked, account, directory, holder)
             case FileCheck() | FileAppend() if account.is_guest:
-                self._guests.give_back(errand)
+                self._guests.give_back(holder)
                 self.helpers.reply(number, "policy: guests have no files here")
             case FileCheck(patterns):
                 self.helpers.check_files(asked, account, patterns)
             case FileAppend():
                 self.helpers.append(asked, account, request)
 
-    def _check_directory(self, asked: HelperRequest, account: LauncherAccount, directory: bytes, errand: str) -> None:
+    def _check_directory(self, asked: HelperRequest, account: LauncherAccount, directory: bytes, holder: str) -> None:
         if directory == SCRATCH:
-            self._guests.give_back(errand)
+            self._guests.give_back(holder)
             self.helpers.reply(asked.number, "")
             return
         world = self._hidden_paths if account.is_guest and self._has_sandbox else None
-        self.helpers.check_directory(asked, account, directory, world, lambda: self._guests.give_back(errand))
+        self.helpers.check_directory(asked, account, directory, world, lambda: self._guests.give_back(holder))
 
     def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
         """See `MultiUser`."""
@@ -207,7 +207,7 @@ class MultiUserService:
         return self._deferred
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of children, and what is due."""
+        """See `MultiUser`."""
         if self.reports.fd in masks:
             self.reports.read()
         self.helpers.ready(masks)
@@ -215,7 +215,7 @@ class MultiUserService:
         self._deferred.resume(self._resolver.answered())
 
     def due_at_s(self) -> list[float]:
-        """When something is to be given up, by the monotonic clock."""
+        """See `MultiUser`."""
         return [due_s for due_s in (self.helpers.due_s(), self._resolver.due_s()) if due_s is not None]
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class MultiUserService:
         return request
 
     def check_inside(self, key: str, inside: str) -> None:
-        """Raises NotAllowed unless both run as one and the same account, which is no guest's: that has another each time."""
+        """See `MultiUser`. Both have to run as the same account, and not as guests, who have another each time."""
         own, other = self._accounts.get(key), self._accounts.get(inside)
         if own is None or other is None or own.is_guest or own.uid != other.uid:
             raise SpawnRefused("commands go inside of tasks of the same user alone, and not of guests'")
@@ -267,11 +267,11 @@ class MultiUserService:
             self._limits.leave()
 
     def close(self) -> None:
-        """No task is left."""
+        """See `MultiUser`."""
         self._limits.remove()
 
     def _make_scratch(self, key: str, account: LauncherAccount) -> bytes:
-        """A fresh directory of its user's, in one of root's."""
+        """Make a fresh directory for the user, inside one of root's."""
         path = f"{self.scratch}/{key}"
         try:
             os.mkdir(path, 0o700)  # noqa: PTH102 -- as above
@@ -287,11 +287,11 @@ class MultiUserService:
         return path.encode()
 
     def failure_of(self, pid: int) -> tuple[int, str] | None:
-        """Why this process, which has ended, never was its command: exit code and reason; None if it was."""
+        """See `MultiUser`."""
         return self.reports.failure_of(pid)
 
     def release(self, key: str) -> None:
-        """Nothing of the attempt is left: its uid may be another's."""
+        """See `MultiUser`. The uid of a guest is released."""
         self._accounts.pop(key, None)
         self._limits.close(key)
         account = self._scratches.pop(key, None)
@@ -313,8 +313,8 @@ class MultiUserService:
 def _environment(
     given: dict[bytes, bytes], request: SpawnRequest, account: LauncherAccount, home: str
 ) -> dict[bytes, bytes]:
-    """What a task is told: all that was captured if it runs as who submitted it, else what it needs, and what its submitter has
-    named."""
+    """The environment of a task: everything that was captured if it runs as its submitter, else what it needs and what
+    its submitter has named."""
     own = {b"HOME": os.fsencode(home), b"USER": account.name.encode(), b"LOGNAME": account.name.encode()}
     if not account.is_guest:
         own[b"SHELL"] = os.fsencode(account.shell)
@@ -327,19 +327,19 @@ def _environment(
 
 
 def _is_foreign(request: SpawnRequest | UserRequest) -> bool:
-    """Whether it is a task of another node, or of another node's user, who has submitted it here."""
+    """Whether it is a task of another node, or of another node's user who has submitted it here."""
     return request.home != request.node or (request.uid < 0 and ":" in request.user)
 
 
 def _quota_key(request: UserRequest) -> str:
-    """Whose errands count together: those of a user of this node, or of all that another node says are its users."""
+    """The quota that a request counts for: a user of this node, or all users that another node names."""
     if _is_foreign(request):
         return (request.user.partition(":")[0] if request.home == request.node else request.home) + ":"
     return request.user
 
 
 def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, bytes]:
-    """Without the variables that have a program run something else than itself: else any is all."""
+    """The environment without variables that make a program run other code: else every program could run any."""
     kept = {
         name: value
         for name, value in environment.items()
@@ -349,8 +349,8 @@ def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, byt
 
 
 def prepared(directory: str, sockets: str, user: str, files: PolicyFiles) -> MultiUserService:
-    """The `MultiUserService` of a launcher in these directories, made if absent, for the agent that runs as ``user``. Raises PolicyError,
-    ProcessLookupError, OSError: somebody else could write there, there is no such user, …"""
+    """The service of a launcher in these directories (made if absent), for the agent that runs as ``user``. Raises
+    PolicyError if somebody else could write there, ProcessLookupError if there is no such user, OSError."""
     ids = agent_ids(user)
     for path, mode in ((directory, 0o711), (sockets, 0o755)):
         os.makedirs(path, mode=mode, exist_ok=True)  # noqa: PTH103 -- as above

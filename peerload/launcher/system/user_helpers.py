@@ -1,8 +1,7 @@
-"""User helpers: small jobs that a launcher which runs as root has done as a user, each by a child that is that user
-and nobody else. They look whether a directory is there, write what the user wants of an output, and remove what a task
-has left.
+"""User helpers: children of a launcher that runs as root, each of which does a small job as one user. They check
+directories and files, write output, and remove what a task has left.
 
-Used by such a launcher alone. A child that hangs in a user's directory holds up nothing but its own helper.
+Used by such a launcher alone. A child that hangs in a user's directory delays nothing but its own job.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ if TYPE_CHECKING:
 
 AT_A_TIME_MAX = 64
 OF_A_USER_MAX = 8
-"""Errands for one user at a time, or for all users of another node: one origin directories hang holds up nobody else's."""
+"""Helpers at a time for one user, or for all users of another node, so that hanging directories delay nobody else."""
 LOOK_S_MAX = 30.0
-"""A look that takes longer is given up: its user's directory hangs, or that user has stopped it …"""
+"""Timeout of a check: the user's directory hangs, or the user has stopped the helper."""
 SECONDS_MAX = 300.0
-"""… and what writes or removes files after this: it is killed …"""
+"""Timeout of what writes or removes files; it is killed then."""
 KILL_AGAIN_S = 60.0
-"""… and again, while it hangs where nothing can be killed."""
+"""Pause before it is killed again, if it hangs where nothing can be killed."""
 FILES_MAX = 4
 PARTS_MAX = 1024
 _LOOKED = "there is no such directory here, or it may not be entered"
 
 
 class HelperRequest:
-    """What the agent wants. ``number``: what it calls it, 0 = it is the launcher's own; ``quota_key``: origin share of all that can be
-    under way it is, a user of this node or another node. A guest's number is its own each time, and so it is no share."""
+    """The origin of a job. number: the agent's, 0 = the launcher's own job. quota_key: a user of this node, or another
+    node; never a guest's uid, which is new each time."""
 
     __slots__ = ("number", "quota_key")
 
@@ -54,7 +53,7 @@ OWN = HelperRequest(0, "")
 
 
 class UserHelper:
-    """One that is under way. until_s: when it is given up, after ``seconds_max``."""
+    """A running helper. until_s: when it is killed, after ``seconds_max``."""
 
     __slots__ = ("done", "is_overdue", "origin", "pid", "seconds_max", "uid", "until_s")
 
@@ -69,8 +68,7 @@ class UserHelper:
 
 
 class UserHelpers:
-    """Done by children of ``forge``; ``events`` is where the launcher gathers what it tells the agent; ``pids``: of these
-    children."""
+    """Starts helpers. ``events`` collects what the agent is told; ``pids``: of the helpers."""
 
     def __init__(self, epoll: select.epoll, events: list[LauncherEvent], forge: ForkServer, pids: set[int]) -> None:
         self._epoll = epoll
@@ -87,7 +85,7 @@ class UserHelpers:
         world: tuple[str, ...] | None,
         done: Callable[[], None],
     ) -> None:
-        """Whether this directory is there for that account, in the world that its tasks have."""
+        """Check that the account may enter this directory, in the sandbox of its tasks."""
 
         def work() -> None:
             if world is not None:
@@ -101,7 +99,7 @@ class UserHelpers:
         self._begin(origin, account, work, done, LOOK_S_MAX)
 
     def check_files(self, origin: HelperRequest, account: LauncherAccount, patterns: list[bytes]) -> None:
-        """Whether files of these names can be written by that account."""
+        """Check that the account can write files of these names."""
 
         def work() -> None:
             self._fork_server.become(account)
@@ -111,7 +109,7 @@ class UserHelpers:
         self._begin(origin, account, work, seconds_max=LOOK_S_MAX)
 
     def append(self, origin: HelperRequest, account: LauncherAccount, request: FileAppend) -> None:
-        """Put parts of what the agent has captured into a file of that account's."""
+        """Write parts of captured output into a file of the account."""
         parts, umask = request.parts[:PARTS_MAX], request.umask & 0o777
 
         def work() -> None:
@@ -124,7 +122,7 @@ class UserHelpers:
         self._begin(origin, account, work)
 
     def empty(self, path: str, account: LauncherAccount, done: Callable[[], None]) -> None:
-        """Remove what is in a directory of that account's; its own place is root's."""
+        """Empty a directory of the account; its parent is root's."""
 
         def work() -> None:
             self._fork_server.become(account)
@@ -140,8 +138,8 @@ class UserHelpers:
         seconds_max: float,
         keeps: Sequence[int] = (),
     ) -> None:
-        """Have some work done as that account that may hang, such as a question to the account database; ``done`` is called when
-        it has ended, by itself or since it took longer. ``keeps``: descriptors that it needs."""
+        """Do work as the account that may hang, such as a question to the account database. done: called when it has
+        ended or was killed. keeps: descriptors that it needs."""
 
         def as_account() -> None:
             self._fork_server.become(account)
@@ -150,7 +148,7 @@ class UserHelpers:
         self._begin(OWN, account, as_account, done, seconds_max, keeps)
 
     def reply(self, number: int, why: str) -> None:
-        """It is not done."""
+        """Answer a request of the agent: why it was not done, "" if it was."""
         if number:
             self._events.append(UserReply(number, why))
 
@@ -181,7 +179,7 @@ class UserHelpers:
         self.pids.add(pid)
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of them: some are back."""
+        """Handle helpers that have ended, as epoll reported."""
         for pidfd in [fd for fd in masks if fd in self._by_pidfd]:
             helper = self._by_pidfd.pop(pidfd)
             self._epoll.unregister(pidfd)
@@ -199,7 +197,7 @@ class UserHelpers:
             helper.done()
 
     def kill_overdue(self) -> None:
-        """Those that take too long; each is back when its process has gone."""
+        """Kill helpers that take too long; they are answered when their process is gone."""
         now_s = time.monotonic()
         for helper in self._by_pidfd.values():
             if now_s >= helper.until_s:
@@ -208,5 +206,5 @@ class UserHelpers:
                 os.kill(helper.pid, signal.SIGKILL)
 
     def due_s(self) -> float | None:
-        """When `give_up` has something to do, by the monotonic clock; None: nothing is under way."""
+        """When `kill_overdue` has to be called, by the monotonic clock; None: no helper runs."""
         return min((helper.until_s for helper in self._by_pidfd.values()), default=None)

@@ -1,5 +1,5 @@
-"""The policy of a node about users, as root has written it down in its configuration files. Used by a launcher that runs as
-root, which believes no file that another could have written."""
+"""The node's policy about users, read from root's configuration files by a launcher that runs as root. Files that
+others could have written are refused."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 FILE = "/etc/peerload/peerload.toml"
 DIRECTORY = "/etc/peerload/conf.d"
 CHECK_EVERY_S = 1.0
-"""Changed files are noticed within so long after the next task."""
+"""Interval at which changed files are looked for, with the next task."""
 BYTES_MAX = 1 << 20
 
 
 class PolicyError(Exception):
-    """A file cannot be believed, or says what nobody can follow; names it."""
+    """A file is not root's own, or its content is invalid; names the file."""
 
 
 class PolicyFiles:
-    """``file`` and all ``*.toml`` of ``directory``, the later ones counting more; none need be there."""
+    """The policy in ``file`` and all ``*.toml`` of ``directory``; later files override; all may be absent."""
 
     def __init__(self, file: str = FILE, directory: str = DIRECTORY) -> None:
         self._file = file
@@ -37,7 +37,7 @@ class PolicyFiles:
         self._policy = UsersPolicy()
 
     def read(self) -> UsersPolicy:
-        """What is in force. Raises PolicyError."""
+        """Read the policy. Raises PolicyError."""
         self._seen = self._file_stats()
         settings: dict[str, Any] = {}
         for path, *_ in self._seen:
@@ -50,7 +50,7 @@ class PolicyFiles:
         return self._policy
 
     def current(self) -> UsersPolicy:
-        """The same, read again if a file has changed; what cannot be used changes nothing, and is said once."""
+        """The policy in force, read again if a file has changed. Invalid files change nothing, and are logged once."""
         if time.monotonic() >= self._checked_s + CHECK_EVERY_S:
             self._checked_s = time.monotonic()
             found = self._file_stats()
@@ -69,7 +69,7 @@ class PolicyFiles:
         return self._policy
 
     def _file_stats(self) -> list[tuple[str, int, int, int]]:
-        """Each file there is, with what changes when it does."""
+        """The files, each with what changes when it does."""
         try:
             names = sorted(name for name in os.listdir(self._directory) if name.endswith(".toml"))  # noqa: PTH208 -- pathlib costs the launcher a megabyte
         except OSError:
@@ -85,7 +85,7 @@ class PolicyFiles:
 
 
 def check_root_owned(path: str) -> None:
-    """Raises PolicyError if anybody but root could write to this file or directory, or put another in its place."""
+    """Raises PolicyError if anybody but root could write to this file or directory, or replace it."""
     at = os.path.realpath(path)
     while True:
         status = os.stat(at)  # noqa: PTH116 -- as above
