@@ -1,4 +1,5 @@
-"""The generated part of docs/cli.md: of each verb its usage, what it does, and its flags, from the verb's own parser.
+"""The generated part of docs/cli.md: the verbs by group, and of each its usage, purpose and
+flags, from `peerload --help` and the verb's own parser.
 
 `make docs` writes it. In the section of a verb the first paragraph and the table of flags that may follow are generated; what
 comes after them is written by hand. A test compares the page with the parsers.
@@ -16,7 +17,8 @@ from peerload.cli.common.options import Options
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 GENERAL = {"--help", "--socket", "--json"}
-"""Flags of every verb, which the page explains once."""
+AT = "ask this node of the cluster, not this one"
+"""Flags of every verb, and the help of `--at`, which the page explains once."""
 TASK_VERBS = ("run", "submit", "map")
 TASK_HEADING = "### Flags of `run`, `submit` and `map`"
 SELECT_VERBS = ("ls", "cancel", "signal", "hold", "release", "prio", "retry", "wait", "logs", "clean")
@@ -53,7 +55,7 @@ def parser_of(verb: str) -> Options:
 def flags(parser: Options) -> dict[str, argparse.Action]:
     """Its own flags by their long name (of one without: the short one), in the order of its help."""
     found = {action.option_strings[-1]: action for action in parser._actions if action.option_strings}
-    return {name: action for name, action in found.items() if name not in GENERAL}
+    return {name: action for name, action in found.items() if name not in GENERAL and action.help != AT}
 
 
 def row(action: argparse.Action, formatter: argparse.HelpFormatter) -> str:
@@ -78,15 +80,16 @@ def head(verb: str, parser: Options, shared: set[str]) -> str:
     """A verb's usage, its purpose, and the flags that it does not share."""
     usage = (parser.usage or "").removeprefix(f"peerload {verb}").strip()
     if not usage:
-        words = [str(action.metavar or action.dest) for action in parser._actions if not action.option_strings]
-        several = [action.nargs in ("*", "+") for action in parser._actions if not action.option_strings]
-        usage = " ".join(
-            ["[flags]"] * bool(flags(parser))
-            + [f"{word} …" if many else word for word, many in zip(words, several, strict=True)]
-        )
-    purpose = " ".join((parser.description or "").split("\n\n", 1)[0].split())
+        wrapped = {"*": "[{} …]", "+": "{} …", "?": "[{}]"}
+        words = [
+            wrapped.get(str(action.nargs), "{}").format(action.metavar or action.dest)
+            for action in parser._actions
+            if not action.option_strings
+        ]
+        usage = " ".join(["[flags]"] * bool(flags(parser)) + words)
+    purpose = verb_table.VERBS[verb][:1].upper() + verb_table.VERBS[verb][1:] + "."
     shown = f"`peerload {verb} {usage}`".replace(" `", "`").replace("\n", " ")
-    return f"\n{shown}. {purpose}\n" + table(parser, [name for name in flags(parser) if name not in shared])
+    return f"\n{purpose} {shown}\n" + table(parser, [name for name in flags(parser) if name not in shared])
 
 
 def generated() -> dict[str, str]:
@@ -100,6 +103,8 @@ def generated() -> dict[str, str]:
         TASK_HEADING: table(parsers["run"], task),
         SELECT_HEADING: table(parsers["cancel"], [name for name in SELECT if name in own["cancel"]]),
     }
+    for group, names in verb_table.GROUPS.items():
+        parts[f"## {group}"] = "\n" + " · ".join(f"[{verb}](#{verb})" for verb in names) + "\n"
     for verb, parser in parsers.items():
         shared = set(task) if verb in TASK_VERBS else set()
         if verb == "agent":

@@ -1,4 +1,5 @@
-"""Whether an attempt ended for want of memory, in words for its exit record. Used by the launcher alone."""
+"""Out-of-memory detection: whether an attempt ended for want of memory, and the words for its exit record. Used by the
+launcher alone."""
 
 from __future__ import annotations
 
@@ -7,45 +8,46 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from peerload.launcher.memory_limits import MemoryUse
+    from peerload.launcher.protocol import ExitRecord
 
 REFUSED_SHARE = 0.97
-"""Who fails with this much of what one process may have was refused more."""
+"""A process that failed with this share of its limit in use counts as refused memory."""
 TAIL_BYTES = 4096
-"""So much of the end of its stderr is looked at."""
+"""Bytes of the end of stderr that are searched."""
 SAYINGS = (b"memoryerror", b"bad_alloc", b"cannot allocate", b"out of memory", b"not enough memory")
-"""What programs say, in small letters, when memory is refused to them …"""
+"""What programs print, in lower case, when memory is refused to them."""
 NOT_OF_MEMORY = (b"cuda", b"gpu", b"hip error", b"rocm", b"heap")
-"""… if they speak neither of a GPU's nor of what they allow themselves (Java, JavaScript)."""
+"""Words in such a message that rule it out: memory of a GPU, or a heap limit of a runtime (Java, JavaScript)."""
 _GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
-"""How programs end to which memory is refused: by themselves, or by one of these; the others come from outside."""
+"""Ways in which programs end that are refused memory: an exit code, or one of these signals. Others come from outside.
+"""
 
 
-def note_shortage(record: dict[str, Any], use: MemoryUse, node: str, stderr: str) -> None:
-    """Complete an exit record: what it had at most, as far as that is known of the whole task, and whether it ended for
-    want of memory on ``node``. ``stderr``: the file of its captured stderr."""
-    usage = record["usage"]
+def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) -> ExitRecord:
+    """An exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended
+    for want of memory on ``node``. stderr: the file of its captured stderr."""
+    assert record.usage is not None
     if use.peak_bytes:
-        usage["memory_bytes_max"] = use.peak_bytes
+        record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))
     if use.kills:
-        _note(record, _words(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory")
-    elif use.is_refused and use.limit_bytes and record["exit_code"] and record.get("signal", 0) in _GIVES_UP:
-        peak_bytes = usage["memory_bytes_max"]
+        words = _words(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory"
+        return _because(record, words)
+    if use.is_refused and use.limit_bytes and record.exit_code and record.signal in _GIVES_UP:
+        assert record.usage is not None
+        peak_bytes = record.usage.memory_bytes_max
         if peak_bytes >= use.limit_bytes * REFUSED_SHARE:
-            _note(record, _words(use, node, peak_bytes))
-        elif _says_so(stderr):
-            _note(record, f"{_words(use, node, peak_bytes)}, and was refused more")
+            return _because(record, _words(use, node, peak_bytes))
+        if _says_so(stderr):
+            return _because(record, f"{_words(use, node, peak_bytes)}, and was refused more")
+    return record
 
 
-def _note(record: dict[str, Any], words: str) -> None:
-    """A task that has succeeded all the same has: one of its processes was killed, and it did without."""
-    if record["exit_code"]:
-        record["out_of"] = "memory"
-        record["reason"] = words
-    else:
-        record["reason"] = f"ended; a process of it was killed: {words.removeprefix('killed: ')}"
+def _because(record: ExitRecord, words: str) -> ExitRecord:
+    """Add the shortage. A task that has succeeded has only lost a process to it."""
+    if record.exit_code:
+        return record.replace(out_of="memory", reason=words)
+    return record.replace(reason=f"ended; a process of it was killed: {words.removeprefix('killed: ')}")
 
 
 def _words(use: MemoryUse, node: str, peak_bytes: int) -> str:
@@ -55,7 +57,7 @@ def _words(use: MemoryUse, node: str, peak_bytes: int) -> str:
 
 
 def size_words(size_bytes: int) -> str:
-    """``2.0 GiB``, or ``200.0 MiB`` where it is less than one."""
+    """Size in GiB or MiB: ``2.0 GiB``."""
     return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.1f} MiB"
 
 

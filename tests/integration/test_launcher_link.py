@@ -19,7 +19,7 @@ import uvloop
 from peerload.agent.launcher import connect
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
-from peerload.agent.launcher.protocol import StdinFed
+from peerload.launcher.protocol import StdinFed
 from peerload.launcher.server import ALREADY_RUNS
 from peerload.model.actions import SpawnTask
 from peerload.model.events import Event, LauncherLost, LauncherReady, TaskEnded, TaskStarted
@@ -40,7 +40,9 @@ class Node:
         self.link = self.new_link()
 
     def new_link(self) -> LauncherLink:
-        return LauncherLink(LauncherProcess(self.directory / "launcher"), self._put, 1 << 20)
+        link = LauncherLink(LauncherProcess(self.directory / "launcher"), 1 << 20)
+        link.report_to(self._put)
+        return link
 
     def _put(self, event: Event | StdinFed) -> None:
         assert not isinstance(event, StdinFed)

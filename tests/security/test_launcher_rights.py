@@ -12,17 +12,17 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.completion import output_files
+from peerload.agent.accounts import output_files
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.process import PATH_DEFAULT, SpawnRefused
-from peerload.launcher.system import write_as_user
+from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
 from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
-from peerload.launcher.system.service import System, _is_foreign, _without_code
+from peerload.launcher.system.service import MultiUserService, _is_foreign, _without_code
 from peerload.launcher.system.syscalls import Syscalls
 from peerload.launcher.system.user_helpers import UserHelpers
 from peerload.launcher.system.user_policy import PolicyFiles
@@ -31,7 +31,7 @@ from tests.security.users import ROOT, needs_root
 from tests.support import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 UID = 20101
 USER = LauncherAccount("somebody", UID, UID, (UID,), "/")
@@ -49,7 +49,7 @@ def work():
     forge.become(account)
     os.write(1, b"%d\\n" % os.getpid())
     signal.pause()
-forge.child(work)
+forge.fork(work)
 signal.pause()
 """
 
@@ -60,10 +60,10 @@ def test_an_errand_that_hangs_does_not_outlive_its_launcher() -> None:
     """It has what the launcher had open, the lock of its directory too: the next launcher could not start."""
     with subprocess.Popen([sys.executable, "-I", "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        errand = int(launcher.stdout.readline())
-        assert is_alive(errand)
+        helper = int(launcher.stdout.readline())
+        assert is_alive(helper)
         launcher.kill()
-    wait_until(lambda: not is_alive(errand), 60.0, "the errand to end")
+    wait_until(lambda: not is_alive(helper), 60.0, "the helper to end")
 
 
 @needs_root
@@ -86,7 +86,7 @@ def test_no_two_users_have_the_launchers_keys() -> None:
         os.write(writing, b"%d\n" % keyring())
 
     for _ in range(2):
-        os.waitpid(forge.child(work, keeps=(writing,)), 0)
+        os.waitpid(forge.fork(work, keeps=(writing,)), 0)
     found = [int(line) for line in os.read(reading, 100).split()]
     os.close(reading)
     os.close(writing)
@@ -99,24 +99,19 @@ def test_no_result_becomes_a_set_user_id_program(tmp_path: Path) -> None:
     """The file whose place it takes may be another's, who made it so."""
     source, target = tmp_path / "source", tmp_path / "target"
     size = source.write_bytes(b"#!/bin/sh\nid\n")
-    ways: list[Callable[[], None]] = [
-        lambda: output_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True),
-        lambda: write_as_user.write(bytes(target), [os.open(source, os.O_RDONLY)], 0o022, "x"),
-    ]
-    for write in ways:
-        target.write_bytes(b"before")
-        target.chmod(0o6775)
-        write()
-        assert target.read_bytes() == source.read_bytes()
-        assert stat.S_IMODE(target.stat().st_mode) == 0o775
+    target.write_bytes(b"before")
+    target.chmod(0o6775)
+    output_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True)
+    assert target.read_bytes() == source.read_bytes()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o775
 
 
 def test_what_is_foreign_and_what_names_code() -> None:
     """A user of another node is one where it has submitted its task, too."""
-    told: list[dict[str, Any]] = [
-        {"home": "n1", "node": "n1", "user": "alice", "uid": 20001},
-        {"home": "n2", "node": "n1", "user": "alice", "uid": -1},
-        {"home": "n1", "node": "n1", "user": "n2:alice", "uid": -1},
+    told = [
+        DirectoryCheck(b"/", home="n1", user="alice", uid=20001, node="n1"),
+        DirectoryCheck(b"/", home="n2", user="alice", node="n1"),
+        DirectoryCheck(b"/", home="n1", user="n2:alice", node="n1"),
     ]
     assert [_is_foreign(request) for request in told] == [False, True, True]
     given = dict.fromkeys(
@@ -143,47 +138,50 @@ def test_a_program_that_was_not_chosen_is_not_run_by_whatever_name() -> None:
         (place / "good").symlink_to("/bin/true")
         (place / "true").symlink_to("/bin/sh")
         for name in ("/bin/true", "true", "/bin/sh", "sh", f"{place}/good", f"{place}/true"):
-            request = {"argv": [name.encode()], "environment": {}, "directory": b"/", "umask": 0o22}
-            order = SpawnOrder(USER, UsersPolicy(), request, [f"{place}/out", f"{place}/err"])
+            paths = f"{place}/out", f"{place}/err"
+            request = SpawnRequest(
+                "k", [name.encode()], {}, b"/", 0o22, *paths, deadline_s=0.0, output_bytes_max=1 << 20
+            )
+            order = SpawnOrder(USER, UsersPolicy(), request)
             order.allowed = (chosen,)
-            pid = forge.task(order)
+            pid = forge.spawn(order)
             _, status = os.waitpid(pid, 0)
             is_chosen = os.path.realpath(shutil.which(name) or name) == chosen
-            assert ((status == 0), words.of(pid) is None) == (is_chosen, is_chosen), name
+            assert ((status == 0), words.failure_of(pid) is None) == (is_chosen, is_chosen), name
 
 
 @needs_root
 @pytest.mark.rule("X1")
 def test_no_task_runs_as_the_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever is the agent's user may order of the launcher what it likes, and reads the keys of the cluster."""
-    system = System(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
+    system = MultiUserService(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
     agent = LauncherAccount("peerload", UID, UID, (UID,), "/")
     monkeypatch.setattr("peerload.launcher.system.service.account_named", lambda *_, **__: agent)
     for user, uid in (("peerload", UID), ("peerload", -1)):
         with pytest.raises(SpawnRefused, match="the agent itself"):
-            system.account({"node": "n1", "home": "n1", "user": user, "uid": uid}, "key")
+            system.account(DirectoryCheck(b"/", "n1", user, uid, node="n1"), "key")
 
 
 @needs_root
 @pytest.mark.rule("X1", "X6")
 def test_the_agent_cannot_make_up_users_that_it_does_not_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However it says whose task it is: who is in none of its groups runs nothing here."""
-    system = System(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
+    system = MultiUserService(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
     entry = ("victim", 20004, 20004, (20004,), "/", "/bin/sh", False, False)
     monkeypatch.setattr(
-        system, "_lookups", SimpleNamespace(entry=lambda *_: entry, is_nobodys=lambda _uid: True), raising=False
+        system, "_resolver", SimpleNamespace(entry=lambda *_: entry, is_unassigned=lambda _uid: True), raising=False
     )
     for uid in (20004, -1):
         with pytest.raises(SpawnRefused, match="not in the group peerload"):
-            system.account({"node": "n1", "home": "n1", "user": "victim", "uid": uid}, "key")
-    assert system.account({"node": "n1", "home": "n2", "user": "victim", "uid": -1}, "key").is_guest
+            system.account(DirectoryCheck(b"/", "n1", "victim", uid, node="n1"), "key")
+    assert system.account(DirectoryCheck(b"/", "n2", "victim", -1, node="n1"), "key").is_guest
 
 
 @needs_root
 def test_what_a_task_has_shut_itself_out_of_is_removed() -> None:
     """Whatever rights it has left on its directories."""
     epoll = select.epoll()
-    errands = UserHelpers(epoll, [], ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(epoll)))
+    errands = UserHelpers(epoll, [], ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(epoll)), set())
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         place.chmod(0o755)
@@ -193,7 +191,7 @@ def test_what_a_task_has_shut_itself_out_of_is_removed() -> None:
             os.chown(path, UID, UID)
             path.chmod(0)
         done: list[bool] = []
-        errands.sweep(str(left), USER, lambda: done.append(True))
+        errands.empty(str(left), USER, lambda: done.append(True))
         while not done:
             errands.ready(dict(epoll.poll(60.0)))
         assert not list(left.iterdir())

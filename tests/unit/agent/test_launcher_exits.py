@@ -1,15 +1,16 @@
-"""Exit records of the launcher: what is told when, and what a slow disk holds up."""
+"""Exit records of the launcher: what is reportable when, and what a slow disk holds up."""
 
 from __future__ import annotations
 
 import os
 import select
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from peerload.launcher.exit_records import Exits
+from peerload.launcher.protocol import EndedEvent, ExitRecord
 from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, whole_records
 from tests.support import PATIENCE_S, wait_until
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-RECORD: dict[str, Any] = {"exit_code": 0, "started_at": 1.0, "ended_at": 2.0}
+RECORD = ExitRecord(exit_code=0, started_at=1.0, ended_at=2.0)
 
 
 class Disk:
@@ -50,12 +51,12 @@ def woken() -> Iterator[tuple[int, int]]:
 
 def made(path: Path, woken: tuple[int, int]) -> Exits:
     exits = Exits(str(path))
-    exits.wake_by(woken[1])
+    exits.set_wake_fd(woken[1])
     return exits
 
 
-def keys(events: list[dict[str, Any]]) -> list[str]:
-    return [event["key"] for event in events]
+def keys(events: list[EndedEvent]) -> list[str]:
+    return [event.key for event in events]
 
 
 def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
@@ -65,7 +66,7 @@ def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
     exits.add("once", RECORD, is_synced=True)
     exits.add("plain", RECORD, is_synced=False)
     assert keys(exits.flush()) == ["plain"]
-    assert exits.held() == {"once"}
+    assert exits.unsynced() == {"once"}
     wait_until(lambda: disk.begun == 1)
     exits.add("late", RECORD, is_synced=True)  # may not be part of the sync that runs
     assert exits.flush() == []
@@ -77,7 +78,7 @@ def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
     disk.may_end.release()
     assert _is_woken(woken)
     assert keys(exits.flush()) == ["late"]
-    assert exits.held() == set()
+    assert exits.unsynced() == set()
 
 
 def _is_woken(woken: tuple[int, int]) -> bool:
@@ -115,7 +116,7 @@ def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk,
     exits.add("once", RECORD, is_synced=True)
     exits.flush()
     inode = (tmp_path / "exits.log").stat().st_ino
-    long = RECORD | {"reason": "x" * 400}
+    long = RECORD.replace(reason="x" * 400)
     for number in range(LOG_BYTES_MAX // 400):
         exits.add(f"k{number}", long, is_synced=False)
         exits.flush()
@@ -134,7 +135,7 @@ def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk,
 def test_a_record_that_the_disk_has_changed_is_not_believed(tmp_path: Path, woken: tuple[int, int]) -> None:
     exits = made(tmp_path, woken)
     for key in ("a", "b", "c"):
-        exits.add(key, RECORD | {"reason": f"of {key}"}, is_synced=False)
+        exits.add(key, RECORD.replace(reason=f"of {key}"), is_synced=False)
     exits.flush()
     path = tmp_path / "exits.log"
     raw = path.read_bytes()
@@ -152,10 +153,10 @@ def test_where_no_thread_can_be_made_the_launcher_waits_for_the_disk_itself(
     monkeypatch.setattr("_thread.start_new_thread", refuse)
     exits = Exits(str(tmp_path))
     reading, writing = os.pipe()
-    exits.wake_by(writing)
+    exits.set_wake_fd(writing)
     exits.add("a-1", RECORD, is_synced=True)
     exits.flush()
     assert select.select([reading], [], [], 0)[0], "it is woken up to tell"
-    assert [event["key"] for event in exits.flush()] == ["a-1"]
+    assert keys(exits.flush()) == ["a-1"]
     os.close(reading)
     os.close(writing)
