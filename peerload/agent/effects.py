@@ -485,11 +485,11 @@ class TaskEffects:
     def dropped(self, rows: tuple[Row, ...]) -> None:
         """End the outputs of attempts that are gone from here by these rows."""
         if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in rows):
-            self._output.guests_left()
+            self._output.remote_attempts_gone()
 
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
-        self._output.pace.signalled(action.key, action.signal)
+        self._output.backpressure.signalled(action.key, action.signal)
         self._launcher.signal(action.key, action.signal)
 
     def set_lease(self, action: actions.SetLease) -> None:

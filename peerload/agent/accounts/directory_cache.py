@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.agent.loop_timeout import comes_within
+from peerload.agent.loop_timeout import done_within
 from peerload.model.errors import SlowDown
 from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH
@@ -76,7 +76,7 @@ class DirectoryCache:
             if len(self._looks) >= LOOKS_MAX:
                 raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
             found = self._start(directory)
-        if not await comes_within(found, CHECK_S_MAX):  # others may wait for the same look
+        if not await done_within(found, CHECK_S_MAX):  # others may wait for the same look
             self._late.add(directory)
             raise stalled(directory)
         return found.result()

@@ -16,7 +16,7 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from peerload.agent.loop_timeout import comes_within
+from peerload.agent.loop_timeout import done_within
 from peerload.agent.output.spool import open_output
 from peerload.agent.store.rows import SINGLE
 from peerload.launcher.system import write_as_user
@@ -144,7 +144,7 @@ class WritableChecks:
         self._under_way += 1
         check = asyncio.ensure_future(in_own_thread(lambda: _check(wanted)))
         try:
-            if not await comes_within(check, CHECK_S_MAX):
+            if not await done_within(check, CHECK_S_MAX):
                 shown = wanted[0].decode("utf-8", "backslashreplace")
                 raise BadRequest(f"{shown} cannot be written", why="its directory does not answer")
             check.result()

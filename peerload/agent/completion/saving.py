@@ -66,7 +66,7 @@ RETRY_S, RETRY_S_MAX = 1.0, 60.0
 FILES_FAILED = "its output could not be saved"
 
 
-class JobPostponed(Exception):
+class JobNotDue(Exception):
     """The task of this job has not ended here yet: the job is not due."""
 
 
@@ -184,7 +184,7 @@ class OutputSaver:
         is_here = record.node == self._info.config.node
         known = self._saved.get(key)
         read = known.progress.read if known is not None else [0, 0]
-        async with output.pace.reader(key, *read, runs_here=is_here, is_awaited=True) as reader:
+        async with output.backpressure.reader(key, *read, runs_here=is_here, is_awaited=True) as reader:
             await _wait(live.over, START_AFTER_S)
             if not self._runs(live):
                 return
@@ -197,26 +197,26 @@ class OutputSaver:
                         output.mirror(record.node, record.task, record.uid, record.attempt, key, paced=True)
                     has_more = await self._step(saved, within_s=STEP_S_MAX)
                     reader.read = list(saved.progress.read)
-                    output.pace.moved(key)
+                    output.backpressure.moved(key)
                     if not has_more:
                         await _wait(live.grown, LOOK_AGAIN_S)
                         await _wait(live.over, SYSTEM_EVERY_S if self._users.is_system else EVERY_S)
 
     # -- when it has ended ---------------------------------------------------------------------------------------------
 
-    async def carry_out(self, owed: DueJob) -> tuple[str, str]:
+    async def carry_out(self, job: DueJob) -> tuple[str, str]:
         """Write the files of one task that has ended → the state and the reason of the event about it. Raises PeerloadError,
         JobPostponed."""
-        records = self._store.page(owed.counter, owed.member - 1, owed.member, 1)
+        records = self._store.page(job.counter, job.member - 1, job.member, 1)
         if not records:
             return "abandoned", f"{FILES_FAILED}: its row is gone"
         (record,) = records
         if record.uid in self._node.home.tasks:
-            raise JobPostponed
+            raise JobNotDue
         if not record.attempt:  # it never ran: nothing was written, and nothing of what is there is lost
             return "", ""
-        spec, terms = self._store.spec(owed.counter), self._store.terms(owed.counter)
-        files = output_files.targets(terms, record, spec, (owed.counter, owed.member))
+        spec, terms = self._store.spec(job.counter), self._store.terms(job.counter)
+        files = output_files.targets(terms, record, spec, (job.counter, job.member))
         names = ", ".join(path.decode("utf-8", "backslashreplace") for path in files)
         try:
             missing_bytes = await self._finish(record, spec, terms)

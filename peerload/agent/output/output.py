@@ -50,7 +50,7 @@ class TaskOutputs:
         runs here."""
         self._spool = spool
         self._links = links
-        self.pace = OutputBackpressure(spool, send_signal)
+        self.backpressure = OutputBackpressure(spool, send_signal)
         self._node = node
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
@@ -60,7 +60,7 @@ class TaskOutputs:
 
     def adopt(self, running: Running) -> None:
         """Take over the attempts that ran before this agent was started."""
-        self.pace.adopt(run[0] for run in running)
+        self.backpressure.adopt(run[0] for run in running)
 
     # -- followers -----------------------------------------------------------------------------------------------------
 
@@ -70,13 +70,15 @@ class TaskOutputs:
         """Follow as `follow` does, while the task waits for this reader (is_awaited: see
         `OutputBackpressure.reader`). A piece counts as read when the next is asked for."""
         async with (
-            self.pace.reader(key, stdout_from, stderr_from, runs_here=runs_here, is_awaited=is_awaited) as reader,
+            self.backpressure.reader(
+                key, stdout_from, stderr_from, runs_here=runs_here, is_awaited=is_awaited
+            ) as reader,
             contextlib.aclosing(self.follow(key, stdout_from, stderr_from)) as pieces,
         ):
             async for stream, offset, data in pieces:
                 yield stream, offset, data
                 reader.read[stream - 1] = offset + len(data)
-                self.pace.moved(key)
+                self.backpressure.moved(key)
 
     async def follow(
         self, key: str, stdout_from: int = 0, stderr_from: int = 0, *, end: tuple[int, int] | None = None
@@ -102,7 +104,7 @@ class TaskOutputs:
 
     def ended(self, key: str, stdout_bytes: int, stderr_bytes: int) -> None:
         """Set the final sizes of an attempt: no more will come."""
-        self.pace.let_go(key)
+        self.backpressure.let_go(key)
         if len(self._ends) >= ENDS_KEPT_MAX:
             del self._ends[next(iter(self._ends))]
         self._ends[key] = (stdout_bytes, stderr_bytes)
@@ -114,7 +116,7 @@ class TaskOutputs:
         for key, exit_ in ended:
             self.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
 
-    def guests_left(self) -> None:
+    def remote_attempts_gone(self) -> None:
         """Attempts of other homes may have gone without an end of their own (died, given back): no more will come."""
         guests = self._node.executor.guests
         for key in [key for key in self._served if key not in guests and key not in self._ends]:
@@ -194,13 +196,13 @@ class TaskOutputs:
             if uncut_bytes >= CUT_EVERY_BYTES:
                 uncut_bytes = 0
                 await asyncio.to_thread(spool.cut, key, bytes_max)
-            await self.pace.room(key)
+            await self.backpressure.room(key)
         raise PeerloadError(f"the output of {task} broke off", why=f"{node} closed the connection")
 
     async def bring_home(self, action: FetchOutput) -> tuple[str, tuple[int, int]]:
         """All of it that its node can give, on disk. → "" or why not; that is known SILENCE_S_MAX after the last piece at the
         latest; and how many bytes of stdout and stderr are missing."""
-        self.pace.let_go(action.key)  # the end of a task is not to wait for who reads it
+        self.backpressure.let_go(action.key)  # the end of a task is not to wait for who reads it
         try:
             mirror = self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
             await self._arrival(mirror, action)
