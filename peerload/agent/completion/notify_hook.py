@@ -1,7 +1,8 @@
-"""`--notify CMD`: a command of the user's that is run at home when a task, or the last member of an array, has ended.
+"""Notification hook (`--notify CMD`): a user's command that runs at home when a task, or the last member of an
+array, has ended.
 
-The launcher starts it, as it starts tasks, under a name of its own; so it outlives the agent, and an agent that starts finds
-it again. It is started at least once; one that was started and ended, however, is not started again.
+The launcher starts the command, as it starts tasks, under a key of its own. So the command outlives the agent, and the
+next agent finds it again. It is started at least once; a command that has ended is not started again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = logging.getLogger("peerload.agent")
 
 PREFIX = "notify-"
 TIME_S_MAX = 300.0
-"""A command that takes longer is killed."""
+"""Time limit of a command; then it is killed."""
 KILLED_WITHIN_S = 10.0
 TAIL_BYTES = 400
 """Bound on the end of a command's output that is reported."""
@@ -41,13 +42,13 @@ SIGKILL = 9
 
 
 class NotificationLost(PeerloadError):
-    """The command was to be started, or was running, and its launcher went away, or it could not be started at all."""
+    """The launcher went away while the command was to start or was running, or the command could not be started."""
 
     code = "notice-lost"
 
 
 class NotifyHooks:
-    """The commands that run, by the names that the launcher knows them by."""
+    """The commands that run, by their keys at the launcher."""
 
     def __init__(
         self, info: NodeInfo, store: StoreReader, launcher: LauncherLink, spool: Spool, users: UserServices
@@ -121,7 +122,8 @@ class NotifyHooks:
     # -- one notice ----------------------------------------------------------------------------------------------------
 
     async def carry_out(self, job: DueJob) -> tuple[str, str]:
-        """Run the command, or wait for the one that runs already → what is to be told of it. Raises NoticeLost, StoreError."""
+        """Run the command of a job, or wait for the one that runs already → the state and the reason of the event
+        about it. Raises NotificationLost, StoreError."""
         key = _key(job.number, job.tries)
         exit_ = self._ended.get(key)
         late = ""

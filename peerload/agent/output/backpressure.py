@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 FAR_BYTES = 32 << 20
 NEAR_BYTES = 16 << 20
-"""A reader of either stream that is so far behind is waited for, until it is within the second. What a task writes before
-it is stopped comes on top: together less than what is kept for a reader (launcher_link.FOLLOWED_BYTES_MAX, halved)."""
+"""High and low mark: a task waits for a reader of either stream that is more than the first behind, until it is
+within the second. What the task writes before it is stopped comes on top; together that is less than what is kept
+for a reader (FOLLOWED_BYTES_MAX, halved)."""
 LOOK_EVERY_S = 0.005
-"""The files are looked at so often at most while they grow."""
+"""Shortest interval between two looks at the files while they grow."""
 HARMLESS = frozenset((signal.SIGWINCH, signal.SIGCONT, signal.SIGURG, signal.SIGTSTP, signal.SIGSTOP))
-"""Signals that are no word to end."""
+"""Signals that do not ask a process to end."""
 
 
 class AwaitedReader:
-    """One reader of an attempt that its task waits for: how far each stream was read. is_awaited: whoever else reads."""
+    """One reader that a task waits for, and how much of each stream it has read. is_awaited: the task waits for it
+    whoever else reads."""
 
     __slots__ = ("is_awaited", "read")
 
@@ -42,7 +44,7 @@ class AwaitedReader:
 
 
 class _Held:
-    """One attempt whose readers are waited for."""
+    """One attempt with readers that it waits for."""
 
     __slots__ = ("changed", "is_free", "is_stopped", "readers", "room")
 
@@ -55,8 +57,8 @@ class _Held:
 
 
 class OutputBackpressure:
-    """The attempts of one agent whose readers are waited for, by execution key. ``signal(key, number)`` reaches the processes
-    of one that runs here and does nothing for others."""
+    """The attempts of one agent with readers that they wait for, by execution key. ``signal(key, number)`` reaches
+    the processes of an attempt that runs here and does nothing for others."""
 
     def __init__(self, spool: Spool, send: Callable[[str, int], None]) -> None:
         self._spool = spool
@@ -111,7 +113,7 @@ class OutputBackpressure:
                 self._send(key, signal.SIGCONT)
 
     async def room(self, key: str) -> None:
-        """Returns when more of the output of this attempt, which runs elsewhere, may come here."""
+        """Return when more of the output of this attempt, which runs elsewhere, may come here."""
         while (held := self._held.get(key)) is not None and not held.is_free and self._behind(key, held) > FAR_BYTES:
             held.room.clear()
             await held.room.wait()
