@@ -78,7 +78,7 @@ def test_a_hung_agent_is_noticed_and_objects_when_it_goes_on(cluster: Cluster) -
     wait_until(lambda: n1.show(task)["unreachable_since"] is None)
     n1.call("cancel", tasks=[task])
     wait_until(lambda: n2.peers_alive() == {"n1", "n2", "n3"})
-    wait_until(lambda: n2.counters().get("stalls", 0) >= 1)
+    wait_until(lambda: n2.counters().get("stalls_total", 0) >= 1)
 
 
 @pytest.mark.long
@@ -158,7 +158,9 @@ def test_datagrams_of_a_stranger_change_nothing(cluster: Cluster) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for datagram in (b"", b"x", bytes(1500), b"\x01\x02n1\x04boot" + bytes(60)):
             stranger.sendto(datagram, (host, int(port)))
-    wait_until(lambda: n1.counters().get("gossip received", 0) == 4)
-    dropped = {name: count for name, count in n1.counters().items() if name.startswith("gossip dropped")}
+    wait_until(lambda: n1.counters().get("gossip_datagrams_received_total", 0) == 4)
+    dropped = {
+        name: count for name, count in n1.counters().items() if name.startswith("gossip_datagrams_dropped_total")
+    }
     assert sum(dropped.values()) == 4
     assert n1.peers_alive() == {"n1"}

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.model import metrics
+
 if TYPE_CHECKING:
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.own_profile import OwnProfile
@@ -61,7 +63,7 @@ class ResourceShortage:
             return
         config, now_s = self._state.config, self._state.now.boot_s
         if not self.words:
-            self._state.count("shortages")
+            self._state.count(metrics.SHORTAGES)
             self._state.note("launcher", "short", reason=words)
             if now_s > self._closed_s + 2 * self._pause_s:  # else it has not really been over
                 self._pause_s = 0.0
