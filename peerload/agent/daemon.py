@@ -95,8 +95,8 @@ from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import Sensors
-from peerload.agent.sensors.node_gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -507,7 +507,7 @@ class Daemon:
             host = Sensors(self.inbox.put, own_use.seconds)
             work = (
                 host.run(),
-                parts.gpus.run(NodeGpuHost(self.node.ledger, self.journal)),
+                parts.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 parts.tls.keep_valid(),
                 self.retention.run(),
@@ -532,6 +532,9 @@ class Daemon:
             await self._wind_down()
             for task in background:
                 task.cancel()
+
+    def _gpu_changed(self, state: str, words: str) -> None:
+        self.journal.happened("gpu", state, reason=words)
 
     def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
         """Clients and peers find it from here on → what it owes whoever runs it as a service."""

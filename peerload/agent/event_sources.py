@@ -18,10 +18,10 @@ from peerload.agent.background import BackgroundTasks
 from peerload.agent.joining.distribution import WORDS
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
-from peerload.agent.launcher.protocol import StdinFed
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
+from peerload.launcher.protocol import StdinFed
 from peerload.model import events, metrics
 from peerload.model.errors import SlowDown
 from peerload.model.messages import WHY_LENGTH_MAX, DirectoryRequest, DirectoryTold, Offer, State

@@ -26,7 +26,7 @@ import msgspec
 
 from peerload.core.membership.directory import Directory
 from peerload.core.node import Node
-from peerload.model import actions, events
+from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
 from peerload.model.gossip import GossipPreset
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     Ended = Callable[["CompletedTask"], object]
     Event = tuple[str, events.Event]
-    Timer = tuple[str, ...]
 
 EPOCH_S = 1_700_000_000.0
 """Unix time at the start of every run."""
@@ -188,9 +187,9 @@ class QueueingModel:
         self._heap: list[tuple[float, int, str, events.Event]] = []
         self._sequence = 0
         self._now: deque[Event] = deque()
-        self._timers: dict[str, dict[Timer, float]] = {}
-        self._new_timers: list[tuple[str, Timer]] = []
-        self._armed: dict[tuple[str, Timer], float] = {}
+        self._timers: dict[str, dict[timers.Timer, float]] = {}
+        self._new_timers: list[tuple[str, timers.Timer]] = []
+        self._armed: dict[tuple[str, timers.Timer], float] = {}
         self._cpu_use: CpuUse | None = None
         self._unfinished: dict[str, _PendingTask] = {}
         self._arriving: Arrival | None = None
@@ -306,11 +305,11 @@ class QueueingModel:
                 self._arm(name, timer, at_s)
         self._new_timers.clear()
 
-    def _arm(self, name: str, timer: Timer, at_s: float) -> None:
+    def _arm(self, name: str, timer: timers.Timer, at_s: float) -> None:
         self._armed[name, timer] = at_s
         self._at(at_s, name, events.TimerExpired(timer))
 
-    def _is_due(self, name: str, timer: Timer, due_s: float) -> bool:
+    def _is_due(self, name: str, timer: timers.Timer, due_s: float) -> bool:
         """One entry of the heap serves a timer however often it is set anew: it comes early and goes in again."""
         if self._armed.get((name, timer)) != due_s:
             return False  # set to an earlier time since

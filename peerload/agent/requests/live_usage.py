@@ -69,12 +69,11 @@ class LiveUsage:
         if not keys:
             return
         told = await self._launcher.usage(keys)
-        if not told:
+        if told is None:
             return
-        at_s = float(told["at_s"])
-        for key, (cpu_s, memory_bytes, processes) in told["of"].items():
+        for key, used in told.of.items():
             before = self._last.pop(key, None)
-            reading = UsageReading(at_s, float(cpu_s), int(memory_bytes), int(processes))
+            reading = UsageReading(told.at_s, *used)
             self._last[key] = reading._replace(cpus_busy=_busy(before, reading))
         while len(self._last) > KEPT_MAX:
             del self._last[next(iter(self._last))]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.core.resources.foreign_load import foreign_slots
 from peerload.core.sharing.view import Observed, View
-from peerload.model import metrics
+from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Region, Thresholds
@@ -297,10 +297,10 @@ class Information:
         if standing == self._standing(before) == self._standing(told) and self._said is None:
             if self._due is not None:
                 self._due = None
-                self._state.clear_timer("region")
+                self._state.clear_timer(timers.Region())
         elif self._due != standing:
             self._due = standing
-            self._state.set_timer_in(self._state.config.settle_s, "region")
+            self._state.set_timer_in(self._state.config.settle_s, timers.Region())
 
     def region_held(self) -> None:
         """The standing has held for settle_s: told, or asked about, if the information policy says so."""
@@ -339,7 +339,7 @@ class Information:
         quiet_s = self._state.config.tell_s_min
         if self._watches == "tasks" and quiet_s and (tells or asks):
             self._is_quiet = True
-            self._state.set_timer_in(quiet_s, "tell")
+            self._state.set_timer_in(quiet_s, timers.Announcement())
 
     def _audience(self) -> Sequence[str] | None:
         """Whom the information policy has an announcement go to; None: everybody, as of a policy without an opinion."""
@@ -378,4 +378,4 @@ class Information:
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:
-            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), "period")
+            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), timers.Period())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model import metrics
+from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import PAIR_MOVES_MAX, PairReply, PairRequest, Unpair
 from peerload.policy.validation import sound_answer, sound_partner
@@ -60,7 +60,7 @@ class PairProtocol:
         rate = self._state.policies.pairing.rate
         if rate and not self._is_armed and self._membership.has_any():
             self._is_armed = True
-            self._state.set_timer_in(self._retry_rate.pause_s(rate), "pair")
+            self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.Pair())
 
     def ask(self) -> None:
         """Begin a turn: ask the node that the policy names."""
@@ -138,14 +138,14 @@ class PairProtocol:
 
     def _pair_with(self, node: str, pairing: int, seconds: float) -> None:
         self._partner, self._pairing = node, pairing
-        self._state.set_timer_in(seconds, "paired")
+        self._state.set_timer_in(seconds, timers.Paired())
 
     def _is_paired_with(self, node: str, pairing: int) -> bool:
         return (self._partner, self._pairing) == (node, pairing)
 
     def _part(self) -> None:
         self._partner = ""
-        self._state.clear_timer("paired")
+        self._state.clear_timer(timers.Paired())
 
     def _choose(self, to: str, own: LoadReport, theirs: LoadReport) -> list[Work]:
         """The tasks that go there, while the policy lets one more move."""

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from peerload.core.sharing.search import STEPS_MAX
-from peerload.model import metrics
+from peerload.model import metrics, timers
 from peerload.model.messages import GiveReply, GiveRequest, Need
 from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.validation import sound_step
@@ -179,7 +179,7 @@ class Receiver:
         if not self._state.takes_guests or not self._membership.has_any():
             return
         self._retrying = True
-        self._state.set_timer_in(self._retry_rate.pause_s(rate), "retry")
+        self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.Retry())
 
     def retry(self) -> None:
         """An extra search, if this node is still below its mark."""

@@ -16,7 +16,7 @@ from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.search import STEPS_MAX
 from peerload.core.sharing.view import task_view
 from peerload.core.tasks.work import HomePhase, HomeTask
-from peerload.model import metrics
+from peerload.model import metrics, timers
 from peerload.model.devices import GpuWait
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
@@ -88,12 +88,12 @@ class Sender:
         self._home.stranded[task.uid] = task
         if searches:
             self.search_for(task)
-        self._state.set_timer_in(task.backoff_s, "stranded", task.uid.hex())
+        self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
 
     def unstrand(self, task: HomeTask) -> None:
         """It was placed, cancelled or can run here after all."""
         if self._home.stranded.pop(task.uid, None) is not None:
-            self._state.clear_timer("stranded", task.uid.hex())
+            self._state.clear_timer(timers.Stranded.of(task.uid))
 
     def ask_again(self, uid: bytes) -> None:
         """The back-off of a stranded task is over."""
@@ -101,7 +101,7 @@ class Sender:
         if task is None:
             return
         task.backoff_s = min(task.backoff_s * 2, self._state.config.stranded_backoff_s_max)
-        self._state.set_timer_in(task.backoff_s, "stranded", uid.hex())
+        self._state.set_timer_in(task.backoff_s, timers.Stranded.of(uid))
         self.search_for(task)
 
     def peer_met(self) -> None:

@@ -13,7 +13,7 @@ from peerload.core.resources.gpu_terms import has_room
 from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.view import MovableTasksView, task_view
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
-from peerload.model import metrics
+from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import Need
 from peerload.model.task import task_home
@@ -147,7 +147,7 @@ class TaskDonor:
         """A task was promised: it counts as load until it comes, or for inbound_s."""
         if not self._has_come(uid):
             self._ledger.expect(uid, Need().request)
-            self._state.set_timer_in(self._state.config.inbound_s, "inbound", uid.hex())
+            self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound.of(uid))
 
     def _has_come(self, uid: bytes) -> bool:
         """It was faster than the word that it would come, which may travel by another way; it may be over, even."""
@@ -159,7 +159,7 @@ class TaskDonor:
     def taken_home(self, uid: bytes) -> None:
         """A promised task of this home has come back: it waits here and is on its way no more."""
         if self._ledger.expect_no_more(uid):
-            self._state.clear_timer("inbound", uid.hex())
+            self._state.clear_timer(timers.Inbound.of(uid))
 
     def inbound_timed_out(self, uid: bytes) -> None:
         """A promised task did not come."""
