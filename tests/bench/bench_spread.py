@@ -28,7 +28,7 @@ COUNTED = {
     "declined": ("offers_declined_total",),
     "probes": ("sender_probes_total", "receiver_probes_total"),
     "mqtt": ("mqtt published",),
-    "link": ("peer sent",),
+    "link": ("peer_messages_sent_total",),
 }
 """What is told for each preset, and which of the agents' counters it is the sum of."""
 
