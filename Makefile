@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory golden lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-sentences recording bench theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 6
@@ -77,7 +77,7 @@ lint-mypy:
 	.venv/bin/mypy
 lint-imports:
 	.venv/bin/lint-imports
-	.venv/bin/lint-imports --config .ci/layers.toml
+	.venv/bin/lint-imports --config .ci/layers.toml --cache-dir .import_linter_cache/layers
 
 format: setup  ## lay the code out as lint wants it
 	.venv/bin/ruff check --fix && .venv/bin/ruff format
@@ -85,6 +85,13 @@ format: setup  ## lay the code out as lint wants it
 chaos: setup  ## the cluster under faults, simulated (SEEDS=500 FIRST=1 NODES=3-7 MINUTES=5 JOBS=2; SEED=7 TRACE=1 or PLAN=1 for one)
 	@.venv/bin/python -m tests.chaos.run --seeds $(SEEDS) --first $(FIRST) --nodes $(NODES) --minutes $(MINUTES) \
 		--jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(if $(TRACE),--trace) $(if $(PLAN),--plan) $(if $(GAUGES),--gauges)
+
+docs: setup  ## write what is generated in docs/: usage and flags of cli.md, the picture of top
+	@.venv/bin/python -m tests.docs_cli --write
+	@.venv/bin/python -m tests.docs_top
+
+docs-sentences: setup  ## list sentences of the user pages that begin with a relative clause, to be read
+	@.venv/bin/python -m tests.docs_sentences
 
 recording: setup  ## what README.md shows, typed at a real terminal again
 	@.venv/bin/python -m tests.recording

@@ -12,17 +12,20 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from peerload.agent.security_events import SecurityEvents
 from peerload.security import cluster_dir
 from peerload.security.tls import Credentials
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections import Counter
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from peerload.agent.store.event_log import EventLog
     from peerload.security.cluster_dir import ClusterDirectory
 
 
@@ -96,6 +99,18 @@ def local_credentials_of(node: str) -> Credentials:
 def total(counters: Mapping[str, int], name: str) -> int:
     """The sum of a counter over all values of its label."""
     return sum(count for key, count in counters.items() if key.partition("{")[0] == name)
+
+
+class NoEvents:
+    """Stands for an event log that nobody reads."""
+
+    def happened(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
+        """Forget it."""
+
+
+def security(counters: Counter[str]) -> SecurityEvents:
+    """Security events that are counted, and kept nowhere."""
+    return SecurityEvents(counters, cast("EventLog", NoEvents()))
 
 
 def _state(pid: int) -> str:

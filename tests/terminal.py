@@ -25,7 +25,7 @@ def shown_at_a_terminal(
     own, terminal = pty.openpty()
     os.set_blocking(own, False)
     termios.tcsetwinsize(own, (lines, columns))
-    how = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "cwd": "/tmp", "start_new_session": True}
+    how = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "cwd": "/", "start_new_session": True}
     process = forks.start(words, program(), env=environment, **how)
     os.close(terminal)
     shown = bytearray()

@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.model import events
+from peerload.agent.node_info import now
 from peerload.model.errors import InvariantBroken, StoreError
 
 if TYPE_CHECKING:
     from peerload.agent.effects import Performer
-    from peerload.agent.parts import Parts
     from peerload.agent.recorder import Recorder
+    from peerload.agent.run_state import RunState
+    from peerload.agent.store.write_ahead import Outbox
+    from peerload.core.node import Node
     from peerload.model.actions import Action
     from peerload.model.events import Event
 
@@ -22,52 +24,49 @@ log = logging.getLogger("peerload.agent")
 
 
 class Consumer:
-    """Who calls the node. ``performer`` is set before the first event comes; ``recorder`` where a recording is asked for."""
+    """Calls the node. recorder: writes down every event and what was decided; None: nobody asked for a recording."""
 
-    performer: Performer
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.recorder: Recorder | None = None
+    def __init__(
+        self, node: Node, performer: Performer, outbox: Outbox, run: RunState, recorder: Recorder | None
+    ) -> None:
+        self._node = node
+        self._performer = performer
+        self._outbox = outbox
+        self._run = run
+        self._recorder = recorder
 
     def consume(self, batch: list[Event]) -> None:
-        """Some events, in order. A bug ends the agent, with nothing done that is not durable."""
+        """Handle some events, in order. A bug ends the agent, with nothing done that is not durable."""
         try:
             for event in batch:
-                if self._parts.run.has_failed:
+                if self._run.has_failed:
                     return
-                actions = self._decide(event)
-                if isinstance(event, events.LauncherReady):
-                    self._parts.launcher.resume()
-                self.performer.perform(actions)
-                if isinstance(event, events.AgentStarted | events.LauncherReady):
-                    self._parts.feeding.adopt(is_first=isinstance(event, events.AgentStarted))
-                    self._parts.inside.adopt()
+                self._performer.perform(event, self._decide(event))
         except InvariantBroken as error:
             log.critical("%s (%s)", error.what, error.story)
-            self._parts.run.fail("a rule of its own was broken")
+            self._run.fail("a rule of its own was broken")
         except Exception as error:  # crash-only: a bug must not leave half a decision behind
             log.exception("a bug")
-            self._parts.run.fail(f"a bug: {error!r}")
+            self._run.fail(f"a bug: {error!r}")
         finally:
             self._flush()
 
     def _decide(self, event: Event) -> list[Action]:
-        now = self._parts.now()
+        moment = now()
         try:
-            actions = self._parts.node.handle(now, event)
+            actions = self._node.handle(moment, event)
         except Exception as error:
-            if self.recorder is not None:
-                self.recorder.handled(now, event, (), repr(error))
+            if self._recorder is not None:
+                self._recorder.handled(moment, event, (), repr(error))
             raise
-        if self.recorder is not None:
-            self.recorder.handled(now, event, actions)
+        if self._recorder is not None:
+            self._recorder.handled(moment, event, actions)
         return actions
 
     def _flush(self) -> None:
-        if self.recorder is not None:
-            self.recorder.flush()
+        if self._recorder is not None:
+            self._recorder.flush()
         try:
-            self._parts.release.flush()
+            self._outbox.flush()
         except StoreError as error:
-            self._parts.run.fail(f"the store failed: {error}")
+            self._run.fail(f"the store failed: {error}")

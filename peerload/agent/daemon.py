@@ -22,22 +22,48 @@ import msgspec
 from peerload import __version__
 from peerload.agent import exit_reason, memory
 from peerload.agent.accounts.as_user import TaskUser, UserServices
-from peerload.agent.accounts.directory_cache import DirectoryQueries
+from peerload.agent.accounts.directory_cache import DirectoryCache, DirectoryQueries
 from peerload.agent.completion.completion_jobs import CompletionJobs
+from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.saving import OutputSaver
 from peerload.agent.consumer import Consumer
-from peerload.agent.effects import Performer, settled
-from peerload.agent.event_sources import Incoming
+from peerload.agent.control.authorization import Authorization
+from peerload.agent.control.core_requests import CoreRequests, Decisions
+from peerload.agent.control.local_socket import LocalSocket
+from peerload.agent.control.quotas import Quotas
+from peerload.agent.control.task_ids import TaskIds
+from peerload.agent.effects import (
+    PeerEffects,
+    Performer,
+    RecordEffects,
+    ResultEffects,
+    TaskEffects,
+    TaskStarter,
+    Timers,
+)
+from peerload.agent.event_sources import (
+    BusEvents,
+    BusPeers,
+    DiskEvents,
+    ExitRecords,
+    ExitSettler,
+    LauncherEvents,
+    LinkEvents,
+    PeerMessages,
+)
+from peerload.agent.forwarding.client import ForwardedRequests
+from peerload.agent.forwarding.request_router import RequestRouter
+from peerload.agent.forwarding.server import ForwardServer
 from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustDistribution
 from peerload.agent.joining.enrollment import Enrollment
 from peerload.agent.joining.join_server import JoinServer
 from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.launcher.process import LauncherProcess, LauncherService
 from peerload.agent.node_info import NodeInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
-from peerload.agent.parts import Parts
 from peerload.agent.peers.backpressure import PeerBackpressure
 from peerload.agent.peers.duplicate_node_name import DuplicateNames
 from peerload.agent.peers.links import PeerLinks
@@ -46,13 +72,34 @@ from peerload.agent.peers.membership import Members
 from peerload.agent.peers.own_address import AddressWatch
 from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder
+from peerload.agent.requests.attach import AttachRequests
+from peerload.agent.requests.cancel_wait import CancelWaits
+from peerload.agent.requests.clean import CleanRequests
+from peerload.agent.requests.client_events import ClientEvents
 from peerload.agent.requests.cluster_commands import ClusterCommands
-from peerload.agent.requests.exec_in_task import InsideCommands
-from peerload.agent.requests.server import ControlServer
-from peerload.agent.run_state import Ending
+from peerload.agent.requests.dispatch import Dispatcher, Queries, TaskRequests
+from peerload.agent.requests.durable_reads import DurableReads
+from peerload.agent.requests.event_stream import EventRequests
+from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
+from peerload.agent.requests.live_usage import LiveUsage
+from peerload.agent.requests.node_commands import NodeCommands
+from peerload.agent.requests.output_stream import OutputRequests, OutputSource
+from peerload.agent.requests.overview import OverviewCache, OverviewViews
+from peerload.agent.requests.server import RequestServer
+from peerload.agent.requests.show import ShowRequests
+from peerload.agent.requests.status import StatusRequests
+from peerload.agent.requests.submissions import SubmissionChecks, Submissions
+from peerload.agent.requests.task_commands import TaskCommands
+from peerload.agent.requests.task_lists import TaskLists
+from peerload.agent.requests.task_watch import TaskWatches
+from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
+from peerload.agent.requests.why import WhyRequest
+from peerload.agent.run_state import Ending, RunState
+from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.agent.sensors.host import Sensors
-from peerload.agent.sensors.node_gpus import node_gpus
+from peerload.agent.sensors.node_gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -61,13 +108,20 @@ from peerload.agent.stdin.stdin_store import StdinStore
 from peerload.agent.store import claim, damage_report, state_origin
 from peerload.agent.store.disk_space import DiskSpace
 from peerload.agent.store.event_log import EventLog
-from peerload.agent.store.retention import Retention
+from peerload.agent.store.retention import Retention, TaskRemover
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Outbox
+from peerload.agent.systemd.health import HealthCheck
 from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import Service
+from peerload.agent.systemd.service import Service, SettingsReload
 from peerload.agent.thread_pool import Workers
+from peerload.agent.views.agent import AgentView
+from peerload.agent.views.cluster import ClusterView
+from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
+from peerload.agent.views.node import NodesView
+from peerload.agent.views.peer_links import PeerLinksView
+from peerload.agent.views.security_facts import SecurityView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -89,10 +143,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
+    from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.store.recovery import Recovered
     from peerload.agent.systemd.service import Load
-    from peerload.model.actions import Row
     from peerload.model.config import AgentConfig
+    from peerload.policy.preset import PolicySet
 
 log = logging.getLogger("peerload.agent")
 
@@ -106,6 +161,10 @@ STOP_S_MAX = 5.0
 
 class Daemon:
     """One agent, from start to stop. `run` returns its exit code."""
+
+    launcher_events: LauncherEvents
+    link_events: LinkEvents
+    output: TaskOutputs
 
     def __init__(
         self,
@@ -135,12 +194,11 @@ class Daemon:
         self._manager = manager or ServiceManager({})
         self._load = load
         self.info = NodeInfo(config, origins)
-        self.parts = Parts(self.info)
+        self.run_state = RunState()
+        self.claims = DeviceLocks(Path(config.gpu_claims) if config.gpu_claims else None)
         self._is_up = False
         self._claim: socket.socket | None = None
-        self.incoming = Incoming(self.parts)
-        self.consumer = Consumer(self.parts)
-        self._recorded = ("", "", "", "")
+        self._damage: list[str] = []
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -164,57 +222,46 @@ class Daemon:
         state_origin.check(state)
         for name in IN_THE_STATE:
             directory_in(state, name)
-        self.parts.cluster = cluster_dir.find(self.config.cluster, os.environ)
-        check_addresses(self.config, loopback_only=self.parts.cluster.is_local)
+        self.cluster = cluster_dir.find(self.config.cluster, os.environ)
+        check_addresses(self.config, loopback_only=self.cluster.is_local)
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
-        self.parts.disk = DiskSpace(state)
-        self.parts.disk.prepare()
-        self.parts.store = Store(
-            state / DATABASE,
-            self.config.node,
-            self.parts.disk.reserve,
-            output_bytes_max=self.config.output_bytes_max,
+        self.disk = DiskSpace(state)
+        self.disk.prepare()
+        self.store = Store(
+            state / DATABASE, self.config.node, self.disk.reserve, output_bytes_max=self.config.output_bytes_max
         )
-        found = damage_report.traces(state)
-        self.parts.store.open()
+        traces = damage_report.traces(state)
+        self.store.open()
         try:
-            self._claim = claim.claim(self.parts.store.store_id, state)
-            if await asyncio.to_thread(claim.end_strange_launcher, self.parts.store.store_id, state / "launcher"):
-                damage_report.begin_as_copy(self.parts)
-            await check_places(self.config, self._manager, loopback_only=self.parts.cluster.is_local)
-            damage_report.begin_anew(self.parts, found)
-            self._prove(state)
-            self.parts.inbox = Inbox(loop, self.consumer.consume, self.config.inbox_max)
-            self.parts.spool = Spool(state, self.config.output_bytes_max)
-            self.parts.gpus = node_gpus(self.parts, self._gpu_library)
-            await self.parts.gpus.find()
+            self._claim = claim.claim(self.store.store_id, state)
+            if await asyncio.to_thread(claim.end_strange_launcher, self.store.store_id, state / "launcher"):
+                self._damage.append(damage_report.begin_as_copy(self.store, self.config))
+            await check_places(self.config, self._manager, loopback_only=self.cluster.is_local)
+            if notice := damage_report.begin_anew(self.store, self.config, traces):
+                self._damage.append(notice)
             self.info.identity = Identity(
                 node=self.config.node,
                 boot=secrets.token_hex(8),
                 machine_boot=machine_boot_id(),
-                store=self.parts.store.store_id,
-                incarnation=self.parts.store.next_incarnation(),
+                store=self.store.store_id,
+                incarnation=self.store.next_incarnation(),
             )
-            seed = secrets.randbits(recording.SEED_BITS)
-            self._profile_at_first = profile_of(self.info, self.parts.gpus.devices, is_issuer=self.parts.tls.lets_in)
-            chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
-            self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile_at_first, chance)
-            self._recorded = (preset.name, preset.text, preset.base, f"{seed:x}")
+            await self._build(loop, state, policies, preset)
             await self._serve(loop)
         finally:
             if self._claim is not None:
                 self._claim.close()
-            self.parts.store.close()
-            self.parts.claims.close()
-        if self.parts.run.refusal is not None:
-            exit_reason.leave(self.config.socket, self.parts.run.refusal)
-            raise self.parts.run.refusal
-        if self.parts.run.has_failed and self._has_lost_its_state:
+            self.store.close()
+            self.claims.close()
+        if self.run_state.refusal is not None:
+            exit_reason.leave(self.config.socket, self.run_state.refusal)
+            raise self.run_state.refusal
+        if self.run_state.has_failed and self._has_lost_its_state:
             raise self._state_is_gone()
-        if self.parts.run.ending is Ending.RESTART:
+        if self.run_state.ending is Ending.RESTART:
             return RESTART
-        return int(self.parts.run.ending is Ending.FAILED)
+        return int(self.run_state.ending is Ending.FAILED)
 
     @property
     def _has_lost_its_state(self) -> bool:
@@ -222,7 +269,7 @@ class Daemon:
 
     def _state_is_gone(self) -> StoreError:
         """Somebody has removed the state directory: nothing can be kept any more, and what was kept is lost."""
-        pid = self.parts.launcher.pid
+        pid = self.launcher.pid
         end = f"to end the tasks that still run:  kill {pid}        " if pid and self.config.mode != "system" else ""
         error = StoreError(
             f"the state directory {self.config.state} is gone",
@@ -235,171 +282,284 @@ class Daemon:
     def _prove(self, state: Path) -> None:
         """What this node proves itself with, and whom it believes."""
         life = timedelta(seconds=self.config.certificate_s)
-        trust = Trust(self.parts.cluster, state / "trust")
+        trust = Trust(self.cluster, state / "trust")
         self.keyring = Keyring(trust)
-        self.parts.tls = tls = Credentials(self.parts.cluster, self.config.node, state / "tls", life, trust)
+        self.tls = tls = Credentials(self.cluster, self.config.node, state / "tls", life, trust)
         if tls.was_elsewhere:
-            name = self.parts.cluster.name
-            self.parts.notices.append(
+            name = self.cluster.name
+            self.info.notices.append(
                 f"its state was last used in another cluster; now it is {name} (another: peerload up --cluster DIR)"
             )
         if tls.has_ended(datetime.now(UTC)):
             notice = "this node's certificate has expired: it works alone until it joins again (peerload invite)"
-            self.parts.notices.append(notice)
+            self.info.notices.append(notice)
             log.error("%s", notice)
 
-    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.parts.store.start_writer(
+    async def _build(  # noqa: PLR0915 -- one line a part
+        self, loop: asyncio.AbstractEventLoop, state: Path, policies: PolicySet, preset: registry.Source
+    ) -> None:
+        """Build the parts of the agent, each from those before it. Nothing runs yet."""
+        config, info, run = self.config, self.info, self.run_state
+
+        # Durability
+        self.store.start_writer(
             lambda done: _threadsafe(loop, lambda: [call() for call in done]),
-            lambda error: _threadsafe(loop, lambda: self.parts.run.fail(f"the store failed: {error}")),
+            lambda error: _threadsafe(loop, lambda: run.fail(f"the store failed: {error}")),
         )
-        self.parts.release = Outbox(self._persist)
-        self.parts.journal = EventLog(self.parts.release, self.parts.run.fail)
-        self.parts.security.begin(self.parts.journal)
-        is_system = self.config.mode == "system"
-        self.parts.users = UserServices(self.parts)
-        self.parts.launcher = LauncherLink(
-            Path(self.config.launcher) if is_system else Path(self.config.state) / "launcher",
-            self.incoming.from_launcher,
-            self.config.output_bytes_max,
-            self.parts.run.fail,
-            files_max=self._files_max,
-            service_of=self.config.node if is_system else "",
-            store=self.parts.store.store_id,
+        self.outbox = outbox = Outbox(self.store, run)
+        self.journal = EventLog(outbox, run)
+        security = SecurityEvents(info.counters, self.journal)
+        store = self.store
+
+        # Decisions
+        self.inbox = Inbox(loop, config.inbox_max)
+        self._prove(state)
+        self.gpus = gpus = node_gpus(config, self.inbox.put, self.claims, self._gpu_library)
+        await gpus.find()
+        profile = profile_of(info, gpus.devices, is_issuer=self.tls.lets_in)
+        seed = secrets.randbits(recording.SEED_BITS)
+        chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
+        self.node = node = Node(self.core_config, policies, info.identity, profile, chance)
+
+        # Processes, their input and output
+        self.spool = spool = Spool(state, config.output_bytes_max)
+        process = (
+            LauncherService(Path(config.launcher), config.node)
+            if config.mode == "system"
+            else LauncherProcess(state / "launcher", self._files_max, self.store.store_id)
         )
-        self.parts.chores = CompletionJobs(self.parts)
-        self.parts.inside = InsideCommands(self.parts)
-        launcher = self.parts.inside.listed(self.parts.chores.notices.listed(await self.parts.launcher.start()))
-        ended = await settled(self.parts, launcher.ended)  # nobody may rely on a result before its output is on disk
+        self.launcher = launcher = LauncherLink(
+            process,
+            lambda event: self.launcher_events.received(event),  # noqa: PLW0108 -- built later
+            config.output_bytes_max,
+            run.fail,
+        )
+        # Links to other nodes
+        trust = self.keyring.trust
+        local = LocalNode(info, self.tls, self.keyring, node, self.inbox)
+        duplicates = DuplicateNames(info, node, run, self.journal)
+        enrollment = Enrollment(info, node, self.tls, trust)
+        joins = JoinServer(enrollment, self.tls, self.journal, security) if self.tls.lets_in else None
+        self.links = links = PeerLinks(local, security, duplicates, PeerBackpressure(self.inbox), joins)
+
+        directories = DirectoryCache(lambda directory: self.inbox.put(events.DirectoryFound(directory)))
+        self.users = users = UserServices(info, self.launcher, directories, security)
+        self.output = output = TaskOutputs(self.spool, self.node, links, self.launcher.signal)
+        inputs = StdinStore(self.spool.directory)
+        self.pulls = StdinFetches(self.launcher, links, self.spool, run)
+        stdin = StdinForwarding(self.node, self.launcher, self.inbox, self.spool, inputs, self.pulls)
+        self.input_server = StdinServer(self.node, inputs, stdin, run)
+        links.streams.serve_outputs(output)
+        links.streams.serve_inputs(self.input_server)
+
+        commands = InsideCommands(launcher, spool)
+
+        # After the end of a task
+        self.saving = OutputSaver(info, self.node, self.store, self.spool, self.output, users, run)
+        self.notices = NotifyHooks(info, self.store, self.launcher, self.spool, users)
+        self.jobs = CompletionJobs(info, self.store, self.journal, run, self.saving, self.notices)
+
+        # Other nodes
+        queries = DirectoryQueries(links.send)
+        self.trust = TrustDistribution(local, self.keyring, links, self.journal, self.inbox, security, run)
+        self.renewal = CertificateRenewal(self.tls, trust, links, node, self.journal, info.counters)
+        self.members = Members(info, local, node, links, trust, self.inbox, security)
+        self.address_watch = AddressWatch(info, local, run, self.journal)
+        bus_peers = BusPeers()
+        self.peer_messages = PeerMessages(info, self.inbox, node, spool, users, security, run)
+        self.link_events = LinkEvents(
+            self.inbox, self.trust, self.renewal, links, self.members, self.peer_messages, queries
+        )
+        bus_events = BusEvents(self.inbox, trust, links, self.members, security, bus_peers, duplicates)
+        self.bus: MqttBus | None = None
+        if config.mqtt:
+            from peerload.agent.mqtt.client import MqttBus as Bus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
+
+            broker_tls = BrokerTls(config.mqtt_ca, self.cluster.authority.certificate, self.tls.file)
+            self.bus = Bus(config, local, bus_events, security, broker_tls)
+
+        # Clients: what waits for answers of the core, the views, the verbs, the path of a request
+        task_ids = TaskIds(store, config.node)
+        reads = DurableReads(store, outbox, self.journal)
+        access = Authorization(config, store, node.executor, security)
+        quotas = Quotas(config, store, security)
+        core, decisions, watches = CoreRequests(self.inbox), Decisions(), TaskWatches()
+        attach = AttachRequests(core, task_ids, inputs, stdin, self.disk, node)
+        cancel_waits = CancelWaits(core, node)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, self.saving, output)
+        remover = TaskRemover(store, spool, node, output, watches, run)
+        self.retention = Retention(info, store, self.disk, remover, output, self.journal)
+        cluster = ClusterView(self.cluster, trust, self.tls)
+        peer_links = PeerLinksView(info, links, self.members, self.bus, cluster)
+        nodes = NodesView(node, gpus, cluster)
+        agent = AgentView(info, node, launcher, gpus, cluster, peer_links)
+        storage = StorageView(config.node, self.disk, store, self.retention)
+        facts = SecurityView(config, node, cluster, enrollment)
+        diagnostics = DiagnosticsView(node, launcher, storage, cluster, peer_links, facts)
+        checks = SubmissionChecks(access, quotas, users, self.disk, queries, node)
+        source = OutputSource(info, node, output, spool)
+        ends = TaskEnds(store, spool, self.jobs, config.output_bytes_max)
+        dispatcher = Dispatcher(
+            TaskRequests(
+                Submissions(core, checks, reads, task_ids, inputs, attach, node),
+                TaskCommands(core, reads, task_ids, cancel_waits, access, node),
+                CleanRequests(remover, reads, task_ids, node),
+                WaitRequests(reads, task_ids, watches, quotas, ends),
+                OutputRequests(reads, task_ids, watches, source, node),
+                ExecRequests(commands, node, task_ids, output, inputs, stdin, self.disk),
+                attach,
+            ),
+            Queries(
+                reads,
+                TaskLists(reads, task_ids, access, quotas, spool, node),
+                ShowRequests(reads, task_ids, quotas, spool, node, decisions),
+                WhyRequest(node, store, task_ids, decisions, cluster),
+                LiveUsage(node, launcher, task_ids),
+                EventRequests(reads, task_ids, access, config.node),
+                OverviewCache(node, access, store, OverviewViews(agent, nodes, cluster)),
+            ),
+            StatusRequests(info, node, store, self.inbox, agent, nodes, diagnostics),
+            NodeCommands(core, node, run, self.journal),
+            ClusterCommands(info, node, enrollment, self.trust, self.members, self.journal),
+        )
+        self.forwards = ForwardedRequests(links, node.membership)
+        router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, run)
+        server = RequestServer(access, quotas, router, dispatcher, info, security, run)
+        self.forward_server = ForwardServer(server, access)
+        links.streams.serve_forwards(self.forward_server)
+        self.socket = LocalSocket(config, server, access, quotas, security, launcher)
+
+        # Events in, actions out
+        self.exits = ExitRecords(info, self.spool, self.disk)
+        self.settler = ExitSettler(self.exits, self.inbox, self.node, self.pulls, self.output, gpus, run)
+        self.launcher_events = LauncherEvents(self.inbox, self.settler, stdin, (self.notices, commands))
+        self.disk_events = DiskEvents(info, self.inbox, self.journal, run)
+        starter = TaskStarter(info, self.node, self.spool, stdin, self.launcher, self.settler)
+        peers = PeerEffects(info, self.inbox, self.node, links, self.members, self.bus, bus_peers)
+        self.performer = Performer(
+            outbox,
+            Timers(self.inbox, outbox),
+            RecordEffects(self.store, outbox, self.inbox, self.journal, security, self.jobs, run),
+            TaskEffects(starter, self.launcher, stdin, self.pulls, self.spool, self.output, gpus),
+            peers,
+            ResultEffects(info, self.spool, self.output, self.inbox, peers, clients, run),
+            clients,
+        )
+        self._recorded = recording.Started(
+            version=__version__,
+            config=self.core_config,
+            preset=preset.name,
+            preset_text=preset.text,
+            preset_directory=preset.base,
+            identity=info.identity,
+            profile=profile,
+            seed=f"{seed:x}",
+        )
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        launcher = self.launcher_events.without_own(await self.launcher.start())
+        ended = await self.exits.settled(launcher.ended)  # nobody may rely on a result before its output is on disk
         try:
             await self._serve_clients_and_peers(loop, msgspec.structs.replace(launcher, ended=ended))
         except BaseException:
             if not self._is_up:  # a start that failed leaves nothing behind
                 if not launcher.running:
-                    await self.parts.launcher.stop_all()
-                await self.parts.launcher.close()
+                    await self.launcher.stop_all()
+                await self.launcher.close()
             raise
 
     async def _serve_clients_and_peers(self, loop: asyncio.AbstractEventLoop, launcher: events.LauncherReady) -> None:
         kept = await self._recovered()
-        self.parts.output = TaskOutputs(self.parts.spool, self.parts.node, self.parts.launcher.signal)
-        self.parts.inputs = StdinStore(self.parts.spool.directory)
-        self.parts.pulls = StdinFetches(self.parts)
-        self.parts.feeding = StdinForwarding(self.parts)
-        address = await self._connect_peers()
-        self.parts.saving = OutputSaver(self.parts)
-        self.parts.output.adopt(self.parts.links, launcher.running)
-        self.input_server = StdinServer(self.parts)
-        self.parts.links.streams.serve_inputs(self.input_server)
-        self.control = ControlServer(self.parts)
-        self.parts.clients = self.control
-        self.parts.retention = Retention(self.parts, Path(self.config.state) / DATABASE)
-        self.performer = self.incoming.performer = self.consumer.performer = Performer(self.parts)
-        self._record()
-        self._recover(kept, launcher)
-        self.parts.disk.changed = self.incoming.disk_changed
-        self.parts.disk.lost = self.parts.run.fail
-        if self.parts.disk.state != "ok":
-            self.incoming.disk_changed(self.parts.disk.state, "at the agent's start")
+        address = await self.members.listen(self.link_events)
+        self.output.adopt(launcher.running)
+        self._begin(kept, launcher)
+        if self.disk.state != "ok":
+            self.disk_events.changed(self.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
             own_use = OwnUse(
-                lambda: (self.parts.launcher.pid, self.parts.launcher.run),
-                lambda: bool(self.parts.node.ledger.running),
+                lambda: (self.launcher.pid, self.launcher.run),
+                lambda: bool(self.node.ledger.running),
             )
-            host = Sensors(self.parts.inbox.put, own_use.seconds)
+            host = Sensors(self.inbox.put, own_use.seconds)
             work = (
                 host.run(),
-                self.parts.gpus.run(),
-                self.parts.disk.watch(),
-                self.parts.renewal.run(),
-                self.parts.retention.run(),
-                self.parts.chores.run(),
+                self.gpus.run(NodeGpuHost(self.node.ledger, self.journal)),
+                self.disk.watch(self.disk_events),
+                self.renewal.run(),
+                self.retention.run(),
+                self.jobs.run(),
                 self.address_watch.run(),
-                memory.watch(self.parts),
+                memory.watch(self.node),
             )
             background = [group.create_task(one) for one in work]
             if speed_of(self.config) is None:
-                background.append(group.create_task(find_out(speed_file(self.config), self.parts.inbox.put)))
-            if self.parts.bus is not None:
-                background.append(group.create_task(self.parts.bus.run()))
+                background.append(group.create_task(find_out(speed_file(self.config), self.inbox.put)))
+            if self.bus is not None:
+                background.append(group.create_task(self.bus.run()))
             self.keyring.refresh()
-            self.parts.members.start()
-            await self.control.start(self._manager.listener(self.config.socket))
+            self.members.start()
+            await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.forget(self.config.socket)
-            background.append(group.create_task(self.control.watch()))
+            background.append(group.create_task(self.socket.watch()))
             background.append(group.create_task(self._serves(loop, address).run()))
-            await self.parts.run.stopping()
-            is_restart = self.parts.run.ending is Ending.RESTART
+            await self.run_state.stopping()
+            is_restart = self.run_state.ending is Ending.RESTART
             (self._manager.reloading if is_restart else self._manager.stopping)()
             await self._wind_down()
             for task in background:
                 task.cancel()
 
-    async def _connect_peers(self) -> str:
-        """Build what speaks with other nodes, and listen → the address that peers dial."""
-        parts, info, node = self.parts, self.info, self.parts.node
-        trust = self.keyring.trust
-        local = LocalNode(info, parts.cluster, self.keyring, node, parts.inbox)
-        parts.duplicates = DuplicateNames(info, node, parts.run, parts.journal)
-        parts.enrollment = Enrollment(info, node, parts.tls, trust)
-        joins = JoinServer(parts.enrollment, parts.tls, parts.journal, parts.security) if parts.tls.lets_in else None
-        backpressure = PeerBackpressure(parts.inbox)
-        parts.links = PeerLinks(local, self.incoming, parts.tls, parts.security, backpressure, joins)
-        parts.asked_nodes = DirectoryQueries(parts.links.send)
-        parts.trust = TrustDistribution(
-            local, self.keyring, parts.tls, parts.links, parts.journal, parts.inbox, parts.security
-        )
-        parts.renewal = CertificateRenewal(parts.tls, trust, parts.links, node, parts.journal, info.counters)
-        parts.members = Members(info, local, node, parts.links, trust, parts.inbox, parts.security)
-        parts.cluster_commands = ClusterCommands(
-            info, node, parts.enrollment, parts.trust, parts.members, parts.journal
-        )
-        self.address_watch = AddressWatch(info, local, parts.run, parts.journal)
-        address = await parts.members.listen()
-        if self.config.mqtt:
-            from peerload.agent.mqtt.client import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
-
-            broker_tls = BrokerTls(self.config.mqtt_ca, parts.cluster.authority.certificate, parts.tls.file)
-            parts.bus = MqttBus(self.config, local, self.incoming, parts.security, broker_tls)
-        return address
-
     def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
         """Clients and peers find it from here on → what it owes whoever runs it as a service."""
         self._is_up = True
-        service = Service(self.parts, self._manager, self._load)
+        settings = (
+            SettingsReload(self._load, self.info, self.tls, self.trust, self.journal)
+            if self._load is not None
+            else None
+        )
+        health = HealthCheck(self.config.socket, self.store, self.launcher)
+        service = Service(self._manager, health, self.info, self.node, settings)
         service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.parts.run.stop)
-        self.parts.launcher.tell()
-        self.parts.chores.notices.forget_strangers()
+            loop.add_signal_handler(number, self.run_state.stop)
+        self.launcher.tell()
+        self.notices.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
-        self.parts.journal.happened(
-            "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
+        self.journal.happened(
+            "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"
         )
         return service
 
     async def _recovered(self) -> Recovered:
         """What was durable; of the tasks that wait, whether their directories are here now. Those that cannot be looked
         at for too many that hang count as here: a start that fails says so."""
-        kept = self.parts.store.recover()
-        damage_report.tell(self.parts, kept)
-        damage_report.tell_loss(self.parts)
+        kept = self.store.recover()
+        self.info.notices += damage_report.report(self._damage, self.store, kept, self.journal)
         here: dict[tuple[TaskUser, bytes], bool] = {}
-        of = {id(row): (self.parts.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
+        of = {id(row): (self.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
         for row in kept.tasks:
             whose, directory = of[id(row)]
             if row.record.state is TaskState.QUEUED and (whose, directory) not in here:
                 here[whose, directory] = True
                 with contextlib.suppress(SlowDown):
-                    here[whose, directory] = await self.parts.users.admitted(row.spec, row.terms)
+                    here[whose, directory] = await self.users.admitted(row.spec, row.terms)
         rows = (
             msgspec.structs.replace(row, directory_here=False) if not here.get(of[id(row)], True) else row
             for row in kept.tasks
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
 
-    def _recover(self, kept: Recovered, launcher: events.LauncherReady) -> None:
-        self.parts.inbox.put(
+    def _begin(self, kept: Recovered, launcher: events.LauncherReady) -> None:
+        """Have the core take up what was durable, and what runs, as its first event."""
+        recorder = None
+        if self.config.record:
+            started = msgspec.structs.replace(self._recorded, identity=self.info.identity)
+            recorder = Recorder(self.config.record, started)
+            log.info("every event and decision is recorded in %s, tasks' variables too", self.config.record)
+        self.recorder = recorder
+        consumer = Consumer(self.node, self.performer, self.outbox, self.run_state, recorder)
+        self.inbox.start(consumer.consume)
+        self.inbox.put(
             events.AgentStarted(
                 tasks=kept.tasks,
                 executions=kept.executions,
@@ -410,68 +570,51 @@ class Daemon:
                 frozen=launcher.frozen,
                 past=kept.past,
                 drained=kept.drained,
-                known=self.parts.members.known,
+                known=self.members.known,
                 seeds=self.config.peer,
                 fates=kept.fates,
                 groups=kept.groups,
-                commits_lost=self.parts.store.lost is not None,
-                revoked=self.parts.trust.trust.revoked_nodes(),
+                commits_lost=self.store.lost is not None,
+                revoked=self.keyring.trust.revoked_nodes(),
                 attempts_from=kept.attempts_from,
                 attempts_up_to=kept.attempts_up_to,
             )
         )
-        self.incoming.release_early()
+        self.launcher_events.release_early()
 
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
-        await self.control.close()
-        self.parts.journal.happened("agent", "stopping")
-        self.parts.inbox.put(events.AgentStopping())
+        self.socket.close()
+        self.forward_server.close()
+        await self.forwards.close()
+        self.journal.happened("agent", "stopping")
+        self.inbox.put(events.AgentStopping())
         try:
             async with asyncio.timeout(STOP_S_MAX):
-                if self.parts.bus is not None:
-                    await self.parts.bus.close()
-                if self.parts.run.ends_tasks:
-                    await self.parts.launcher.stop_all()
-                if not self.parts.run.has_failed:
-                    await self.performer.drained()
+                if self.bus is not None:
+                    await self.bus.close()
+                if self.run_state.ends_tasks:
+                    await self.launcher.stop_all()
+                if not self.run_state.has_failed:
+                    await self.performer.drained(self.inbox)
         except TimeoutError:
             log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
-        await self.parts.saving.close()
-        await self.parts.output.close()
-        await self.parts.pulls.close()
+        await self.saving.close()
+        await self.output.close()
+        await self.pulls.close()
         await self.input_server.close()
         await self.performer.close()
+        await self.settler.close()
+        await self.peer_messages.close()
         self.keyring.close()
-        self.parts.members.close(forget=self.parts.run.leaves)
-        if self.parts.run.leaves:
+        self.members.close(forget=self.run_state.leaves)
+        if self.run_state.leaves:
             node_identity_file.forget_peers(Path(self.config.state))
-        await self.parts.links.close()
-        await self.parts.launcher.close()
-        await self.parts.gpus.close()
-        if self.consumer.recorder is not None:
-            self.consumer.recorder.close()
-
-    def _record(self) -> None:
-        """Begin the recording, if one is asked for: what the node was made of, before its first event."""
-        if not self.config.record:
-            return
-        preset, preset_text, preset_directory, seed = self._recorded
-        started = recording.Started(
-            version=__version__,
-            config=self.core_config,
-            preset=preset,
-            preset_text=preset_text,
-            preset_directory=preset_directory,
-            identity=self.parts.identity,
-            profile=self._profile_at_first,
-            seed=seed,
-        )
-        self.consumer.recorder = Recorder(self.config.record, started)
-        log.info("every event and decision is recorded in %s, tasks' variables too", self.config.record)
-
-    def _persist(self, rows: list[Row], done: Callable[[], None]) -> None:
-        self.parts.store.persist(rows, done)
+        await self.links.close()
+        await self.launcher.close()
+        await self.gpus.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
 
 def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

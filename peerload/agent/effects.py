@@ -1,4 +1,7 @@
-"""Carries out the core's actions, in order; outward ones as soon as the rows before them are durable."""
+"""Carries out the core's actions, in order; outward ones as soon as the rows before them are durable.
+
+`Performer` has each action done by the object that owns that kind of effect.
+"""
 
 from __future__ import annotations
 
@@ -6,145 +9,170 @@ import asyncio
 import itertools
 import logging
 import os
-from collections import Counter
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
-from peerload.agent.accounts.as_user import TaskUser
 from peerload.agent.accounts.environment import variables_of
-from peerload.agent.launcher.connect import LauncherError
-from peerload.agent.launcher.oom_output import with_shortages
+from peerload.agent.background import BackgroundTasks
 from peerload.agent.launcher.task_environment import given
 from peerload.agent.launcher.task_environment import variables as task_variables
-from peerload.agent.mqtt.message_filter import SOURCES_MAX
+from peerload.agent.node_info import now
 from peerload.agent.store.disk_space import cannot_write
-from peerload.core.handoff.executor import OFFERS_MAX
-from peerload.launcher.process import SHORTAGES
-from peerload.model import actions, events
-from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StoreError
-from peerload.model.messages import ADVICE, WHY_LENGTH_MAX, DirectoryRequest, DirectoryTold, Offer, Result, State
-from peerload.model.task import SCRATCH, Exit, execution_key
+from peerload.model import actions, events, metrics
+from peerload.model.errors import BadRequest, PeerloadError, StoreError
+from peerload.model.messages import ADVICE, Result, State
+from peerload.model.task import SCRATCH, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
-    from peerload.agent.parts import Parts
-    from peerload.model.actions import Action
-    from peerload.model.messages import Envelope, Message
+    from peerload.agent.completion.completion_jobs import CompletionJobs
+    from peerload.agent.event_sources import BusPeers, ExitSettler
+    from peerload.agent.inbox import Inbox
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.output.output import TaskOutputs
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.membership import Members
+    from peerload.agent.run_state import RunState
+    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.sensors.gpus import Gpus
+    from peerload.agent.stdin.stdin_fetch import StdinFetches
+    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import Outbox
+    from peerload.core.node import Node
+    from peerload.model.actions import Action, Answer, Decided, Row, TaskChanged
+    from peerload.model.events import Event
+    from peerload.model.instant import Instant
+    from peerload.model.messages import Message
 
 log = logging.getLogger("peerload.agent")
 
-CANNOT_EXECUTE = 126
 INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
 FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
 BULK_TIMERS = frozenset(("request", "gates"))
 """They go on with what is done for many tasks, some at a time; while the disk is behind they wait for it."""
-ADVICE_UNANSWERED_MAX = 6
-"""So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
+
+
+class ClientNotifier(Protocol):
+    """Tells local clients what the core says."""
+
+    def answered(self, answer: Answer, /) -> None:
+        """A request has its answer."""
+
+    def changed(self, action: TaskChanged, /) -> None:
+        """A task has a new record, or runs."""
+
+    def attempt_gone(self, key: str, /) -> None:
+        """No process of this attempt is left."""
+
+    def restored(self) -> None:
+        """The core knows again what was durable."""
+
+    def decided(self, decision: Decided, /) -> None:
+        """A decision was made."""
+
+    def waits(self, task: str, why: str, /) -> None:
+        """A task has ended elsewhere, and its result cannot be brought here for now."""
 
 
 class Performer:
-    """The I/O side of one agent; ``parts`` are what it works with."""
+    """Dispatches the actions of one agent."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._on_bus: dict[str, tuple[str, int]] = {}
-        self._looked_up: Counter[str] = Counter()
-        """Of each peer the offers and questions whose directory is looked for."""
-        self._wanted: dict[str, None] = {}
-        """Tasks that are looked up on disk for the core; no more than it waits for and others may ask after."""
+    def __init__(
+        self,
+        outbox: Outbox,
+        timers: Timers,
+        records: RecordEffects,
+        tasks: TaskEffects,
+        peers: PeerEffects,
+        results: ResultEffects,
+        clients: ClientNotifier,
+    ) -> None:
+        self._outbox = outbox
+        self._timers = timers
+        self._records = records
+        self._tasks = tasks
+        self._peers = peers
+        self._results = results
+        self._clients = clients
 
-    # -- actions -------------------------------------------------------------------------------------------------------
-
-    def perform(self, decided: list[Action]) -> None:
-        """Carry out the actions of one event."""
-        release = self._parts.release
+    def perform(self, event: Event, decided: list[Action]) -> None:
+        """Carry out what was decided about an event."""
+        if isinstance(event, events.LauncherReady):
+            self._tasks.resume()
         for action in decided:
             if isinstance(action, actions.Persist):
-                release.keep(action.rows)
-                if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in action.rows):
-                    self._parts.output.guests_left()
-                if any(isinstance(row, actions.PutChores) for row in action.rows):
-                    release.outward(self._parts.chores.wake)
+                self._records.persist(action.rows)
+                self._tasks.dropped(action.rows)
             elif uids := actions.granted(action):
-                release.renewal(uids, lambda action=action: self._outward_or_stop(action))  # type: ignore[misc]
+                self._outbox.renewal(uids, lambda action=action: self._outward(action))  # type: ignore[misc]
             elif isinstance(action, actions.OUTWARD):
-                release.outward(lambda action=action: self._outward_or_stop(action))  # type: ignore[misc]
+                self._outbox.outward(lambda action=action: self._outward(action))  # type: ignore[misc]
             else:
                 self._inward(action)
-
-    def _outward_or_stop(self, action: Action) -> None:
-        """An action that fails for a bug of ours must not be skipped silently: the agent stops (crash-only)."""
-        try:
-            self._outward(action)
-        except Exception as error:
-            log.exception("a bug in %s", type(action).__name__)
-            self._parts.run.fail(f"a bug: {error!r}")
+        if isinstance(event, events.AgentStarted):
+            self._clients.restored()
+        if isinstance(event, events.AgentStarted | events.LauncherReady):
+            self._tasks.adopt(is_first=isinstance(event, events.AgentStarted))
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
-            self._set_timer(action)
+            self._timers.set(action)
         elif isinstance(action, actions.ClearTimer):
-            handle = self._timers.pop(action.timer, None)
-            if handle is not None:
-                handle.cancel()
+            self._timers.clear(action)
         elif isinstance(action, actions.SendGossip):
-            self._parts.members.send(action)
+            self._peers.gossip(action)
         elif isinstance(action, actions.LookAtDevices):
-            self._parts.gpus.look()
+            self._tasks.look_at_devices()
         elif isinstance(action, actions.Note):
-            self._note(action.event)
+            self._records.note(action.event)
         elif isinstance(action, actions.Decided):
-            self._parts.clients.decided(action)
+            self._clients.decided(action)
 
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
-        parts = self._parts
         match action:
             case actions.Send():
-                self._send(action.dst, action.message)
+                self._peers.send(action.dst, action.message)
             case actions.SpawnTask():
-                self._spawn(action)
+                self._tasks.spawn(action)
             case actions.TaskChanged():
-                parts.clients.changed(action)
+                self._clients.changed(action)
             case actions.AttemptGone():
-                parts.clients.attempt_gone(action.key)
+                self._clients.attempt_gone(action.key)
             case actions.Answer():
-                parts.clients.answered(action)
+                self._clients.answered(action)
             case actions.ForgetTask():
-                parts.launcher.forget(action.key)
-                parts.pulls.end(action.key)
-                if action.output:
-                    parts.spool.drop(action.key)
-                parts.spool.drop_scratch(action.key)
+                self._tasks.forget(action)
             case actions.SignalTask():
-                parts.output.pace.signalled(action.key, action.signal)
-                parts.launcher.signal(action.key, action.signal)
+                self._tasks.signal(action)
             case actions.SetLease():
-                parts.launcher.set_lease(action.key, action.deadline_s, action.ts)
+                self._tasks.set_lease(action)
             case actions.EvictTask():
-                parts.launcher.evict(action.key, action.reason)
+                self._tasks.evict(action)
             case actions.SendResult():
-                self._send_result(action)
+                self._results.send(action)
             case actions.KeepOutput():
-                self._in_background(self._keep_output(action))
+                self._results.keep(action)
             case actions.FetchOutput():
-                self._in_background(self._fetch_output(action))
+                self._results.fetch(action)
             case actions.Announce():
-                self._announce(action)
+                self._peers.announce(action)
             case actions.FindTasks():
-                self._find(action.tasks)
+                self._records.find(action.tasks)
             case actions.Dial():
-                parts.links.connect(action.identity)
+                self._peers.dial(action)
             case actions.ForgetPeer():
-                parts.links.forget(action.node)
-                self._on_bus.pop(action.node, None)
+                self._peers.forget(action)
             case actions.DialAddress():
-                parts.links.dial(action.address)
+                self._peers.dial_address(action)
             case (
                 actions.Persist()
                 | actions.SetTimer()
@@ -158,326 +186,389 @@ class Performer:
             case _:
                 assert_never(action)
 
-    def _find(self, tasks: Sequence[str]) -> None:
-        """Look tasks up, a few at a time: a peer may ask for many."""
-        is_under_way = bool(self._wanted)
-        self._wanted.update(dict.fromkeys(tasks))
-        if self._wanted and not is_under_way:
-            self._in_background(self._look_up())
-
-    async def _look_up(self) -> None:
-        """All that are wanted, each as it stands when its turn comes; what cannot be read is not told of, and asked for
-        again."""
-        while self._wanted:
-            found = []
-            for task in list(itertools.islice(self._wanted, FOUND_AT_A_TIME)):
-                del self._wanted[task]
-                try:
-                    found.append(self._parts.store.found(task))
-                except StoreError as error:
-                    log.warning("%s", error)
-            if found:
-                self._parts.inbox.put(events.TasksFound(tuple(found)))
-            await asyncio.sleep(0)
-
-    def _note(self, event: actions.PutEvent) -> None:
-        """Keep an event; that the core refuses something for a rule's sake is told as all such things are."""
-        if event.what == "security":
-            self._parts.security.tell(event.state, event.node, event.reason)
-        else:
-            self._parts.journal.note(event)
-
-    # -- timers --------------------------------------------------------------------------------------------------------
-
-    def _set_timer(self, action: actions.SetTimer) -> None:
-        known = self._timers.get(action.timer)
-        if known is not None:
-            known.cancel()
-        delay_s = max(action.at_s - self._parts.now().boot_s, 0.0)
-        loop = asyncio.get_running_loop()
-        self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, action.at_s)
-
-    def _expire(self, timer: tuple[str, ...], at_s: float) -> None:
-        del self._timers[timer]
-        if self._parts.now().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
-            self._set_timer(actions.SetTimer(timer, at_s))
-        elif timer[0] in BULK_TIMERS:
-            self._parts.release.when_room(lambda: self._parts.inbox.put(events.TimerExpired(timer)))
-        else:
-            self._parts.inbox.put(events.TimerExpired(timer))
-
-    # -- messages ------------------------------------------------------------------------------------------------------
-
-    def _send(self, dst: str, message: Message) -> None:
-        """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
-        bus = self._parts.bus
-        if bus is not None and isinstance(message, ADVICE):
-            boot, unanswered = self._on_bus.get(dst, ("", ADVICE_UNANSWERED_MAX))
-            if unanswered < ADVICE_UNANSWERED_MAX and bus.send(dst, boot, message):
-                self._on_bus[dst] = (boot, unanswered + 1)
-                return
-        if dst == self._parts.config.node:
-            self._parts.inbox.put(events.MessageReceived(dst, message))  # type: ignore[arg-type]
-            return
-        if isinstance(message, ADVICE):
-            self._parts.counters["advice over the peer link"] += 1
-        self._parts.links.send(dst, message)
-
-    def heard_on_bus(self, envelope: Envelope) -> None:
-        """A peer is on MQTT: advice for it may go there."""
-        self._on_bus.pop(envelope.src, None)
-        self._on_bus[envelope.src] = (envelope.src_boot, 0)
-        if len(self._on_bus) > SOURCES_MAX:  # whoever was not heard for longest is told over the peer link
-            del self._on_bus[next(iter(self._on_bus))]
-
-    def _announce(self, action: actions.Announce) -> None:
-        bus = self._parts.bus
-        message = action.message
-        if bus is None:
-            told = False
-        elif isinstance(message, State):
-            told = bus.publish_state(message)
-        else:
-            told = bus.broadcast(message)
-        for peer in self._parts.node.membership:
-            node = peer.identity.node
-            if not told or node not in self._on_bus:
-                self._parts.links.send(node, message)
-
-    def received(self, src: str, message: Message) -> None:
-        """A frame from the peer link, on its way to the inbox."""
-        if isinstance(message, DirectoryRequest):
-            if self._may_look_up(src):
-                self._in_background(self._directory_requested(src, message))
-            return
-        if isinstance(message, DirectoryTold) and not self._parts.asked_nodes.told(src, message):
-            self._parts.counters["directories told unasked"] += 1
-            return
-        if isinstance(message, Offer) and self._has_output(message):
-            self._parts.counters["offers of attempts whose output lies here"] += 1
-            return
-        if isinstance(message, Offer) and not self._parts.users.seen_lately(
-            TaskUser(src, message.spec.user), message.spec.directory
-        ):
-            if self._may_look_up(src):
-                self._in_background(self._offer_received(src, message))
-        else:
-            self._parts.inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
-
-    def _has_output(self, offer: Offer) -> bool:
-        """Whether output lies here under the name of this attempt, which the core knows nothing of any more: that of an
-        ended task of this node, whose uid another home has taken. It must not be written over."""
-        key, node = execution_key(offer.uid, offer.attempt), self._parts.node
-        is_known = key in node.executor.guests or offer.uid in node.home.tasks
-        return not is_known and any(path.exists() for path in self._parts.spool.paths(key))
-
-    def _may_look_up(self, src: str) -> bool:
-        """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""
-        if self._looked_up[src] >= OFFERS_MAX:
-            self._parts.counters["offers left unanswered"] += 1
-            self._parts.security.tell("P2", src, f"more than {OFFERS_MAX} offers outstanding")
-            return False
-        self._looked_up[src] += 1
-        return True
-
-    def _looked_up_one(self, src: str) -> None:
-        self._looked_up[src] -= 1
-        if not self._looked_up[src]:
-            del self._looked_up[src]
-
-    async def _offer_received(self, src: str, offer: Offer) -> None:
-        refused, here, stalled = "", False, ""
-        try:
-            refused, here = await self._parts.users.objection(TaskUser(src, offer.spec.user), offer.spec.directory)
-        except SlowDown as error:
-            stalled = error.why[:WHY_LENGTH_MAX]
-        except LauncherError:
-            self._parts.counters["offers left unanswered"] += 1  # to its sender: declined, but not for good
-            return
-        finally:
-            self._looked_up_one(src)
-        self._parts.inbox.put(events.MessageReceived(src, offer, directory_here=here, refused=refused, stalled=stalled))
-
-    async def _directory_requested(self, src: str, request: DirectoryRequest) -> None:
-        """Answer with the code with which an offer would be declined."""
-        try:
-            refused, here = await self._parts.users.objection(TaskUser(src, request.user), request.directory)
-        except SlowDown:
-            code = "stalled"
-        except LauncherError:
-            return
-        else:
-            code = "policy" if refused else "" if here else "directory"
-        finally:
-            self._looked_up_one(src)
-        self._parts.links.send(src, DirectoryTold(request.directory, request.user, code))
-
-    # -- processes -----------------------------------------------------------------------------------------------------
-
-    def _spawn(self, action: actions.SpawnTask) -> None:
-        parts = self._parts
-        if not parts.node.holds(action.key):
-            parts.counters["spawns dropped"] += 1
-            return
-        index = action.task.partition(".")[2]
-        if action.spec.directory == SCRATCH and not parts.users.is_system:
-            try:
-                scratch = os.fsencode(parts.spool.make_scratch(action.key))
-            except OSError as error:
-                self._not_spawned(action.key, "its scratch directory cannot be made", error)
-                return
-            action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
-        try:
-            own = variables_of(action.spec.environment)
-        except BadRequest as error:  # its home has not looked
-            self.settle(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=str(error))))
-            return
-        held = given(action.key, action.devices, parts.node.ledger.devices)
-        variables = {
-            "PEERLOAD_TASK_ID": action.task,
-            "PEERLOAD_ATTEMPT": str(action.attempt),
-            "PEERLOAD_NODE": parts.config.node,
-            "PEERLOAD_HOME": action.home,
-            "PEERLOAD_ARRAY_INDEX": index,
-            **task_variables(action.spec.request, held, parts.config.device, own),
-        }
-        if not index:
-            del variables["PEERLOAD_ARRAY_INDEX"]
-        stdout, stderr = parts.spool.paths(action.key)
-        extra = {name.encode(): value.encode() for name, value in variables.items()}
-        try:
-            source = parts.feeding.source(action)
-        except (OSError, PeerloadError) as error:
-            self._not_spawned(action.key, "its standard input cannot be had", error)
-            return
-        task = parts.node.home.by_id.get(action.task) if action.home == parts.config.node else None
-        parts.launcher.spawn(action, stdout, stderr, extra, source, -1 if task is None else task.terms.owner)
-        if source:
-            parts.feeding.begin(action.key)
-        if action.devices:
-            parts.gpus.wake()
-
-    def _not_spawned(self, key: str, what: str, error: OSError | PeerloadError) -> None:
-        """The launcher was not asked to start this attempt: for want of something, or it never can be started."""
-        if isinstance(error, OSError) and (shortage := SHORTAGES.get(error.errno or 0)):
-            log.warning("%s is not started: %s: %s", key, what, error)
-            self._parts.inbox.put(events.TaskLost(key, shortage, never_started=True, shortage=shortage))
-        else:
-            why = getattr(error, "strerror", None) or error
-            self.settle(events.TaskEnded(key, Exit(CANNOT_EXECUTE, reason=f"{what}: {why}")))
-
-    def settle(self, event: events.TaskEnded) -> None:
-        """An attempt has ended: its output goes to disk before anybody relies on its result; followers learn the end."""
-        self._parts.pulls.end(event.key)
-        wrote = event.exit.stdout_bytes or event.exit.stderr_bytes
-        if wrote or (event.exit.exit_code and (self._parts.disk.is_full or self._holds_devices(event.key))):
-            self._in_background(self._settle(event))
-        else:
-            self._parts.output.attempts_ended(((event.key, event.exit),))
-            self._parts.inbox.put(event)
-
-    def _holds_devices(self, key: str) -> bool:
-        return key in self._parts.node.ledger.devices.holding
-
-    async def _settle(self, event: events.TaskEnded) -> None:
-        ((key, exit_),) = await settled(self._parts, ((event.key, event.exit),))
-        if exit_.exit_code and self._holds_devices(key):  # if its card has failed, that is told before its end
-            await self._parts.gpus.read_anew()
-        self._parts.output.attempts_ended(((key, exit_),))
-        self._parts.inbox.put(events.TaskEnded(key, exit_))
-
-    def settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
-        """The same for all that a launcher lists as ended; ``then`` is called when they are in the inbox."""
-        self._in_background(self._settle_listed(event, then))
-
-    async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
-        ended = await settled(self._parts, event.ended)
-        self._parts.output.attempts_ended(ended)
-        self._parts.inbox.put(msgspec.structs.replace(event, ended=ended))
-        then()
-
-    # -- output --------------------------------------------------------------------------------------------------------
-
-    def _send_result(self, action: actions.SendResult) -> None:
-        """RESULT, with the output itself where that is small."""
-        stdout = stderr = b""
-        exit_ = action.exit
-        small = exit_.stdout_bytes + exit_.stderr_bytes <= INLINE_BYTES_MAX
-        if small:
-            key = execution_key(action.uid, action.attempt)
-            stdout, stderr = self._parts.spool.read_small(key, exit_.stdout_bytes, exit_.stderr_bytes)
-            small = (len(stdout), len(stderr)) == (exit_.stdout_bytes, exit_.stderr_bytes)
-        self._send(
-            action.dst,
-            Result(
-                action.task,
-                action.uid,
-                action.attempt,
-                exit_,
-                small,
-                stdout if small else b"",
-                stderr if small else b"",
-            ),
-        )
-
-    async def _keep_output(self, action: actions.KeepOutput) -> None:
-        error = ""
-        if action.stdout or action.stderr:
-            try:
-                await asyncio.to_thread(self._parts.spool.keep, action.key, action.stdout, action.stderr)
-            except OSError as failure:
-                error = f"its output cannot be kept: {cannot_write(failure)}"
-        self._output_arrived(action, error)
-
-    async def _fetch_output(self, action: actions.FetchOutput) -> None:
-        error, missing = await self._parts.output.bring_home(action)
-        if any(missing):
-            self._parts.counters["outputs that cannot be read"] += 1
-        self._output_arrived(action, error, missing)
-
-    def _output_arrived(
-        self, action: actions.KeepOutput | actions.FetchOutput, error: str, missing: tuple[int, int] = (0, 0)
-    ) -> None:
-        if error:
-            self._parts.clients.waits(action.task, error)
-        self._parts.inbox.put(events.OutputArrived(action.uid, action.attempt, error, missing))
-
-    # -- background ----------------------------------------------------------------------------------------------------
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a bug", exc_info=error)
-            self._parts.run.fail(f"a bug: {error!r}")
-
-    async def drained(self) -> None:
+    async def drained(self, inbox: Inbox) -> None:
         """Wait until everything decided is durable and out."""
-        self._parts.journal.settle()
-        while len(self._parts.inbox) or self._parts.release.held:
+        self._records.settle()
+        while len(inbox) or self._outbox.held:
             durable = asyncio.Event()
-            self._parts.release.outward(durable.set)
+            self._outbox.outward(durable.set)
             await durable.wait()
             await asyncio.sleep(0)  # the inbox gets its turn
 
     async def close(self) -> None:
         """Forget timers, end background work."""
+        self._timers.close()
+        await self._records.close()
+        await self._results.close()
+
+
+class Timers:
+    """The timers of the core, which put `TimerExpired` into the inbox. clock: gives this moment."""
+
+    def __init__(self, inbox: Inbox, outbox: Outbox, clock: Callable[[], Instant] = now) -> None:
+        self._inbox = inbox
+        self._outbox = outbox
+        self._clock = clock
+        self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
+
+    def set(self, action: actions.SetTimer) -> None:
+        """Expire at that moment; the same timer has one at most."""
+        known = self._timers.get(action.timer)
+        if known is not None:
+            known.cancel()
+        delay_s = max(action.at_s - self._clock().boot_s, 0.0)
+        loop = asyncio.get_running_loop()
+        self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, action.at_s)
+
+    def clear(self, action: actions.ClearTimer) -> None:
+        """Do not expire."""
+        handle = self._timers.pop(action.timer, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _expire(self, timer: tuple[str, ...], at_s: float) -> None:
+        del self._timers[timer]
+        if self._clock().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
+            self.set(actions.SetTimer(timer, at_s))
+        elif timer[0] in BULK_TIMERS:
+            self._outbox.when_room(lambda: self._inbox.put(events.TimerExpired(timer)))
+        else:
+            self._inbox.put(events.TimerExpired(timer))
+
+    def close(self) -> None:
+        """Forget all."""
         for handle in self._timers.values():
             handle.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def settled(parts: Parts, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-    """These ended attempts with their output on disk, and with what they say that they ran out of; how many have lost some of it is counted."""
-    found = await asyncio.to_thread(parts.spool.settle, ended)
-    lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
-    if lost:
-        parts.counters["outputs that cannot be read"] += lost
-    full = parts.config.node if parts.disk.is_full else ""
-    return await asyncio.to_thread(with_shortages, parts.spool, found, full)
+class RecordEffects:
+    """Effects on what is on disk: rows, events, completion jobs; and tasks that the core asks the store for."""
+
+    def __init__(
+        self,
+        store: Store,
+        outbox: Outbox,
+        inbox: Inbox,
+        journal: EventLog,
+        security: SecurityEvents,
+        jobs: CompletionJobs,
+        run: RunState,
+    ) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._inbox = inbox
+        self._journal = journal
+        self._security = security
+        self._jobs = jobs
+        self._background = BackgroundTasks(run)
+        self._wanted: dict[str, None] = {}
+        """Tasks that are looked up for the core; no more than it waits for and others may ask after."""
+
+    def persist(self, rows: tuple[Row, ...]) -> None:
+        """Keep rows; completion jobs among them begin when they are durable."""
+        self._outbox.keep(rows)
+        if any(isinstance(row, actions.PutChores) for row in rows):
+            self._outbox.outward(self._jobs.wake)
+
+    def note(self, event: actions.PutEvent) -> None:
+        """Keep an event; what the core refuses for a security rule is counted and bounded as all such events are."""
+        if event.what == "security":
+            self._security.tell(event.state, event.node, event.reason)
+        else:
+            self._journal.note(event)
+
+    def settle(self) -> None:
+        """Hand events that were noted to the store now."""
+        self._journal.settle()
+
+    def find(self, tasks: Sequence[str]) -> None:
+        """Look tasks up, a few at a time: a peer may ask for many."""
+        is_under_way = bool(self._wanted)
+        self._wanted.update(dict.fromkeys(tasks))
+        if self._wanted and not is_under_way:
+            self._background.start(self._look_up())
+
+    async def _look_up(self) -> None:
+        """Look up all that are wanted, each as it stands when its turn comes. A task that cannot be read is not reported, and
+        asked for again."""
+        while self._wanted:
+            found = []
+            for task in list(itertools.islice(self._wanted, FOUND_AT_A_TIME)):
+                del self._wanted[task]
+                try:
+                    found.append(self._store.found(task))
+                except StoreError as error:
+                    log.warning("%s", error)
+            if found:
+                self._inbox.put(events.TasksFound(tuple(found)))
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """End background work."""
+        await self._background.close()
+
+
+class PeerEffects:
+    """Effects on other nodes: messages, gossip, connections."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        inbox: Inbox,
+        node: Node,
+        links: PeerLinks,
+        members: Members,
+        bus: MqttBus | None,
+        bus_peers: BusPeers,
+    ) -> None:
+        self._info = info
+        self._inbox = inbox
+        self._node = node
+        self._links = links
+        self._members = members
+        self._bus = bus
+        self._bus_peers = bus_peers
+
+    def send(self, dst: str, message: Message) -> None:
+        """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
+        if self._bus is not None and isinstance(message, ADVICE):
+            boot = self._bus_peers.boot_of(dst)
+            if boot is not None and self._bus.send(dst, boot, message):
+                self._bus_peers.sent(dst)
+                return
+        if dst == self._info.config.node:
+            self._inbox.put(events.MessageReceived(dst, message))  # type: ignore[arg-type]
+            return
+        if isinstance(message, ADVICE):
+            self._info.counters[metrics.ADVICE_OVER_PEER_LINK] += 1
+        self._links.send(dst, message)
+
+    def announce(self, action: actions.Announce) -> None:
+        """Tell all peers: over MQTT those that are there, over the peer link the others."""
+        message = action.message
+        if self._bus is None:
+            is_published = False
+        elif isinstance(message, State):
+            is_published = self._bus.publish_state(message)
+        else:
+            is_published = self._bus.broadcast(message)
+        for peer in self._node.membership:
+            node = peer.identity.node
+            if not is_published or node not in self._bus_peers:
+                self._links.send(node, message)
+
+    def gossip(self, action: actions.SendGossip) -> None:
+        """Send one datagram."""
+        self._members.send(action)
+
+    def dial(self, action: actions.Dial) -> None:
+        """Connect to a peer."""
+        self._links.connect(action.identity)
+
+    def dial_address(self, action: actions.DialAddress) -> None:
+        """Connect to whoever is at an address."""
+        self._links.dial(action.address)
+
+    def forget(self, action: actions.ForgetPeer) -> None:
+        """Close the link to a peer."""
+        self._links.forget(action.node)
+        self._bus_peers.forget(action.node)
+
+
+class TaskStarter:
+    """Has the launcher start attempts."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        node: Node,
+        spool: Spool,
+        stdin: StdinForwarding,
+        launcher: LauncherLink,
+        settler: ExitSettler,
+    ) -> None:
+        self._info = info
+        self._node = node
+        self._spool = spool
+        self._stdin = stdin
+        self._launcher = launcher
+        self._settler = settler
+
+    def start(self, action: actions.SpawnTask) -> bool:
+        """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
+        if not self._node.holds(action.key):
+            self._info.counters[metrics.SPAWNS_DROPPED] += 1
+            return False
+        if action.spec.directory == SCRATCH and self._info.config.mode != "system":
+            try:
+                scratch = os.fsencode(self._spool.make_scratch(action.key))
+            except OSError as error:
+                self._settler.not_started(action.key, "its scratch directory cannot be made", error)
+                return False
+            action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
+        try:
+            own = variables_of(action.spec.environment)
+        except BadRequest as error:  # its home has not looked
+            self._settler.not_started(action.key, "", error)
+            return False
+        try:
+            source = self._stdin.source(action)
+        except (OSError, PeerloadError) as error:
+            self._settler.not_started(action.key, "its standard input cannot be had", error)
+            return False
+        stdout, stderr = self._spool.paths(action.key)
+        is_own = action.home == self._info.config.node
+        task = self._node.home.by_id.get(action.task) if is_own else None
+        owner = -1 if task is None else task.terms.owner
+        self._launcher.spawn(action, stdout, stderr, self._variables(action, own), source, owner)
+        if source:
+            self._stdin.begin(action.key)
+        return True
+
+    def _variables(self, action: actions.SpawnTask, own: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """What is added to the environment of the submission."""
+        held = given(action.key, action.devices, self._node.ledger.devices)
+        variables = {
+            "PEERLOAD_TASK_ID": action.task,
+            "PEERLOAD_ATTEMPT": str(action.attempt),
+            "PEERLOAD_NODE": self._info.config.node,
+            "PEERLOAD_HOME": action.home,
+            **task_variables(action.spec.request, held, self._info.config.device, own),
+        }
+        if index := action.task.partition(".")[2]:
+            variables["PEERLOAD_ARRAY_INDEX"] = index
+        return {name.encode(): value.encode() for name, value in variables.items()}
+
+
+class TaskEffects:
+    """Effects on the processes of this node and on their files."""
+
+    def __init__(
+        self,
+        starter: TaskStarter,
+        launcher: LauncherLink,
+        stdin: StdinForwarding,
+        pulls: StdinFetches,
+        spool: Spool,
+        output: TaskOutputs,
+        gpus: Gpus,
+    ) -> None:
+        self._starter = starter
+        self._launcher = launcher
+        self._stdin = stdin
+        self._pulls = pulls
+        self._spool = spool
+        self._output = output
+        self._gpus = gpus
+
+    def resume(self) -> None:
+        """Let the launcher carry on: the core knows what it has."""
+        self._launcher.resume()
+
+    def adopt(self, *, is_first: bool) -> None:
+        """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started."""
+        self._stdin.adopt(is_first=is_first)
+
+    def spawn(self, action: actions.SpawnTask) -> None:
+        """Start an attempt."""
+        if self._starter.start(action) and action.devices:
+            self._gpus.wake()
+
+    def forget(self, action: actions.ForgetTask) -> None:
+        """Forget an attempt that has ended."""
+        self._launcher.forget(action.key)
+        self._pulls.end(action.key)
+        if action.output:
+            self._spool.drop(action.key)
+        self._spool.drop_scratch(action.key)
+
+    def dropped(self, rows: tuple[Row, ...]) -> None:
+        """Where rows say that attempts of other homes are here no more, no more of their output comes."""
+        if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in rows):
+            self._output.guests_left()
+
+    def signal(self, action: actions.SignalTask) -> None:
+        """Send a signal to the processes of an attempt."""
+        self._output.pace.signalled(action.key, action.signal)
+        self._launcher.signal(action.key, action.signal)
+
+    def set_lease(self, action: actions.SetLease) -> None:
+        """Let an attempt run until then."""
+        self._launcher.set_lease(action.key, action.deadline_s, action.ts)
+
+    def evict(self, action: actions.EvictTask) -> None:
+        """End an attempt for the sake of its node."""
+        self._launcher.evict(action.key, action.reason)
+
+    def look_at_devices(self) -> None:
+        """Measure the GPUs now."""
+        self._gpus.look()
+
+
+class ResultEffects:
+    """Results and outputs on their way to the home of a task."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        spool: Spool,
+        output: TaskOutputs,
+        inbox: Inbox,
+        peers: PeerEffects,
+        clients: ClientNotifier,
+        run: RunState,
+    ) -> None:
+        self._info = info
+        self._spool = spool
+        self._output = output
+        self._inbox = inbox
+        self._peers = peers
+        self._clients = clients
+        self._background = BackgroundTasks(run)
+
+    def send(self, action: actions.SendResult) -> None:
+        """Send RESULT, with the output itself where that is small."""
+        stdout = stderr = b""
+        exit_ = action.exit
+        is_small = exit_.stdout_bytes + exit_.stderr_bytes <= INLINE_BYTES_MAX
+        if is_small:
+            key = execution_key(action.uid, action.attempt)
+            stdout, stderr = self._spool.read_small(key, exit_.stdout_bytes, exit_.stderr_bytes)
+            is_small = (len(stdout), len(stderr)) == (exit_.stdout_bytes, exit_.stderr_bytes)
+        if not is_small:
+            stdout = stderr = b""
+        self._peers.send(action.dst, Result(action.task, action.uid, action.attempt, exit_, is_small, stdout, stderr))
+
+    def keep(self, action: actions.KeepOutput) -> None:
+        """Keep the output that came with a result."""
+        self._background.start(self._keep(action))
+
+    def fetch(self, action: actions.FetchOutput) -> None:
+        """Fetch the output that did not come with a result."""
+        self._background.start(self._fetch(action))
+
+    async def _keep(self, action: actions.KeepOutput) -> None:
+        error = ""
+        if action.stdout or action.stderr:
+            try:
+                await asyncio.to_thread(self._spool.keep, action.key, action.stdout, action.stderr)
+            except OSError as failure:
+                error = f"its output cannot be kept: {cannot_write(failure)}"
+        self._arrived(action, error)
+
+    async def _fetch(self, action: actions.FetchOutput) -> None:
+        error, missing = await self._output.bring_home(action)
+        if any(missing):
+            self._info.counters[metrics.OUTPUTS_UNREADABLE] += 1
+        self._arrived(action, error, missing)
+
+    def _arrived(
+        self, action: actions.KeepOutput | actions.FetchOutput, error: str, missing: tuple[int, int] = (0, 0)
+    ) -> None:
+        if error:
+            self._clients.waits(action.task, error)
+        self._inbox.put(events.OutputArrived(action.uid, action.attempt, error, missing))
+
+    async def close(self) -> None:
+        """End background work."""
+        await self._background.close()

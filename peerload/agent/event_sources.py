@@ -1,142 +1,478 @@
-"""What comes in from outside, as the events of the core: from the launcher, the peers, the broker and the disk.
+"""Event sources: what comes in from the launcher, the peers, the broker and the disk, as events of the core.
 
-Nothing is decided here. The one rule is order: what the launcher tells before it was asked what it has, or while that
-answer waits for its outputs to be on disk, waits behind that answer.
+Nothing is decided here. An attempt that has ended is reported when its output is on disk. What the launcher reports before
+`AgentStarted`, or while a list of what it has is being settled, waits behind that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
+from peerload.agent.accounts.as_user import TaskUser
+from peerload.agent.background import BackgroundTasks
+from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.oom_output import with_shortages
+from peerload.agent.launcher.protocol import StdinFed
+from peerload.agent.mqtt.message_filter import SOURCES_MAX
+from peerload.core.handoff.executor import OFFERS_MAX
+from peerload.launcher.process import SHORTAGES
 from peerload.model import events, metrics
-from peerload.model.messages import CertificateRequest, CertificateTold, State, Trust
+from peerload.model.errors import SlowDown
+from peerload.model.messages import (
+    WHY_LENGTH_MAX,
+    CertificateRequest,
+    CertificateTold,
+    DirectoryRequest,
+    DirectoryTold,
+    Offer,
+    State,
+    Trust,
+)
+from peerload.model.task import Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Callable, Sequence
 
-    from peerload.agent.effects import Performer
-    from peerload.agent.parts import Parts
-    from peerload.agent.peers.streams import Piece
+    from peerload.agent.accounts.as_user import UserServices
+    from peerload.agent.accounts.directory_cache import DirectoryQueries
+    from peerload.agent.inbox import Inbox
+    from peerload.agent.joining.distribution import TrustDistribution
+    from peerload.agent.joining.renewal import CertificateRenewal
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.output.output import TaskOutputs
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.peers.duplicate_node_name import DuplicateNames
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.membership import Members
+    from peerload.agent.run_state import RunState
+    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.sensors.gpus import Gpus
+    from peerload.agent.stdin.stdin_fetch import StdinFetches
+    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.event_log import EventLog
+    from peerload.core.node import Node
     from peerload.model.events import Event
-    from peerload.model.messages import Envelope, Hello, Identity, Message, OutputRequest
+    from peerload.model.messages import Envelope, Hello, Identity, Message
+    from peerload.security.revocation import Trust as KnownTrust
 
 log = logging.getLogger("peerload.agent")
 
+CANNOT_EXECUTE = 126
+ADVICE_UNANSWERED_MAX = 6
+"""So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
 
-class Incoming:
-    """What the parts of one agent call when something comes in. ``performer``: set before anything is started that calls."""
 
-    performer: Performer
+# -- the launcher ------------------------------------------------------------------------------------------------------
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+
+class ExitRecords:
+    """The exits that the launcher reports, completed: with their output on disk."""
+
+    def __init__(self, info: NodeInfo, spool: Spool, disk: DiskSpace) -> None:
+        self._info = info
+        self._spool = spool
+        self._disk = disk
+
+    @property
+    def disk_is_full(self) -> bool:
+        """True if next to nothing can be written just now."""
+        return self._disk.is_full
+
+    async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
+        """These ended attempts with their output on disk, and with the resource that they say they ran out of. Those that lost
+        some of their output are counted."""
+        found = await asyncio.to_thread(self._spool.settle, ended)
+        lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
+        if lost:
+            self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
+        full = self._info.config.node if self._disk.is_full else ""
+        return await asyncio.to_thread(with_shortages, self._spool, found, full)
+
+
+class ExitSettler:
+    """Reports ended attempts to the core: their output goes to disk before anybody relies on their result, and their
+    followers learn the end."""
+
+    def __init__(
+        self,
+        records: ExitRecords,
+        inbox: Inbox,
+        node: Node,
+        pulls: StdinFetches,
+        output: TaskOutputs,
+        gpus: Gpus,
+        run: RunState,
+    ) -> None:
+        self._records = records
+        self._inbox = inbox
+        self._node = node
+        self._pulls = pulls
+        self._output = output
+        self._gpus = gpus
+        self._background = BackgroundTasks(run)
+
+    def settle(self, event: events.TaskEnded) -> None:
+        """An attempt has ended."""
+        self._pulls.end(event.key)
+        has_output = event.exit.stdout_bytes or event.exit.stderr_bytes
+        if has_output or (event.exit.exit_code and (self._records.disk_is_full or self._holds_devices(event.key))):
+            self._background.start(self._settle(event))
+        else:
+            self._output.attempts_ended(((event.key, event.exit),))
+            self._inbox.put(event)
+
+    def _holds_devices(self, key: str) -> bool:
+        return key in self._node.ledger.devices.holding
+
+    async def _settle(self, event: events.TaskEnded) -> None:
+        ((key, exit_),) = await self._records.settled(((event.key, event.exit),))
+        if exit_.exit_code and self._holds_devices(key):  # if its card has failed, that is told before its end
+            await self._gpus.read_anew()
+        self._output.attempts_ended(((key, exit_),))
+        self._inbox.put(events.TaskEnded(key, exit_))
+
+    def settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
+        """A launcher has listed what it has; ``then`` is called when the list is in the inbox."""
+        self._background.start(self._settle_listed(event, then))
+
+    async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
+        ended = await self._records.settled(event.ended)
+        self._output.attempts_ended(ended)
+        self._inbox.put(msgspec.structs.replace(event, ended=ended))
+        then()
+
+    def not_started(self, key: str, what: str, error: Exception) -> None:
+        """The launcher was not asked to start this attempt: the node is short of something, or it never can be started."""
+        if isinstance(error, OSError) and (shortage := SHORTAGES.get(error.errno or 0)):
+            log.warning("%s is not started: %s: %s", key, what, error)
+            self._inbox.put(events.TaskLost(key, shortage, never_started=True, shortage=shortage))
+        else:
+            why = str(getattr(error, "strerror", None) or error)
+            reason = f"{what}: {why}" if what else why
+            self.settle(events.TaskEnded(key, Exit(CANNOT_EXECUTE, reason=reason)))
+
+    async def close(self) -> None:
+        """End background work."""
+        await self._background.close()
+
+
+class OwnProcesses(Protocol):
+    """Processes of the agent's own that the launcher runs beside the tasks."""
+
+    def heard(self, event: Event, /) -> bool:
+        """Take an event about one of them. False if it is about something else."""
+
+    def listed(self, ready: events.LauncherReady, /) -> events.LauncherReady:
+        """The list of a launcher without them."""
+
+
+class LauncherEvents:
+    """The receiver of what the launcher reports."""
+
+    def __init__(self, inbox: Inbox, settler: ExitSettler, stdin: StdinForwarding, own: Sequence[OwnProcesses]) -> None:
+        self._inbox = inbox
+        self._settler = settler
+        self._stdin = stdin
+        self._own = own
         self._early: list[Event] | None = []
-        """What waits; None: nothing needs to."""
+        """Events that wait; None: no event needs to."""
 
-    def from_launcher(self, event: Event) -> None:
-        """Into the inbox, ends only with their output on disk; nothing overtakes a launcher's list of what it has."""
-        if self._parts.chores.notices.heard(event) or self._parts.inside.heard(event):
+    def received(self, event: Event | StdinFed) -> None:
+        """Put an event into the inbox, the end of an attempt only with its output on disk."""
+        if isinstance(event, StdinFed):
+            if self._early is None:  # else it is asked again, by `StdinForwarding.adopt`
+                self._stdin.fed(event.key, event.offset, is_closed=event.is_closed)
+            return
+        if any(own.heard(event) for own in self._own):
             return
         if isinstance(event, events.LauncherReady):
-            event = self._parts.inside.listed(self._parts.chores.notices.listed(event))
+            event = self.without_own(event)
         self._take(event)
 
+    def without_own(self, ready: events.LauncherReady) -> events.LauncherReady:
+        """The list of a launcher without the agent's own processes."""
+        for own in self._own:
+            ready = own.listed(ready)
+        return ready
+
     def _take(self, event: Event) -> None:
-        if self._early is not None:  # AgentStarted or such a list has not been told yet
+        if self._early is not None:
             self._early.append(event)
         elif isinstance(event, events.LauncherReady):
             self._early = []
-            self.performer.settle_listed(event, self.release_early)
+            self._settler.settle_listed(event, self.release_early)
         elif isinstance(event, events.TaskEnded):
-            self.performer.settle(event)
+            self._settler.settle(event)
         else:
-            self._parts.inbox.put(event)
+            self._inbox.put(event)
 
     def release_early(self) -> None:
-        """What has waited, in the order that it came in."""
+        """Report what has waited, in its order."""
         early, self._early = self._early, None
         for event in early or ():
             self._take(event)
 
-    def disk_changed(self, state: str, reason: str) -> None:
-        """There is no more room on the disk of the state, or there is again."""
-        log.warning("the disk of %s is %s: %s", self._parts.config.state, state, reason)
-        self._parts.journal.happened("disk", state, reason=reason)
-        self._parts.inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
-    # -- LinkOwner: what comes over the peer links -----------------------------------------------------------------------
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+class DiskEvents:
+    """The receiver of what the watch of the disk reports."""
+
+    def __init__(self, info: NodeInfo, inbox: Inbox, journal: EventLog, run: RunState) -> None:
+        self._info = info
+        self._inbox = inbox
+        self._journal = journal
+        self._run = run
+
+    def changed(self, state: str, reason: str) -> None:
+        """There is no more room on the disk of the state, or there is again."""
+        log.warning("the disk of %s is %s: %s", self._info.config.state, state, reason)
+        self._journal.happened("disk", state, reason=reason)
+        self._inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
+
+    def lost(self, why: str) -> None:
+        """The disk cannot be looked at any more."""
+        self._run.fail(why)
+
+
+# -- peers -------------------------------------------------------------------------------------------------------------
+
+
+class PeerMessages:
+    """Messages of peers on their way to the inbox: offers with what this node finds of their directory and their user."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        inbox: Inbox,
+        node: Node,
+        spool: Spool,
+        users: UserServices,
+        security: SecurityEvents,
+        run: RunState,
+    ) -> None:
+        self._info = info
+        self._inbox = inbox
+        self._node = node
+        self._spool = spool
+        self._users = users
+        self._security = security
+        self._background = BackgroundTasks(run)
+        self._looked_up: Counter[str] = Counter()
+        """Of each peer the offers and questions whose directory is looked for."""
+
+    def received(self, src: str, message: Message) -> None:
+        """Put a message into the inbox."""
+        if isinstance(message, Offer) and self._has_output(message):
+            self._info.counters[metrics.OFFERS_OF_KEPT_OUTPUT] += 1
+            return
+        if isinstance(message, Offer) and not self._users.seen_lately(
+            TaskUser(src, message.spec.user), message.spec.directory
+        ):
+            if self._may_look_up(src):
+                self._background.start(self._offer_received(src, message))
+        else:
+            self._inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
+
+    def unasked_answer(self) -> None:
+        """Count an answer about a directory that nobody here has asked for."""
+        self._info.counters[metrics.DIRECTORY_ANSWERS_UNASKED] += 1
+
+    def directory_requested(self, src: str, request: DirectoryRequest, answer: Callable[[Message], None]) -> None:
+        """Answer with the code with which an offer would be declined."""
+        if self._may_look_up(src):
+            self._background.start(self._answer_directory(src, request, answer))
+
+    def _has_output(self, offer: Offer) -> bool:
+        """True if output lies here under the name of this attempt, which the core knows nothing of any more: that of an
+        ended task of this node, whose uid another home has taken. It must not be written over."""
+        key = execution_key(offer.uid, offer.attempt)
+        is_known = key in self._node.executor.guests or offer.uid in self._node.home.tasks
+        return not is_known and any(path.exists() for path in self._spool.paths(key))
+
+    def _may_look_up(self, src: str) -> bool:
+        """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""
+        if self._looked_up[src] >= OFFERS_MAX:
+            self._info.counters[metrics.OFFERS_UNANSWERED] += 1
+            self._security.tell("P2", src, f"more than {OFFERS_MAX} offers outstanding")
+            return False
+        self._looked_up[src] += 1
+        return True
+
+    def _looked_up_one(self, src: str) -> None:
+        self._looked_up[src] -= 1
+        if not self._looked_up[src]:
+            del self._looked_up[src]
+
+    async def _offer_received(self, src: str, offer: Offer) -> None:
+        refused, here, stalled = "", False, ""
+        try:
+            refused, here = await self._users.objection(TaskUser(src, offer.spec.user), offer.spec.directory)
+        except SlowDown as error:
+            stalled = error.why[:WHY_LENGTH_MAX]
+        except LauncherError:
+            self._info.counters[metrics.OFFERS_UNANSWERED] += 1  # to its sender: declined, but not for good
+            return
+        finally:
+            self._looked_up_one(src)
+        self._inbox.put(events.MessageReceived(src, offer, directory_here=here, refused=refused, stalled=stalled))
+
+    async def _answer_directory(self, src: str, request: DirectoryRequest, answer: Callable[[Message], None]) -> None:
+        try:
+            refused, here = await self._users.objection(TaskUser(src, request.user), request.directory)
+        except SlowDown:
+            code = "stalled"
+        except LauncherError:
+            return
+        else:
+            code = "policy" if refused else "" if here else "directory"
+        finally:
+            self._looked_up_one(src)
+        answer(DirectoryTold(request.directory, request.user, code))
+
+    async def close(self) -> None:
+        """End background work."""
+        await self._background.close()
+
+
+class LinkEvents:
+    """The owner of the peer links (`LinkOwner`): hands messages to their receivers."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        trust: TrustDistribution,
+        renewal: CertificateRenewal,
+        links: PeerLinks,
+        members: Members,
+        messages: PeerMessages,
+        queries: DirectoryQueries,
+    ) -> None:
+        self._inbox = inbox
+        self._trust = trust
+        self._renewal = renewal
+        self._links = links
+        self._members = members
+        self._messages = messages
+        self._queries = queries
 
     def deliver(self, src: str, message: Message) -> None:
         """A message of a peer came."""
         match message:
             case Trust():
-                try:
-                    self._parts.trust.received(src, message)
-                except OSError as error:
-                    self._parts.run.fail(f"cannot save the statements of the CA: {error.strerror}")
+                self._trust.received(src, message)
             case CertificateRequest():
-                self._parts.renewal.requested(src)
+                self._renewal.requested(src)
             case CertificateTold():
-                self._parts.renewal.received(src, message)
+                self._renewal.received(src, message)
+            case DirectoryRequest():
+                self._messages.directory_requested(src, message, lambda told: self._links.send(src, told))
+            case DirectoryTold() if not self._queries.told(src, message):
+                self._messages.unasked_answer()
             case _:
-                self.performer.received(src, message)
+                self._messages.received(src, message)
 
     def met(self, hello: Hello) -> None:
         """A link to a peer was made."""
-        self._parts.trust.met(hello)
-        self._parts.links.learn(hello.identity)
-        self._parts.members.met(hello)
-        self._parts.inbox.put(
+        self._trust.met(hello)
+        self._links.learn(hello.identity)
+        self._members.met(hello)
+        self._inbox.put(
             events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers, refutation=hello.refutation)
         )
 
     def unreachable(self, node: str, reason: str) -> None:
         """The last link to a peer is lost, or none could be made."""
-        self._parts.inbox.put(events.PeerUnreachable(node, reason))
+        self._inbox.put(events.PeerUnreachable(node, reason))
 
     def send_failed(self, dst: str, message: Message) -> None:
         """This message was not sent."""
-        self._parts.counters[metrics.PEER_SENDS_FAILED] += 1
-        self._parts.inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
+        self._inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
 
-    def serve_output(self, src: str, request: OutputRequest) -> AsyncIterator[Piece]:
-        """The output of an attempt that ran here."""
-        return self._parts.output.serve(src, request)
 
-    def name_taken(self, by: str) -> None:
-        """The peer at this address refuses this node, because another agent has its name."""
-        self._parts.duplicates.refused(by)
+class BusPeers:
+    """Which peers are on MQTT, as far as this node hears them there: advice for them may go that way."""
 
-    def copied(self, other: Identity, up_s: float) -> None:
-        """An agent with this node's name and database, up for so long, has proven its name."""
-        self._parts.duplicates.copy_proven(other, up_s)
+    def __init__(self) -> None:
+        self._peers: dict[str, tuple[str, int]] = {}
+        """By node: its boot id, and how much advice was sent since it was heard."""
 
-    # -- BusOwner: what comes over the broker ----------------------------------------------------------------------------
+    def heard(self, envelope: Envelope) -> None:
+        """A peer is on MQTT."""
+        self._peers.pop(envelope.src, None)
+        self._peers[envelope.src] = (envelope.src_boot, 0)
+        if len(self._peers) > SOURCES_MAX:  # whoever was not heard for longest is told over the peer link
+            del self._peers[next(iter(self._peers))]
 
-    def bus_changed(self, *, connected: bool) -> None:
-        """A broker can be reached, or no longer."""
-        self._parts.inbox.put(events.BusChanged(connected))
+    def boot_of(self, node: str) -> str | None:
+        """The boot id of a peer that advice may be sent to; None if the peer link is to be used."""
+        boot, unanswered = self._peers.get(node, ("", ADVICE_UNANSWERED_MAX))
+        return boot if unanswered < ADVICE_UNANSWERED_MAX else None
 
-    def copy_reported(self, other: Identity) -> None:
-        """A message over the broker claims to come from an agent with this node's name and database."""
-        if self._parts.duplicates.copy_reported(other):
-            self._parts.links.dial_copy(other.address)
+    def sent(self, node: str) -> None:
+        """One more piece of advice went there."""
+        boot, unanswered = self._peers[node]
+        self._peers[node] = (boot, unanswered + 1)
+
+    def forget(self, node: str) -> None:
+        """The core knows nothing of this peer any more."""
+        self._peers.pop(node, None)
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._peers
+
+
+class BusEvents:
+    """The owner of the broker connection (`BusOwner`)."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        trust: KnownTrust,
+        links: PeerLinks,
+        members: Members,
+        security: SecurityEvents,
+        bus_peers: BusPeers,
+        duplicates: DuplicateNames,
+    ) -> None:
+        self._inbox = inbox
+        self._trust = trust
+        self._links = links
+        self._members = members
+        self._security = security
+        self._bus_peers = bus_peers
+        self._duplicates = duplicates
 
     def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
-        """Advice came over the broker. It counts if its sender does."""
+        """Advice came. It counts if its sender does."""
         del retained
-        if not self._parts.trust.trust.admits(envelope.src, envelope.src_boot):
-            self._parts.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked node")] += 1
-            self._parts.security.tell("J4", envelope.src, "a message over MQTT, though it was revoked")
+        if not self._trust.admits(envelope.src, envelope.src_boot):
+            self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked node")] += 1
+            self._security.tell("J4", envelope.src, "a message over MQTT, though it was revoked")
             return
-        self.performer.heard_on_bus(envelope)
+        self._bus_peers.heard(envelope)
         body = envelope.body
         if isinstance(body, State):
             if body.identity.address:
-                self._parts.links.learn(body.identity)
-                self._parts.members.changed()
+                self._links.learn(body.identity)
+                self._members.changed()
             # However live, it may be late: only a Hello proves that a machine was started anew.
-            self._parts.inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
+            self._inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
         else:
-            self._parts.inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]
+            self._inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]
+
+    def bus_changed(self, *, connected: bool) -> None:
+        """A broker can be reached, or no longer."""
+        self._inbox.put(events.BusChanged(connected))
+
+    def copy_reported(self, other: Identity) -> None:
+        """A message claims to come from an agent with this node's name and database."""
+        if self._duplicates.copy_reported(other):
+            self._links.dial_copy(other.address)

@@ -19,17 +19,15 @@ TURN_EVENTS_MAX = 256
 
 
 class Inbox:
-    """``consume(events)`` is called from the loop with what has come since, at most TURN_EVENTS_MAX at a time.
+    """`start` names who gets the events: what has come since its last turn, at most TURN_EVENTS_MAX at a time.
 
     A full inbox drops advice, gossip and samples, which may be lost, and counts them; everything else is bounded where it
     comes from (tasks, peers, clients) and is kept.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, consume: Callable[[list[Event]], None], events_max: int
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, events_max: int) -> None:
         self._loop = loop
-        self._consume = consume
+        self._consume: Callable[[list[Event]], None] | None = None
         self._events_max = events_max
         self._events: deque[Event] = deque()
         self._scheduled = False
@@ -40,6 +38,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._events)
 
+    def start(self, consume: Callable[[list[Event]], None]) -> None:
+        """Hand events over from now on, from the loop; those that have come before are the first."""
+        self._consume = consume
+        self._schedule()
+
     def put(self, event: Event) -> None:
         """Queue an event. From the loop's thread only; other threads use `put_threadsafe`."""
         if len(self._events) >= self._events_max and _may_be_lost(event):
@@ -47,21 +50,23 @@ class Inbox:
             return
         self._events.append(event)
         self.put_count += 1
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._turn)
+        self._schedule()
 
     def put_threadsafe(self, event: Event) -> None:
         """Queue an event from any thread."""
         self._loop.call_soon_threadsafe(self.put, event)
 
-    def _turn(self) -> None:
+    def _schedule(self) -> None:
+        if self._events and not self._scheduled and self._consume is not None:
+            self._scheduled = True
+            self._loop.call_soon(self._turn, self._consume)
+
+    def _turn(self, consume: Callable[[list[Event]], None]) -> None:
         events = [self._events.popleft() for _ in range(min(len(self._events), TURN_EVENTS_MAX))]
         self.taken_count += len(events)
-        self._scheduled = bool(self._events)
-        if self._scheduled:
-            self._loop.call_soon(self._turn)
-        self._consume(events)
+        self._scheduled = False
+        self._schedule()
+        consume(events)
 
 
 def _may_be_lost(event: Event) -> bool:

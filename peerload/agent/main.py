@@ -57,6 +57,9 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
     except* PeerloadError as group:
         for error in _leaves(group):
             sys.stderr.write(f"peerload: {error}\n" + (f"  {error.hint}\n" if error.hint else ""))
+    except* Exception as bugs:
+        log.exception("the agent crashed", exc_info=bugs)
+        raise
     return code
 
 

@@ -14,7 +14,7 @@ import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerload.agent.parts import Parts
+    from peerload.core.node import Node
 
 LOOK_EVERY_S = 2.0
 TASKS_MIN = 20_000
@@ -23,12 +23,12 @@ YOUNG = 1
 """The generations of the collector that are small, however many tasks there are."""
 
 
-async def watch(parts: Parts) -> None:
+async def watch(node: Node) -> None:
     """Look every LOOK_EVERY_S whether many tasks have come, or many have ended and no more are ending just now; until cancelled."""
     most = before = frozen = 0
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        now = len(parts.node.home.tasks)
+        now = len(node.home.tasks)
         most = max(most, now)
         if now - frozen >= TASKS_MIN:
             frozen = now
@@ -36,7 +36,7 @@ async def watch(parts: Parts) -> None:
             gc.freeze()
         elif now >= before and most - now >= max(TASKS_MIN, now):
             most = frozen = now
-            parts.node.shrink()
+            node.shrink()
             if now < TASKS_MIN:
                 gc.unfreeze()
             gc.collect()  # it empties the free lists of the interpreter, too, which keep whole arenas

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from peerload.model.actions import EVENTS
 from peerload.model.text import printable
@@ -27,24 +27,11 @@ NOTED_MAX = 20
 """Of one rule, whoever breaks it, so many are kept within NOTICE_EVERY_S: somebody may have many addresses."""
 CULPRITS_MAX = 1024
 """Whom to have told of is remembered; the one not heard of for longest is forgotten first."""
-EARLY_MAX = 64
-"""What happened before there was a place for events."""
 WHO_CHARS_MAX = 100
 WHAT_CHARS_MAX = 300
 """Of a longer one the beginning is kept."""
 
 _log = logging.getLogger("peerload.security")
-
-
-class Tell(Protocol):
-    """`SecurityEvents.tell`, for those who have something to tell and need not know to whom."""
-
-    def __call__(self, rule: str, who: str, what: str, /, *, tolerated: int = 0) -> None:
-        """Something was refused for the sake of a rule."""
-
-
-def untold(rule: str, who: str, what: str, /, *, tolerated: int = 0) -> None:
-    """Nobody is told: for parts that are tried alone."""
 
 
 class _Culprit:
@@ -59,30 +46,15 @@ class _Culprit:
         self.unsaid = 0
 
 
-class _Early(NamedTuple):
-    at: float
-    rule: str
-    who: str
-    what: str
-
-
 class SecurityEvents:
     """Of one agent. counters: the agent's own; clock: seconds, which only go forward."""
 
-    def __init__(self, counters: Counter[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, counters: Counter[str], journal: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
         self.counters = counters
+        self._journal = journal
         self._clock = clock
-        self._journal: EventLog | None = None
-        self._early: deque[_Early] = deque(maxlen=EARLY_MAX)
         self._culprits: OrderedDict[tuple[str, str], _Culprit] = OrderedDict()
         self._noted: dict[str, deque[float]] = {}
-
-    def begin(self, journal: EventLog) -> None:
-        """From now on events are kept there, and first those that have waited for it."""
-        self._journal = journal
-        while self._early:
-            early = self._early.popleft()
-            journal.happened("security", early.rule, node=early.who, reason=early.what)
 
     def tell(self, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
         """Something was refused: for which rule, as docs/security.md names it; to whom (a node, an address without its
@@ -128,7 +100,4 @@ class SecurityEvents:
 
     def _note(self, rule: str, who: str, what: str) -> None:
         _log.warning("rule %s: %s: %s", rule, who or "somebody", what)
-        if self._journal is None:
-            self._early.append(_Early(time.time(), rule, who, what))
-        else:
-            self._journal.happened("security", rule, node=who, reason=what)
+        self._journal.happened("security", rule, node=who, reason=what)

@@ -18,30 +18,25 @@ import socket
 import struct
 import sys
 
-from peerload.model.errors import (
-    AgentSilent,
-    AgentUnavailable,
-    BadRequest,
-    NeverRunnable,
-    NoSuchTask,
-    OutputIncomplete,
-    PeerloadError,
-)
+from peerload.client.protocol import Protocol, accepted, agent_gone, follows, joined
+from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 from peerload.wire import frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
-    from typing import Any, NoReturn, Self
+    from typing import Any, Self
+
+    from peerload.client.protocol import Answer
 
 SYSTEM_SOCKET = "/run/peerload/agent.sock"
 ANSWERS_WITHIN_S = 10.0
 """An agent that says nothing at all for so long, not even who it is, counts as stopped."""
 STARTS_WITHIN_S = 120.0
 """One that a service manager is starting, whose socket it has meanwhile, is waited for so long: it may have much to read first."""
-LAST_WORDS_MAX = 100
-"""So many answers of an agent that has hung up are looked through for why."""
+ANSWERS_BEFORE_END_MAX = 100
+"""Answers of an agent that has closed the connection that are searched for a refusal."""
 SERVICE_MANAGER = 1
 """Its process."""
 SOCKET_PATH_BYTES_MAX = 107
@@ -51,49 +46,6 @@ _KIND_MASK, _KIND_DIRECTORY = 0o170000, 0o040000  # as in <sys/stat.h>; the modu
 
 START_HINT = "start one:  peerload up        if one should be there:  peerload doctor"
 _GROUP_HINT = "sudo adduser YOU peerload  and log in anew; or an agent of your own:  peerload up"
-_REFUSALS: dict[str, type[BadRequest]] = {kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable)}
-
-
-class OutputGaps:
-    """What is missing of a task's output, found from the pieces of an `output` answer and from the reply that ends it.
-
-    ``is_whole``: the answer begins at the beginning of the output; without it (the last lines only) what comes before the
-    first piece does not count.
-    """
-
-    __slots__ = ("_next", "missing_bytes")
-
-    def __init__(self, *, is_whole: bool = True) -> None:
-        self.missing_bytes = 0
-        """So much is known to be missing."""
-        self._next: dict[int, int | None] = dict.fromkeys((1, 2), 0 if is_whole else None)
-
-    def add(self, piece: dict[str, Any]) -> int:
-        """Note the next piece {stream, offset, data} → how many bytes are missing before it."""
-        stream, offset = piece["stream"], piece["offset"]
-        expected = self._next[stream]
-        self._next[stream] = offset + len(piece["data"])
-        gap = 0 if expected is None else max(offset - expected, 0)
-        self.missing_bytes += gap
-        return gap
-
-    def end(self, reply: dict[str, Any]) -> int:
-        """Note the final reply of an answer about both streams → how many bytes are missing at the end of them."""
-        gap = int(reply.get("missing_bytes") or 0)
-        for stream, key in ((1, "stdout_bytes"), (2, "stderr_bytes")):
-            came = self._next[stream]
-            if came is not None:
-                gap += max(int(reply.get(key) or 0) - came, 0)
-        self.missing_bytes += gap
-        return gap
-
-    def require_all(self, reply: dict[str, Any]) -> None:
-        """The same as `end`. Raises OutputIncomplete if anything is missing."""
-        self.end(reply)
-        if self.missing_bytes:
-            gone = reply.get("output_gone_why")
-            why = f"it was removed ({gone})" if gone else "more was written than is kept, or it cannot be read"
-            raise OutputIncomplete(str(reply.get("id", "")), self.missing_bytes, why=why)
 
 
 class Client:
@@ -111,9 +63,8 @@ class Client:
     def __init__(self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S) -> None:
         self.path = socket_path or default_socket_path()
         self.last: dict[str, Any] = {}
-        self._request = 0
+        self._protocol = Protocol()
         self._timeout_s = timeout_s
-        self._has_answered = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         if timeout_s is not None:  # the kernel's own limit: a socket that does not block would not wait to be let in
             limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
@@ -122,7 +73,7 @@ class Client:
             self._socket.connect(self.path)
         except BlockingIOError:
             self._socket.close()
-            raise self._silent(0) from None
+            raise agent_silent(self._timeout_s) from None
         except OSError as error:
             self._socket.close()
             raise unavailable(self.path, error) from None
@@ -136,41 +87,25 @@ class Client:
     ) -> None:
         self.close()
 
-    @property
-    def descriptor(self) -> int:
-        """The socket's, to be waited on along with others: when it can be read, `receive` has something."""
-        return self._socket.fileno()
-
     def close(self) -> None:
         """Hang up. Tasks are not touched by that."""
         self._socket.close()
 
     def fileno(self) -> int:
-        """The socket, to be waited for with others: when it can be read there is (the beginning of) an answer."""
+        """The descriptor of the socket, to be polled with others: when it can be read, an answer is coming."""
         return self._socket.fileno()
 
     def call(self, verb: str, **fields: object) -> dict[str, Any]:
-        """Send one request and return its reply, lists that came in parts joined; what arrives for other requests
-        meanwhile is dropped."""
-        request = self.send(verb, **fields)
-        parts: dict[str, list[Any]] = {}
-        while True:
-            answered, kind, body = self.receive()
-            if answered != request:
-                continue
-            if kind != "more":
-                reply = accepted(kind, body)
-                return reply | {key: [*items, *reply.get(key, ())] for key, items in parts.items()}
-            for key, value in body.items():
-                if isinstance(value, list):
-                    parts.setdefault(key, []).extend(value)
+        """Send one request and return its reply, lists that came in parts joined. Answers to other requests are dropped."""
+        parts = list(self.stream(verb, **fields))
+        return joined(parts, self.last)
 
     def stream(self, verb: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Send one request and yield each part of its answer as it comes; then `last` is the final reply."""
         request = self.send(verb, **fields)
-        follows = verb == "wait" or bool(fields.get("follow"))
+        waits_on = follows(verb, fields)
         while True:
-            answered, kind, body = self.receive(follows=follows)
+            answered, kind, body = self.receive(may_last=waits_on)
             if answered != request:
                 continue
             if kind != "more":
@@ -180,59 +115,44 @@ class Client:
 
     def send(self, verb: str, **fields: object) -> int:
         """Send one request and return its number. Raises BadRequest, with nothing sent, if it is too large."""
-        self._request += 1
-        try:
-            raw = frame.pack({"id": self._request, "verb": verb, **fields})
-        except UnicodeEncodeError as error:
-            raise BadRequest("the request is not UTF-8", why=f"{error.object[:80]!r}") from None
-        except ValueError as error:
-            raise BadRequest("the request is too large", why=str(error)) from None
+        request, raw = self._protocol.request(verb, fields)
         try:
             self._socket.sendall(raw)
         except TimeoutError:
-            raise self._silent(self._pid()) from None
+            raise self._silent() from None
         except OSError as error:
-            self._heed_last_word()
-            raise _gone(str(error.strerror or error)) from None
-        return self._request
+            self._raise_refusal_before_end()
+            raise agent_gone(str(error.strerror or error)) from None
+        return request
 
-    def _heed_last_word(self) -> None:
-        """The agent has hung up: raise what it said before, if that was why. Nothing is waited for: it is here, or never was."""
-        looks = select.poll()
-        looks.register(self._socket, select.POLLIN)
+    def _raise_refusal_before_end(self) -> None:
+        """The agent has closed the connection: raise the refusal that it sent before, if there is one. This does not wait."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
         try:
-            for _ in range(LAST_WORDS_MAX):
-                if not looks.poll(0):
+            for _ in range(ANSWERS_BEFORE_END_MAX):
+                if not poll.poll(0):
                     return
                 self.receive()
         except AgentUnavailable:
             return
 
-    def receive(self, *, follows: bool = False) -> tuple[int, str, dict[str, Any]]:
-        """The next answer: the number of its request, its kind ("ok", "more" or "error") and its body. ``follows``: it
-        may take for ever if there was one before."""
-        waits_on = self._timeout_s is None or (follows and self._has_answered)
+    def receive(self, *, may_last: bool = False) -> Answer:
+        """The next answer. ``may_last``: it may take for ever, once the agent has answered anything."""
+        waits_on = self._timeout_s is None or (may_last and self._protocol.has_answered)
         try:
             if not waits_on:
                 self._await_sign()
             self._socket.settimeout(None if waits_on else self._timeout_s)
-            message = frame.read(self._socket)
+            while (answer := self._protocol.next_answer()) is None:
+                self._protocol.receive_data(self._socket.recv(self._protocol.wanted_bytes))
         except TimeoutError:
-            raise self._silent(self._pid()) from None
-        except (OSError, ValueError) as error:
-            raise _gone(str(error)) from None
+            raise self._silent() from None
+        except OSError as error:
+            raise agent_gone(str(error)) from None
         finally:
             self._socket.settimeout(self._timeout_s)
-        self._has_answered = True
-        if isinstance(message, dict):
-            for kind in ("more", "ok", "error"):
-                body = message.get(kind)
-                if isinstance(body, dict):
-                    request = message.get("id")
-                    if request == 0 and kind == "error":
-                        raise_refusal(body)  # it is about this connection, not about one request
-                    return (request if isinstance(request, int) else 0), kind, body
-        raise _gone("it said something that is no answer")
+        return answer
 
     def _await_sign(self) -> None:
         """Wait until the agent says anything; raises TimeoutError if it does not."""
@@ -265,29 +185,15 @@ class Client:
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int.from_bytes(credentials[:4], sys.byteorder)
 
-    def _silent(self, pid: int) -> AgentSilent:
-        who = f"the agent (pid {pid})" if pid > 0 else "the agent"
-        hint = (
-            f"what it does:  ps -o stat,cmd -p {pid}        if it was stopped (T):  kill -CONT {pid}" if pid > 0 else ""
-        )
-        return AgentSilent(f"{who} does not answer", why=f"nothing from it for {self._timeout_s:g} s", hint=hint)
+    def _silent(self) -> AgentSilent:
+        return agent_silent(self._timeout_s, self._pid())
 
 
-def accepted(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The body of an "ok"; raises the error that an "error" describes."""
-    if kind != "ok":
-        raise_refusal(body)
-    return body
-
-
-def raise_refusal(body: dict[str, Any]) -> NoReturn:
-    """Raise the error that the body of an "error" describes."""
-    code = str(body.get("code", ""))
-    error = _REFUSALS.get(code, BadRequest)(
-        str(body.get("what") or "the agent refused"), why=str(body.get("why") or ""), hint=str(body.get("hint") or "")
-    )
-    error.code = code or error.code
-    raise error
+def agent_silent(timeout_s: float | None, pid: int = 0) -> AgentSilent:
+    """The error where an agent has not answered. ``pid``: its process, 0 if that is not known."""
+    who = f"the agent (pid {pid})" if pid > 0 else "the agent"
+    hint = f"what it does:  ps -o stat,cmd -p {pid}        if it was stopped (T):  kill -CONT {pid}" if pid > 0 else ""
+    return AgentSilent(f"{who} does not answer", why=f"nothing from it for {timeout_s or 0:g} s", hint=hint)
 
 
 def default_socket_path() -> str:
@@ -367,7 +273,3 @@ def _last_words(path: str) -> tuple[str, str]:
         os.close(fd)
     why, _, hint = words.partition("\n")
     return why.strip(), hint.strip()
-
-
-def _gone(reason: str) -> AgentUnavailable:
-    return AgentUnavailable("the agent went away", why=reason, hint="is it running?  peerload up")

@@ -11,7 +11,8 @@ import os
 import msgpack
 
 from peerload.model.errors import BadRequest, UsageError
-from peerload.text.format import printable, size_text
+from peerload.model.text import printable
+from peerload.text.format import size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ import secrets
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, Unpack
 
-from peerload.client import call, request
-from peerload.client import connection as socket_client
-from peerload.client.executor_link import Call, ExecutorLink
+from peerload.client import call, connection, request
+from peerload.client.executor_link import Call, ExecutorLink, Result, TaskFuture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -33,61 +32,6 @@ TASKS_MAX_LIMIT = 10_000
 NAME_CHARACTERS_MAX = 128
 
 Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-class TaskFuture(concurrent.futures.Future[Result]):
-    """A future that `cancel` stops even while its function runs: `running` is never true."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._stop: Callable[[], None] = lambda: None
-        self._aside: Callable[[Callable[[], None]], None] = lambda work: work()
-        self._calls_back = False
-        self._call: Call | None = None
-        self._end = threading.RLock()
-        self._was_cancelled = False
-
-    @property
-    def task(self) -> str:
-        """The id of its task, "" as long as it was not submitted."""
-        return self._call.task if self._call is not None else ""
-
-    def cancel(self) -> bool:
-        """Stop the task: one that waits never starts, one that runs gets TERM and, 10 s later, KILL. False if it has ended."""
-        with self._end:
-            if not super().cancel():
-                return False
-            is_first, self._was_cancelled = not self._was_cancelled, True
-            if is_first:
-                self.set_running_or_notify_cancel()  # wakes those who wait for it
-        if is_first:
-            self._stop()
-        return True
-
-    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Result]], object]) -> None:
-        """Call ``fn(future)`` when it has ended, in a thread in which it may wait, submit more, and shut the executor down."""
-        with self._end:
-            self._calls_back = True
-        super().add_done_callback(fn)
-
-    def finish(self, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- any result
-        """For the executor: the outcome. Nothing, if it was cancelled."""
-        with self._end:
-            if not self._calls_back:
-                self._finish(value, error)
-                return
-        self._aside(lambda: self._finish(value, error))
-
-    def _finish(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401 -- any result
-        with self._end:
-            if self.cancelled():
-                return
-            self.set_running_or_notify_cancel()  # from here on it is not cancelled
-        if error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(value)
 
 
 class Executor(concurrent.futures.Executor):
@@ -130,7 +74,7 @@ class Executor(concurrent.futures.Executor):
         self._tasks_max = tasks_max
         self._lock = threading.Lock()
         self._is_shut = False
-        self._link = ExecutorLink(socket_path or socket_client.default_socket_path())
+        self._link = ExecutorLink(socket_path or connection.default_socket_path())
 
     def submit(
         self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs

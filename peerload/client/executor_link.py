@@ -7,21 +7,20 @@ which is safe.
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from peerload.client import call
-from peerload.client import connection as socket_client
+from peerload.client import call, connection
+from peerload.client.protocol import refusal
 from peerload.model.errors import AgentUnavailable, PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from peerload.client.executor import TaskFuture
 
 FIRST_INPUT_BYTES = 512 << 10
 INPUT_BYTES = 512 << 10
@@ -36,8 +35,62 @@ ERRORS_TOLD_BYTES = 4000
 FULL_RETRY_S = 1.0
 LOOK_S = 5.0
 
-
+Result = TypeVar("Result")
 _NO_MODULE = re.compile(rb"No module named '?(?:peerload|cloudpickle)\b")
+
+
+class TaskFuture(concurrent.futures.Future[Result]):
+    """A future that `cancel` stops even while its function runs: `running` is never true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stop: Callable[[], None] = lambda: None
+        self._aside: Callable[[Callable[[], None]], None] = lambda work: work()
+        self._calls_back = False
+        self._call: Call | None = None
+        self._end = threading.RLock()
+        self._was_cancelled = False
+
+    @property
+    def task(self) -> str:
+        """The id of its task, "" as long as it was not submitted."""
+        return self._call.task if self._call is not None else ""
+
+    def cancel(self) -> bool:
+        """Stop the task: one that waits never starts, one that runs gets TERM and, 10 s later, KILL. False if it has ended."""
+        with self._end:
+            if not super().cancel():
+                return False
+            is_first, self._was_cancelled = not self._was_cancelled, True
+            if is_first:
+                self.set_running_or_notify_cancel()  # wakes those who wait for it
+        if is_first:
+            self._stop()
+        return True
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Result]], object]) -> None:
+        """Call ``fn(future)`` when it has ended, in a thread in which it may wait, submit more, and shut the executor down."""
+        with self._end:
+            self._calls_back = True
+        super().add_done_callback(fn)
+
+    def finish(self, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- any result
+        """For the executor: the outcome. Nothing, if it was cancelled."""
+        with self._end:
+            if not self._calls_back:
+                self._finish(value, error)
+                return
+        self._aside(lambda: self._finish(value, error))
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401 -- any result
+        with self._end:
+            if self.cancelled():
+                return
+            self.set_running_or_notify_cancel()  # from here on it is not cancelled
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
 
 
 class Call:
@@ -241,7 +294,7 @@ class _Session:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._client = socket_client.Client(path)
+        self._client = connection.Client(path)
         self._asked: dict[int, tuple[str, Call]] = {}
         self._waiting: list[Call] = []
         self._over: list[Call] = []
@@ -256,7 +309,7 @@ class _Session:
     @property
     def descriptor(self) -> int:
         """What to wait on for `take`."""
-        return self._client.descriptor
+        return self._client.fileno()
 
     @property
     def waits_for_room(self) -> bool:
@@ -309,7 +362,7 @@ class _Session:
 
     def take(self) -> None:
         """Take what the agent says next."""
-        self._took(*self._client.receive(follows=True))
+        self._took(*self._client.receive(may_last=True))
 
     def _ask(self, verb: str, made: Call, **fields: Any) -> None:  # noqa: ANN401 -- as each verb has them
         self._asked[self._client.send(verb, **fields)] = verb, made
@@ -363,17 +416,11 @@ class _Session:
 
     def _input_refused(self, made: Call, body: dict[str, Any]) -> None:
         """It cannot be sent all that it is to read. If it has ended all the same, that is told."""
-        try:
-            socket_client.raise_refusal(body)
-        except PeerloadError as error:
-            made.problem = error
+        made.problem = refusal(body)
         self.cancel(made)
 
     def _refused(self, made: Call, body: dict[str, Any]) -> None:
-        try:
-            socket_client.raise_refusal(body)
-        except PeerloadError as error:
-            self._set(made, error=error)
+        self._set(made, error=refusal(body))
 
     def _finish(self, made: Call, body: dict[str, Any]) -> None:
         """The task has ended: what it has told becomes the future's."""
@@ -406,7 +453,7 @@ class _Session:
 
     def _tail(self, made: Call, stream: int, size: int) -> bytes:
         found = bytearray()
-        with socket_client.Client(self._path) as client:
+        with connection.Client(self._path) as client:
             for piece in client.stream("output", task=made.task, streams=[stream], tail_bytes=size):
                 if piece.get("stream") == stream and "data" in piece:
                     found += piece["data"]

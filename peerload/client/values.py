@@ -91,7 +91,7 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class NodeInfo(_Told):
     """A node as `peerload nodes` shows it. state: alive, suspect, dead or left; region: underloaded, normal or overloaded;
-    cpus_foreign: cores that programs keep busy which are no tasks of that node; gpus: one mapping each (docs/cli.md has its
+    cpus_foreign: cores that programs keep busy which are no tasks of that node; gpus: one mapping each (docs/json.md has its
     keys); age_s: how old that is."""
 
     node: str
@@ -129,7 +129,7 @@ class Event(_Told):
 @dataclass(frozen=True, slots=True)
 class Why(_Told):
     """Why a task waits, or why it went where it went. nodes: of each node known whether it could ever run it and why not
-    now, as mappings (docs/why.md has their keys); change: the smallest change that would let it start."""
+    now, as mappings (docs/json.md has their keys); change: the smallest change that would let it start."""
 
     id: str
     state: str

@@ -1,4 +1,4 @@
-"""Every mistake in one configuration file, each with its line, what is wrong and what is allowed; and settings for people to read.
+"""Every mistake in one configuration file, each with its key, what is wrong and what is allowed; and settings for people to read.
 
 `load` stops at the first mistake, as an agent must not start with one. Whoever writes a file wants to know of all.
 """
@@ -16,7 +16,6 @@ from peerload.config.configured_devices import listed
 from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
-from peerload.policy.toml_lines import lines_of
 from peerload.security.address import parse_address
 from peerload.security.broker_address import BrokerUrl, without_password
 
@@ -25,12 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_BYTES_MAX = 1 << 20
-_INDEX = re.compile(r"\[\d*\]")
 _LINE = re.compile(r"at line (\d+)")
 
 
 def mistakes_in(path: Path) -> list[ConfigError]:
-    """All that an agent would not take, in the order of the lines."""
+    """All settings that an agent would not take."""
     try:
         source = _read(path)
     except ConfigError as error:
@@ -41,14 +39,10 @@ def mistakes_in(path: Path) -> list[ConfigError]:
         found = _LINE.search(str(error))
         line = int(found[1]) if found else source.count("\n") + 1
         return [ConfigError("TOML", str(error), file=str(path), line=line)]
-    lines = lines_of(source)
-    mistakes = []
-    for mistake in _mistakes(values):
-        where = tuple(_INDEX.sub("", mistake.key).split("."))
-        line = next((lines[where[:size]] for size in range(len(where), 0, -1) if where[:size] in lines), 0)
-        said = mistake.says.removesuffix(" (here)")
-        mistakes.append(ConfigError(mistake.key, said, why=mistake.why, hint=mistake.hint, file=str(path), line=line))
-    return sorted(mistakes, key=lambda mistake: mistake.line)
+    return [
+        ConfigError(one.key, one.says.removesuffix(" (here)"), why=one.why, hint=one.hint, file=str(path))
+        for one in _mistakes(values)
+    ]
 
 
 def _read(path: Path) -> str:

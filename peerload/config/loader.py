@@ -6,14 +6,16 @@ raises ConfigError naming the key and where it stands.
 
 from __future__ import annotations
 
+import argparse
 import difflib
+import functools
 import os
 import re
 import socket
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +24,11 @@ from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
 from peerload.security import node_identity_file
+from peerload.text import units
 from peerload.wire.expected import in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
@@ -141,48 +147,23 @@ def _choices(key: str) -> str:
     return f"it may be {' or '.join(map(str, kind.values))}" if isinstance(kind, msgspec.inspect.LiteralType) else ""
 
 
-class _Quantity(NamedTuple):
-    """What is written as a number and a unit: its units in capitals, its bounds, and what it may be in words."""
-
-    units: dict[str, float]
-    least: float
-    most: float
-    says: str
-
-
-_SIZE = _Quantity(
-    {"B": 1.0} | {f"{unit}{end}": 1024.0**power for power, unit in enumerate("KMGT", 1) for end in ("", "IB")},
-    0.0,
-    1024.0**5,
-    "a number and one of B, KiB, MiB, GiB, TiB is wanted, such as 512MiB; at most 1024TiB",
-)
-_TIME = _Quantity(
-    {"S": 1.0, "M": 60.0, "H": 3600.0, "D": 86_400.0},
-    1.0,
-    1e9,
-    "a number and one of s, m, h, d is wanted, such as 15m; at least 1s, at most 1000000000s",
-)
-
-
 def gpu_config(settings: GpuSettings) -> GpuConfig:
     """What the core is told of the table `[gpu]`. Raises ConfigError."""
     return GpuConfig(
         tasks_max=settings.max_tasks,
         activity_max=settings.max_activity,
         memory_share_max=settings.mem_threshold,
-        reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, _SIZE)),
+        reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, functools.partial(units.size, least=0))),
         settle_s=settings.settle_s,
-        starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, _TIME),
+        starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, units.duration),
     )
 
 
-def _with_unit(key: str, text: str, quantity: _Quantity) -> float:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]+)", text.strip())
-    factor = quantity.units.get(found[2].upper()) if found is not None else None
-    amount = float(found[1]) * factor if found is not None and factor is not None else -1.0
-    if not quantity.least <= amount <= quantity.most:
-        raise ConfigError(key, f"{text!r} cannot be used", why=quantity.says)
-    return amount
+def _with_unit(key: str, text: str, parse: Callable[[str], float]) -> float:
+    try:
+        return parse(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(key, f"{text!r} cannot be used", why=str(error)) from None
 
 
 def default_node_name() -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import HomeTask, RemoteTask, Work
+    from peerload.core.tasks.work import HomeTask, Offering, RemoteTask, Work
     from peerload.model.actions import Row
     from peerload.model.events import TaskSubmitted
     from peerload.model.gossip import Load
@@ -57,7 +57,7 @@ class Mediator(Protocol):
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 
-    def offer_declined(self, task: HomeTask, node: str, reason: str, /) -> None:
+    def offer_declined(self, task: HomeTask, offering: Offering, reason: str, /) -> None:
         """An offer came to nothing."""
 
     def may_regain_lease(self, task: HomeTask, /) -> bool:

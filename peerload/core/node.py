@@ -23,12 +23,12 @@ from peerload.core.membership.own_profile import OwnProfile
 from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.resources.admission import Ledger
 from peerload.core.resources.shortage import ResourceShortage
-from peerload.core.restart import restart
 from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import CoreState
 from peerload.core.tasks.batched_requests import BatchedRequests
 from peerload.core.tasks.client_binding import ClientBinding
 from peerload.core.tasks.clients import ClientRequests
+from peerload.core.tasks.dispatch import TaskDispatch
 from peerload.core.tasks.drain import NodeDrain
 from peerload.core.tasks.eligibility import Eligibility
 from peerload.core.tasks.home import Home
@@ -38,13 +38,15 @@ from peerload.core.tasks.queue import WaitingQueue
 from peerload.core.tasks.runs import RunningTasks
 from peerload.core.tasks.submission import SubmissionLog
 from peerload.core.tasks.termination_tracker import WORDS, TerminationTracker
+from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
 from peerload.model import events, messages
+from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import HomeTask, RemoteTask, Work
+    from peerload.core.tasks.work import Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.gossip import Load
@@ -91,37 +93,28 @@ class Node:
         self.executor = ExecutorHandoff(self.state, self.queue, self.ledger, mediator)
         self.authorisation = Authorisation(identity.node, self.home, self.executor)
         self.sharing = Sharing(
-            self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor, mediator
+            self.state, self.queue, self.membership, self.home, self.handoff, self.executor, mediator
         )
-        self.submissions = SubmissionLog(self.state)
-        self.turns = turns = BatchedRequests(self.state)
-        self.gates = Eligibility(self.state, self.home, self.membership, turns)
-        self.attendance = ClientBinding(self.state, self.home, turns)
-        self.arrivals = Intake(
-            self.state,
-            self.queue,
-            self.membership,
-            self.home,
-            self.handoff,
-            self.executor,
-            self.sharing,
-            self.submissions,
-            turns,
-            self.gates,
-            self.attendance,
+        self.submissions = SubmissionLog(self.state, self.membership)
+        self.batches = batches = BatchedRequests(self.state)
+        self.eligibility = Eligibility(self.state, self.home, self.membership, batches)
+        self.client_binding = ClientBinding(self.state, self.home, batches)
+        self.dispatch = TaskDispatch(self.state, self.queue, self.membership, self.home, self.sharing, self.eligibility)
+        self.intake = Intake(
+            self.state, self.home, self.submissions, batches, self.eligibility, self.client_binding, self.dispatch
         )
-        self.leaving = TaskEvacuation(self.state, self.queue, self.membership, self.home, self.sharing.sender)
+        self.evacuation = TaskEvacuation(self.state, self.queue, self.membership, self.home, self.sharing.sender)
         self.shortage = ResourceShortage(
-            self.state, self.own_profile, self.executor, self.sharing.information, self.leaving
+            self.state, self.own_profile, self.executor, self.sharing.information, self.evacuation
         )
         self.runs = RunningTasks(self.state, self.queue, self.ledger, self.home, self.executor, self.shortage)
-        self.endings = TerminationTracker(self.state, self.home, self.runs)
+        self.terminations = TerminationTracker(self.state, self.home, self.runs)
         self.drain = NodeDrain(
-            self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.leaving
+            self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.evacuation
         )
-        self.meetings = PeerEvents(self.membership, self.handoff, self.executor, self.sharing)
+        self.peer_events = PeerEvents(self.membership, self.handoff, self.executor, self.sharing)
         self.clients = ClientRequests(
-            self.state, self.home, self.handoff.leases, self.membership, self.drain, turns, self.gates
+            self.state, self.home, self.handoff.leases, self.membership, self.drain, batches, self.eligibility
         )
 
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
@@ -134,14 +127,14 @@ class Node:
             self._message(event)
         else:
             self._route(event)
-        self.gates.settle()
+        self.eligibility.settle()
         self.runs.fill()
         self.runs.frozen.settle()
         self.shortage.settle()
         if state.profile.drained:
             self.drain.settle()
         if because := f"{state.node} is drained" if state.profile.drained else self.shortage.leaves_because:
-            self.leaving.settle(because)
+            self.evacuation.settle(because)
         self.sharing.settle()
         return state.actions
 
@@ -162,7 +155,7 @@ class Node:
             case events.MessageReceived():
                 self._message(event)
             case events.TaskSubmitted():
-                self.arrivals.submitted(event)
+                self.intake.submitted(event)
             case events.TaskEnded():
                 self.runs.ended(event.key, event.exit)
             case events.OutputArrived():
@@ -177,17 +170,18 @@ class Node:
                 if self.sharing.information.sampled(event):
                     self.sharing.completed()  # a slot is free, as after the end of a task
             case events.DirectoryFound():
-                self.arrivals.directory_found(event.directory)
+                self.dispatch.directory_found(event.directory)
             case events.DevicesSampled():
                 for key, device in self.ledger.devices.read(event.readings, event.at_s):
                     self.runs.strayed(key, device)
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
                 self.sharing.information.tell()
-                self.arrivals.judge_again()
+                self.dispatch.judge_again()
+                self.executor.give_unrunnable_back()
             case events.PeerMet():
-                self.meetings.met(event, told_by_itself=not event.retained)
-                self.gates.dependencies.ask(event.identity.node)
+                self.peer_events.met(event, told_by_itself=not event.retained)
+                self.eligibility.dependencies.ask(event.identity.node)
             case events.PeerUnreachable():
                 self.membership.unreachable(event.node)
             case events.SendFailed():
@@ -195,22 +189,22 @@ class Node:
             case events.CancelRequested():
                 self.clients.cancel(event)
             case events.AttendRequested():
-                self.attendance.attend(event)
+                self.client_binding.attend(event)
             case events.DetachRequested():
-                self.attendance.detach(event)
+                self.client_binding.detach(event)
             case events.ClientGone():
-                self.gates.inquiries.gone(event.client)
-                self.attendance.gone(event.client)
+                self.eligibility.remote_status.gone(event.client)
+                self.client_binding.gone(event.client)
             case events.InputCut():
-                self.attendance.cut(event.uid)
+                self.client_binding.cut(event.uid)
             case events.InputCame():
-                self.attendance.input_came(event.uid)
+                self.client_binding.input_came(event.uid)
             case events.EndAsked():
-                self.endings.asked(event)
+                self.terminations.asked(event)
             case events.SignalRequested():
                 self.clients.signal(event)
             case events.AgentStarted():
-                restart(self, event)
+                self._restart(event)
             case events.TaskFrozen():
                 self.runs.froze(event.key, frozen=event.frozen)
             case events.LauncherLost():
@@ -237,9 +231,9 @@ class Node:
             case events.PriorityRequested():
                 self.clients.prioritize(event)
             case events.GroupRequested():
-                self.gates.asked(event)
+                self.eligibility.asked(event)
             case events.TasksFound():
-                self.gates.inquiries.found(event)
+                self.eligibility.remote_status.found(event)
             case events.DrainRequested():
                 self.clients.drain(event)
             case events.EmptyAwaited():
@@ -270,9 +264,52 @@ class Node:
                 self.membership.leave()
             case events.GossipReceived() | events.LoopLagged():
                 self.membership.gossip.handle(event)
-                self.meetings.gossiped()
+                self.peer_events.gossiped()
             case _:
                 assert_never(event)
+
+    # -- restart -------------------------------------------------------------------------------------------------------
+
+    def _restart(self, event: events.AgentStarted) -> None:
+        """Take up every unfinished task and every attempt that is here for another home."""
+        self.submissions.restore(event.counter)
+        self.executor.fences.restore(event.floors)
+        self.state.attempts_from, self.state.attempts_up_to = event.attempts_from, event.attempts_up_to
+        if event.drained is not None:
+            self.drain.restore(event.drained)
+        for run in event.past:
+            self.state.history.learn(run.spec, run.exit)
+        self.eligibility.restore(event.fates, event.groups)
+        queued = [task for row in event.tasks if (task := self._restored(row)).record.state is TaskState.QUEUED]
+        for record in event.executions:
+            guest = self.executor.adopt(record)
+            if guest.phase is not RemotePhase.ENDED:
+                self.runs.restore(guest)
+        self.runs.reconcile(event.running, dict(event.ended), event.frozen)
+        for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
+            self.executor.home_revoked(home, at)
+        self.eligibility.restored()
+        if event.commits_lost:
+            self.handoff.leases.commits_lost(queued)
+        for task in queued:
+            if task.phase is HomePhase.HELD or task.phase is HomePhase.OVER:
+                continue
+            if not self.handoff.lost_attempts.rest_after_restart(task):
+                self.dispatch.arrives(task)
+        self.client_binding.restored()
+        self.membership.start(event.known, event.seeds)
+        self.state.set_timer_in(self.state.config.floor_kept_s, "floors")
+
+    def _restored(self, row: events.TaskRow) -> HomeTask:
+        """One task of this home, in the phase that goes with its durable state; a queued one is for the caller."""
+        phase = _phase_of(row.record, self.state.node)
+        task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s, row.terms, phase)
+        self.dispatch.adopt(task, directory_here=row.directory_here)
+        if phase is HomePhase.HERE:
+            self.runs.restore(task)
+        elif phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
+            self.handoff.leases.restored(task)
+        return task
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -297,10 +334,10 @@ class Node:
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
             return  # said to a home that has gone away; it will be said again
         if isinstance(message, WORDS):
-            self.endings.heard(src, message)
+            self.terminations.heard(src, message)
         match message:  # the frequent ones first
             case messages.Probe():
-                self.sharing.sender.probe_received(src, message)
+                self.sharing.admission.probe_received(src, message)
             case messages.ProbeReply():
                 self.sharing.sender.reply_received(src, message)
             case messages.GiveRequest():
@@ -332,7 +369,7 @@ class Node:
             case messages.StateRequest():
                 self.sharing.requests.request_received(src, message)
             case messages.StateAnswer():
-                self.sharing.requests.answer_received(src, message)
+                self.sharing.answer_received(src, message)
             case messages.Enough():
                 self.sharing.requests.enough_received(src, message)
             case messages.PairRequest():
@@ -342,15 +379,17 @@ class Node:
             case messages.Unpair():
                 self.sharing.pairing.unpair_received(src, message)
             case messages.Return() | messages.NotStarted():
-                self.arrivals.came_back(src, message)
+                to = self.handoff.not_started_received(src, message)
+                if to is not None:
+                    self.dispatch.came_back(message, to)
             case messages.Died():
                 self.handoff.died_received(src, message)
             case messages.Query():
                 self.executor.query_received(src, message)
             case messages.AwaitTasks():
-                self.gates.inquiries.asked(src, message)
+                self.eligibility.remote_status.asked(src, message)
             case messages.TasksTold():
-                self.gates.dependencies.told(src, message)
+                self.eligibility.dependencies.told(src, message)
             case messages.Revoke():
                 self.executor.revoke_received(src, message)
             case messages.Signal():
@@ -362,7 +401,7 @@ class Node:
                 self.sharing.report_received(src, message.report)
             case messages.Sync():
                 self.membership.gossip.synced(src, message)
-                self.meetings.gossiped()
+                self.peer_events.gossiped()
             case messages.ProfileRequest():
                 self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
@@ -371,7 +410,7 @@ class Node:
             case messages.State():
                 if message.identity.node == message.profile.node == src:
                     met = events.PeerMet(message.identity, message.profile, message.report)
-                    self.meetings.met(met, told_by_itself=False)
+                    self.peer_events.met(met, told_by_itself=False)
                 else:
                     self.state.count("states told in another's name")
                     self.state.broken("P3", src, "a state told in another's name")
@@ -401,7 +440,7 @@ class Node:
                 self.executor.leases.renew()
             case "gossip":
                 self.membership.timer(subject, timer[2] if len(timer) > 2 else "")  # noqa: PLR2004 -- a name of three parts
-                self.meetings.gossiped()
+                self.peer_events.gossiped()
             case "region":
                 self.sharing.information.region_held()
             case "period":
@@ -419,11 +458,11 @@ class Node:
             case "stranded":
                 self.sharing.sender.ask_again(bytes.fromhex(subject))
             case "inbound":
-                self.sharing.giver.inbound_timed_out(bytes.fromhex(subject))
+                self.sharing.donor.inbound_timed_out(bytes.fromhex(subject))
             case "reserved":
                 self.executor.not_committed(subject)
             case "floors":
-                self.executor.floors.expire()
+                self.executor.fences.expire()
             case "result":
                 self.executor.results.repeat(subject)
             case "offer" | "ask" | "lease" | "rest" | "attended":
@@ -431,15 +470,15 @@ class Node:
                 if task is not None:
                     self._home_timer(name, task)
             case "request":
-                self.turns.go_on(int(subject))
+                self.batches.go_on(int(subject))
             case "limit":
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
             case "await":
-                self.gates.dependencies.ask(subject)
+                self.eligibility.dependencies.ask(subject)
             case "inquiry":
-                self.gates.inquiries.timed_out(int(subject))
+                self.eligibility.remote_status.timed_out(int(subject))
             case "gates":
                 pass  # `settle` goes on with what was too much for one event
             case "devices":
@@ -459,9 +498,21 @@ class Node:
         elif name == "rest":
             self.home.rested(task)
         elif name == "attended":
-            self.attendance.timed_out(task)
+            self.client_binding.timed_out(task)
         else:
             self.handoff.leases.ran_out(task)
+
+
+def _phase_of(record: TaskRecord, here: str) -> HomePhase:
+    match record.state:
+        case TaskState.HELD:
+            return HomePhase.HELD
+        case TaskState.LEASED:
+            return HomePhase.HERE if record.node == here else HomePhase.AWAY
+        case TaskState.UNKNOWN:
+            return HomePhase.UNKNOWN
+        case _:
+            return HomePhase.WAITING
 
 
 class _Mediator:
@@ -471,53 +522,53 @@ class _Mediator:
         self._node = node
 
     def task_arrives(self, task: HomeTask) -> None:
-        self._node.arrivals.arrives(task)
+        self._node.dispatch.arrives(task)
 
     def task_requeued(self, task: HomeTask, reason: str) -> None:
-        self._node.arrivals.requeued(task, reason)
+        self._node.dispatch.requeued(task, reason)
 
     def task_placed(self, task: HomeTask, node: str) -> None:
         self._node.sharing.sender.placed(task, node)
 
     def task_kept_back(self, task: HomeTask) -> None:
-        self._node.gates.groups.release(task)
+        self._node.eligibility.groups.release(task)
 
     def task_left_gate(self, task: HomeTask) -> None:
-        self._node.gates.groups.waits_no_more(task)
+        self._node.eligibility.groups.waits_no_more(task)
 
     def rows_at_end(self, record: TaskRecord) -> Sequence[Row]:
-        return self._node.gates.dependencies.ending(record)
+        return self._node.eligibility.dependencies.ending(record)
 
     def task_ended(self, record: TaskRecord) -> None:
-        self._node.gates.inquiries.ended(record)
+        self._node.eligibility.remote_status.ended(record)
 
     def task_left(self, task: HomeTask) -> None:
-        self._node.gates.left(task)
-        self._node.attendance.left(task)
+        self._node.eligibility.left(task)
+        self._node.client_binding.left(task)
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:
-        self._node.arrivals.accepted(event)
+        self._node.intake.accepted(event)
 
     def awaited_task_heard(self, name: str) -> None:
-        self._node.gates.inquiries.heard(name)
+        self._node.eligibility.remote_status.heard(name)
 
-    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
-        self._node.sharing.sender.offer_declined(task, node, reason)
+    def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
+        self._node.sharing.sender.offer_declined(task, offering, reason)
 
     def may_regain_lease(self, task: HomeTask) -> bool:
-        return self._node.gates.groups.regains(task)
+        return self._node.eligibility.groups.regains(task)
 
     def run_again(self, task: HomeTask, exit_: Exit) -> str:
         return self._node.handoff.retries.again(task, exit_)
 
     def attempt_lost(self, task: HomeTask, reason: str) -> None:
-        self._node.handoff.losses.died(task, reason)
+        self._node.handoff.lost_attempts.died(task, reason)
 
     def attempt_never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
-        self._node.handoff.losses.never_started(task, reason, is_short)
+        self._node.handoff.lost_attempts.never_started(task, reason, is_short)
 
     def process_gone(self, key: str) -> None:
-        self._node.endings.gone(key)
+        self._node.terminations.gone(key)
 
     def is_own_task(self, uid: bytes) -> bool:
         return uid in self._node.home.tasks
@@ -526,10 +577,10 @@ class _Mediator:
         return self._node.runs.is_ending(key)
 
     def accepts_offer(self, offer: messages.Offer) -> bool:
-        return self._node.sharing.sender.accepts_offer(offer)
+        return self._node.sharing.admission.accepts_offer(offer)
 
     def guest_arrived(self, guest: RemoteTask) -> None:
-        self._node.sharing.sender.guest_arrived(guest)
+        self._node.sharing.donor.guest_arrived(guest)
 
     def running_tasks(self) -> Iterable[Work]:
         return self._node.runs.works()
@@ -544,7 +595,7 @@ class _Mediator:
         self._node.sharing.requests.ask(report)
 
     def peer_load_heard(self, load: Load, src: str) -> bool:
-        return self._node.meetings.load_gossiped(load, src)
+        return self._node.peer_events.load_gossiped(load, src)
 
     def peer_died(self, node: str) -> None:
         self._node.handoff.leases.peer_died(node)

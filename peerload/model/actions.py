@@ -103,7 +103,7 @@ SECURITY_RULES = (
     "T1",
     *("P1", "P2", "P3", "P4", "P5", "P6"),
     *("M1", "M2"),
-    *("C1", "C2"),
+    "C1",
     *("S2", "S4", "S5", "S6", "S10", "S11", "S13", "S15", "S16", "S17", "S18", "S20"),
 )
 """The rules of security, as docs/security.md has them: an event of security is that something was refused for one."""

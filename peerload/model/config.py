@@ -303,8 +303,6 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """In system mode: connections of one user at a time, …"""
     user_requests_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 5_000.0
     """… requests, …"""
-    user_work_share: Annotated[float, Meta(ge=0.01, le=1.0)] = 0.5
-    """… of the time of the agent's one loop, that share for carrying them out, …"""
     user_submits_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 20_000.0
     """… and tasks that it submits, …"""
     user_tasks_max: Limit = 1_000_000

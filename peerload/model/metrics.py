@@ -1,6 +1,6 @@
 """Metrics: the names of all counters of an agent, as `stats` lists them.
 
-A constant for each; the text under it is its row in the table of docs/metrics.md. Counters end in ``_total``. A counter
+A constant for each with its meaning; docs/metrics.md lists them by subject. Counters end in ``_total``. A counter
 that is kept by reason, type, state or rule has these as a label: see `labelled`.
 """
 

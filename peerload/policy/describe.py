@@ -66,7 +66,9 @@ def check(name: str) -> CheckedPolicy:
     """Every mistake in a preset, or the preset and what is doubtful about it. Raises ConfigError if it cannot be read."""
     short, table, base, places = registry.read_preset(name)
     preset, mistakes = registry.try_preset(short, table, base, places)
-    return CheckedPolicy(preset, mistakes, [] if preset is None else doubts(preset, places))
+    return CheckedPolicy(
+        preset, mistakes, [] if preset is None else doubts(preset, places.file, table.get("transfer", {}))
+    )
 
 
 def preset(name: str) -> Preset:
@@ -82,7 +84,7 @@ def preset(name: str) -> Preset:
         values = {parameter.name: parameter.default for parameter in parameters(policy)}
         values |= {key: value for key, value in written.items() if key in values}
         chosen.append(Chosen(member(kind, of_kind, policy), "policy" in written, values))
-    told = doubts(built, places)
+    told = doubts(built, places.file, table.get("transfer", {}))
     reference = table.get(REFERENCE, {})
     return Preset(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
 

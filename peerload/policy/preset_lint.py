@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.model.load import Thresholds
-from peerload.policy.preset_loader import NOWHERE, PresetPlaces
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from peerload.policy.api import KnownReport, RunningView
     from peerload.policy.preset import PolicySet
 
 
 class LintWarning(msgspec.Struct, frozen=True):
-    """One doubt: the key, where it stands ("" and 0: not known), and what is odd about it."""
+    """One doubt: the key, what is odd about it, and the file ("": none)."""
 
     key: str
     says: str
     file: str = ""
-    line: int = 0
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}: " if self.file and self.line else f"{self.file}: " if self.file else ""
-        return f"{place}{self.key}: {self.says}"
+        return f"{f'{self.file}: ' if self.file else ''}{self.key}: {self.says}"
 
 
 class IdleNode:
@@ -62,20 +59,16 @@ class IdleNode:
         return None
 
 
-def doubts(preset: PolicySet, places: PresetPlaces = NOWHERE) -> list[LintWarning]:
-    """Every doubt about a preset, in the order of their lines."""
-    found = [*_about_marks(preset, places), *_about_reports(preset), *_about_sharing(preset)]
-    told = [LintWarning(".".join(path), says, places.file, places.line(path)) for path, says in found]
-    return sorted(told, key=lambda doubt: doubt.line)
+def doubts(preset: PolicySet, file: str = "", marks_written: Container[str] = ()) -> list[LintWarning]:
+    """Every doubt about a preset. file: where it is written; marks_written: the keys of its table `transfer`."""
+    found = [*_about_marks(preset, marks_written), *_about_reports(preset), *_about_sharing(preset)]
+    return [LintWarning(".".join(path), says, file) for path, says in found]
 
 
 _Found = list[tuple[tuple[str, ...], str]]
 
 
-def _about_marks(preset: PolicySet, places: PresetPlaces) -> _Found:
-    def is_written(mark: str) -> bool:
-        return ("transfer", mark) in places.lines
-
+def _about_marks(preset: PolicySet, marks_written: Container[str]) -> _Found:
     try:
         marks = preset.transfer.marks(IdleNode())
     except Exception as error:  # noqa: BLE001 -- a user's policy may fail in any way
@@ -88,7 +81,7 @@ def _about_marks(preset: PolicySet, places: PresetPlaces) -> _Found:
             if below > above:
                 both = f"between them a node both {takes} and {gives} tasks, which wander"
                 says = (take, f"{below:g} lies above {give} = {above:g}: {both}")
-                if is_written(give) and not is_written(take):
+                if give in marks_written and take not in marks_written:
                     says = (give, f"{above:g} lies below {take} = {below:g}: {both}")
                 found.append((("transfer", says[0]), says[1]))
     return found

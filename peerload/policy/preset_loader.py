@@ -1,4 +1,4 @@
-"""Reads the tables of a preset and finds every mistake in them: each names the key, what is allowed and where it stands."""
+"""Reads the tables of a preset and finds every mistake in them: each names the file, the key and what is allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import msgspec
 from peerload.model.errors import ConfigError
 from peerload.policy.parameters import made, parameters, shown, why_not
 from peerload.policy.preset import KINDS
-from peerload.policy.toml_lines import lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,36 +26,23 @@ LOCATION_SWITCHES = ("memory",)
 
 
 class PresetPlaces(msgspec.Struct, frozen=True):
-    """Where the keys of a preset stand: the file as its user named it ("": none), a line for each path, and the table
-    whose mistakes are looked for ("": the preset itself)."""
+    """What mistakes in a preset name beside the key: the file as its user named it ("": none), and the table in which mistakes are
+    looked for ("": the preset itself)."""
 
     file: str = ""
-    lines: dict[tuple[str, ...], int] = {}
     table: str = ""
-
-    def line(self, path: Iterable[str]) -> int:
-        """The line of a key, or else of the table that it would be in; 0 = not known."""
-        place = tuple(path)
-        while place and place not in self.lines:
-            place = place[:-1]
-        return self.lines.get(place, 0)
-
-    def with_table(self, name: str) -> PresetPlaces:
-        """As if what stands in the table of this name stood where it applies; mistakes name that table, too."""
-        inside = {path[1:]: line for path, line in self.lines.items() if path[0] == name and len(path) > 1}
-        return PresetPlaces(self.file, self.lines | inside, name)
 
     def mistake(self, path: tuple[str, ...], what: str, *, why: str = "", hint: str = "") -> ConfigError:
         """The error about the key at this path."""
         key = ".".join((self.table, *path) if self.table else path)
-        return ConfigError(key, what, why=why, hint=hint, file=self.file, line=self.line(path))
+        return ConfigError(key, what, why=why, hint=hint, file=self.file)
 
 
 NOWHERE = PresetPlaces()
 
 
 def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], PresetPlaces]:
-    """The tables of a preset's text and where they stand. Raises ConfigError with the line if it is no TOML."""
+    """The tables of a preset's text, and what its mistakes name. Raises ConfigError with the line if it is no TOML."""
     if len(raw) > PRESET_BYTES_MAX:
         raise ConfigError("policy", f"has {len(raw)} bytes", why=f"a preset has at most {PRESET_BYTES_MAX}", file=file)
     try:
@@ -65,7 +51,7 @@ def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], PresetPlaces]:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError("policy", "is not UTF-8", why=error.reason, file=file, line=line) from None
     try:
-        return tomllib.loads(text), PresetPlaces(file, lines_of(text))
+        return tomllib.loads(text), PresetPlaces(file)
     except tomllib.TOMLDecodeError as error:
         says, line = _without_place(str(error), text)
         raise ConfigError("policy", "is not TOML", why=says, file=file, line=line) from None

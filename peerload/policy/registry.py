@@ -155,7 +155,7 @@ def try_preset(
     *,
     is_reference: bool = False,
 ) -> tuple[PolicySet | None, list[ConfigError]]:
-    """The same, with every mistake in it, in the order of their lines; the preset is None if there is one."""
+    """The same, with every mistake in it; the preset is None if there is one."""
     tables = {key: value for key, value in table.items() if key != REFERENCE}
     changes = table.get(REFERENCE, {})
     if not isinstance(changes, dict):
@@ -163,7 +163,7 @@ def try_preset(
     live, mistakes = _built(name, tables, base, places)
     if not changes or mistakes:
         return live, mistakes
-    reference, mistakes = _built(name, _changed(tables, changes), base, places.with_table(REFERENCE))
+    reference, mistakes = _built(name, _changed(tables, changes), base, PresetPlaces(places.file, REFERENCE))
     return (None if mistakes else reference if is_reference else live), mistakes
 
 
@@ -186,7 +186,7 @@ def _built(
     names = {kind: reading.name(kind, DEFAULTS[kind]) for kind in KINDS}
     built: dict[str, Any] = {kind: _member(reading, kind, names[kind], base) for kind in KINDS}
     if reading.mistakes:
-        return None, sorted(reading.mistakes, key=lambda mistake: mistake.line)
+        return None, reading.mistakes
     preset = PolicySet(
         name=name,
         description=reading.description,

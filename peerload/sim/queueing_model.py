@@ -1,6 +1,6 @@
 """The model of queueing theory around the same core: no delays, no losses, no crashes, nothing but tasks and policies.
 
-    cluster = IdealCluster(policies, slots=[1] * 20, seed=1, ended=print)
+    cluster = QueueingModel(policies, profiles_of([1] * 20), seed=1, ended=print)
     cluster.run(arrivals)
 
 A message arrives at the moment it is sent, what is to be durable is so at once, and leases last for ever; so a probe
@@ -20,7 +20,7 @@ import heapq
 import math
 import random
 from collections import deque
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from peerload.model.actions import Action
     from peerload.policy.preset import PolicySet
-    from peerload.sim.watch import SimWatch
+    from peerload.sim.utilization import UtilizationMonitor
     from peerload.sim.workload import Arrival
 
-    Ended = Callable[["Finished"], object]
+    Ended = Callable[["CompletedTask"], object]
     Event = tuple[str, events.Event]
     Timer = tuple[str, ...]
 
@@ -106,7 +106,7 @@ IDEAL_CONFIG = CoreConfig(
 """Nothing is ever late, so no timer but a policy's own has a meaning."""
 
 
-class Finished:
+class CompletedTask:
     """One task at its end. Times in simulated seconds; home and node: where it arrived and where it ran; started_s:
     when it began to run there; ended_s: when its home knew that it had ended."""
 
@@ -126,7 +126,7 @@ class Finished:
         return self.ended_s - self.arrival.at_s
 
 
-class _Unfinished:
+class _PendingTask:
     """A task that has arrived and not ended; started_s: when it began to run, -1.0 before that; node, ends_s: where, and
     when its home will know that it has ended."""
 
@@ -140,8 +140,17 @@ class _Unfinished:
         self.node = arrival.node
 
 
-def _profiles(slots: Sequence[int], speeds: Sequence[float], gpus: int) -> list[Profile]:
-    """Of nodes that differ in their slots and speeds alone."""
+class Delays(NamedTuple):
+    """message_s: how long any message between two nodes takes; transfer_s: how much longer the one that hands over a task, which
+    counts at its destination meanwhile."""
+
+    message_s: float = 0.0
+    transfer_s: float = 0.0
+
+
+def profiles_of(slots: Sequence[int], speeds: Sequence[float] = (), gpus: int = 0) -> list[Profile]:
+    """Nodes n1 … nN with these many slots each, and so many GPUs. speeds: a task takes its time divided by the speed of the node
+    that runs it; none given: 1.0 everywhere."""
     return [
         Profile(
             f"n{index}", count, float(count), gpus=gpus, slots_fixed=True, speed=speeds[index - 1] if speeds else 1.0
@@ -150,26 +159,19 @@ def _profiles(slots: Sequence[int], speeds: Sequence[float], gpus: int) -> list[
     ]
 
 
-class IdealCluster:
-    """Nodes n1 … nN with these many slots each, and so many GPUs. transfer_s: how long a task is on its way; it counts at
-    its destination meanwhile. message_s: how long any message between two nodes takes (a task's way comes on top).
-    speeds: a task takes its time divided by the speed of the node that runs it; none given: 1.0 everywhere.
-    profiles: the nodes as they are, in the place of slots, speeds and gpus.
-    ``ended`` is called with each task at its end, numbered 1, 2, … by arrival; ``watch`` sees every change."""
+class QueueingModel:
+    """Nodes with these profiles. ``ended`` is called with each task at its end, numbered 1, 2, … by arrival; ``watch`` sees every
+    change."""
 
     def __init__(
         self,
         policies: PolicySet,
+        profiles: Sequence[Profile],
         *,
-        slots: Sequence[int] = (),
         seed: int,
         ended: Ended,
-        transfer_s: float = 0.0,
-        message_s: float = 0.0,
-        speeds: Sequence[float] = (),
-        gpus: int = 0,
-        profiles: Sequence[Profile] = (),
-        watch: SimWatch | None = None,
+        delays: Delays = Delays(),  # noqa: B008 -- a value
+        watch: UtilizationMonitor | None = None,
         config: CoreConfig = IDEAL_CONFIG,
     ) -> None:
         self.now_s = 0.0
@@ -180,8 +182,7 @@ class IdealCluster:
         self._is_limited = policies.migration.migrations_max is not None
         self.nodes: dict[str, Node] = {}
         self._ended = ended
-        self._transfer_s = transfer_s
-        self._message_s = message_s
+        self._delays = delays
         self._watch = watch
         self._instant = Instant(0.0, EPOCH_S)
         self._heap: list[tuple[float, int, str, events.Event]] = []
@@ -191,11 +192,10 @@ class IdealCluster:
         self._new_timers: list[tuple[str, Timer]] = []
         self._armed: dict[tuple[str, Timer], float] = {}
         self._cpu_use: CpuUse | None = None
-        self._unfinished: dict[str, _Unfinished] = {}
+        self._unfinished: dict[str, _PendingTask] = {}
         self._arriving: Arrival | None = None
         self._hearers: tuple[str, ...] = ()
         self._specs: dict[tuple[float, int], TaskSpec] = {}
-        profiles = profiles or _profiles(slots, speeds, gpus)
         kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
         for profile in profiles:
@@ -221,7 +221,9 @@ class IdealCluster:
         directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
         for name, node in self.nodes.items():
             node.membership.meet_all(directory)
-            self._at(message_s, name, events.LoadSampled(0.0, 0.0, 0))  # whoever has met somebody may begin to ask
+            self._at(
+                delays.message_s, name, events.LoadSampled(0.0, 0.0, 0)
+            )  # whoever has met somebody may begin to ask
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
@@ -253,11 +255,11 @@ class IdealCluster:
         """Those of them that have not begun to run, with their numbers."""
         return ((task.number, task.arrival) for task in self._unfinished.values() if task.started_s < 0)
 
-    def running(self) -> Iterator[Finished]:
+    def running(self) -> Iterator[CompletedTask]:
         """The others, as they will be at their end, which is certain: a task that runs is left where it is."""
         for task in self._unfinished.values():
             if task.started_s >= 0:
-                yield Finished(task.number, task.arrival, task.node, task.started_s, task.ends_s)
+                yield CompletedTask(task.number, task.arrival, task.node, task.started_s, task.ends_s)
 
     def counts(self) -> dict[str, int]:
         """The counters of all nodes together, since the start."""
@@ -359,9 +361,9 @@ class IdealCluster:
         match action:  # the frequent ones first
             case actions.Send():
                 received = events.MessageReceived(name, action.message)
-                delay_s = self._message_s
-                if self._transfer_s and isinstance(action.message, Commit):
-                    delay_s += self._transfer_s
+                delay_s = self._delays.message_s
+                if self._delays.transfer_s and isinstance(action.message, Commit):
+                    delay_s += self._delays.transfer_s
                 self.messages += 1
                 self._delivered(action.dst, received, delay_s)
             case actions.ClearTimer():
@@ -374,22 +376,24 @@ class IdealCluster:
                 task.started_s = self.now_s
                 service_s = task.arrival.service_s / self.nodes[name].state.profile.speed
                 task.node = name
-                task.ends_s = self.now_s + service_s + (self._message_s if name != task.arrival.node else 0.0)
+                task.ends_s = self.now_s + service_s + (self._delays.message_s if name != task.arrival.node else 0.0)
                 exit_ = Exit(0, started_at=EPOCH_S + self.now_s, ended_at=EPOCH_S + self.now_s + service_s)
                 self._at(self.now_s + service_s, name, events.TaskEnded(action.key, exit_))
             case actions.TaskChanged():
                 if action.record.state.is_final:
                     task = self._unfinished.pop(action.record.task)
                     self.at_migrations_max += not self._is_limited and action.record.migrations >= MIGRATIONS_MAX
-                    self._ended(Finished(task.number, task.arrival, action.record.node, task.started_s, self.now_s))
+                    self._ended(
+                        CompletedTask(task.number, task.arrival, action.record.node, task.started_s, self.now_s)
+                    )
             case actions.Answer():
                 if action.error is not None or self._arriving is None:
                     raise InvariantBroken(f"submission {action.request} was refused") from action.error
-                self._unfinished[str(action.reply["id"])] = _Unfinished(self.arrived, self._arriving)
+                self._unfinished[str(action.reply["id"])] = _PendingTask(self.arrived, self._arriving)
             case actions.SendResult():
                 result = Result(action.task, action.uid, action.attempt, action.exit)
                 self.messages += 1
-                self._delivered(action.dst, events.MessageReceived(name, result), self._message_s)
+                self._delivered(action.dst, events.MessageReceived(name, result), self._delays.message_s)
             case actions.KeepOutput() | actions.FetchOutput():
                 self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
             case actions.Announce():
@@ -397,7 +401,7 @@ class IdealCluster:
                 self.messages += 1  # to the broker, which passes it on
                 for other in self._hearers:
                     if other != name:
-                        self._delivered(other, received, self._message_s)
+                        self._delivered(other, received, self._delays.message_s)
             case actions.FindTasks():
                 raise InvariantBroken(f"{name} looks for tasks, which nobody asked for")
             case actions.SignalTask() | actions.EvictTask():

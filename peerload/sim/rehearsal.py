@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.policy.preset import KINDS
-from peerload.sim.replication import Player
+from peerload.sim.replication import Replication
 from peerload.sim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def rehearse(preset: str) -> Rehearsal:
     before = dict(_variables(setup.policies))
     players = []
     for _ in range(2):
-        player = Player(setup, SEED)
+        player = Replication(setup, SEED)
         player.play(TASKS)
         player.drain()
         players.append(player)

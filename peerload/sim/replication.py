@@ -15,13 +15,13 @@ import msgspec
 
 from peerload.model.config import CoreConfig
 from peerload.policy.preset import PolicySet
-from peerload.sim.queueing_model import IDEAL_CONFIG, Finished, IdealCluster
+from peerload.sim.queueing_model import IDEAL_CONFIG, CompletedTask, Delays, QueueingModel, profiles_of
 from peerload.sim.service import Draw
 from peerload.sim.statistics import Sample, quantile
 from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:
-    from peerload.sim.watch import SimWatch
+    from peerload.sim.utilization import UtilizationMonitor
 
 BATCHES = 5
 """Batches of one replication; their spread gives the interval."""
@@ -55,8 +55,7 @@ class Setup(msgspec.Struct, frozen=True):
     slots: list[int]
     rates: list[float]
     service: Draw
-    transfer_s: float
-    message_s: float = 0.0
+    delays: Delays = Delays()
     speeds: tuple[float, ...] = ()
     gpus: int = 0
     config: CoreConfig = IDEAL_CONFIG
@@ -77,7 +76,7 @@ class Setup(msgspec.Struct, frozen=True):
             yield Arrival(at_s, names[min(home, len(ends) - 1)], self.service(rng))
 
 
-class Player:
+class Replication:
     """A cluster that is played step by step. Results lie in arrays by the number of the task (1, 2, …): response and
     wait (until it begins to run), both in s; whether it ran elsewhere; the number of its home node."""
 
@@ -86,7 +85,7 @@ class Player:
         setup: Setup,
         seed: int,
         *,
-        watch: SimWatch | None = None,
+        watch: UtilizationMonitor | None = None,
         passed: Callable[[int], object] = lambda _tasks: None,
     ) -> None:
         self.responses = array("d", [-1.0])
@@ -96,15 +95,12 @@ class Player:
         self.last = 0
         self.unfinished: list[int] = []
         """Tasks that had arrived and not ended, counted at even steps of each stretch."""
-        self.cluster = IdealCluster(
+        self.cluster = QueueingModel(
             setup.policies,
-            slots=setup.slots,
+            profiles_of(setup.slots, setup.speeds, setup.gpus),
             seed=seed,
             ended=self._ended,
-            transfer_s=setup.transfer_s,
-            message_s=setup.message_s,
-            speeds=setup.speeds,
-            gpus=setup.gpus,
+            delays=setup.delays,
             watch=watch,
             config=setup.config,
         )
@@ -118,7 +114,7 @@ class Player:
         self._arrivals = setup.arrivals(random.Random(f"{seed} workload"))  # noqa: S311 -- a seeded simulation
         self._left = 0
 
-    def _ended(self, task: Finished) -> None:
+    def _ended(self, task: CompletedTask) -> None:
         number = task.number
         self.responses[number] = task.response_s
         self.waits[number] = task.started_s - task.arrival.at_s
@@ -211,7 +207,7 @@ def replicate(
     """At most ``tasks`` tasks, but at least TASKS_MIN; fewer if they would take more than this much of the time that
     ``clock`` tells (s of CPU time)."""
     started_s = clock()
-    player = Player(setup, seed)
+    player = Replication(setup, seed)
     ready_s = clock()
     player.play(PILOT_TASKS)
     if cpu_s < math.inf:
@@ -228,7 +224,7 @@ def replicate(
     return measure(player, tasks - warm_up, clock=clock, started_s=started_s)
 
 
-def measure(player: Player, tasks: int, *, clock: Callable[[], float], started_s: float) -> Sample:
+def measure(player: Replication, tasks: int, *, clock: Callable[[], float], started_s: float) -> Sample:
     """Play so many more tasks, in batches, and say what is to be said of them. What was played so far is the warm-up.
     Of a recording the last tasks are followed to their end, and the time that takes is looked at, too."""
     edges = [player.last + tasks * batch // BATCHES for batch in range(BATCHES + 1)]
@@ -245,7 +241,7 @@ def measure(player: Player, tasks: int, *, clock: Callable[[], float], started_s
 
 
 def _sample(
-    player: Player, counts: list[dict[str, float]], unfinished: list[float], edges: list[int], cpu_s: float
+    player: Replication, counts: list[dict[str, float]], unfinished: list[float], edges: list[int], cpu_s: float
 ) -> Sample:
     batches: dict[str, list[float]] = {"unfinished": unfinished}
     for index, (before, last) in enumerate(itertools.pairwise(edges)):
@@ -279,7 +275,7 @@ def _sample(
     )
 
 
-def _of_tasks(player: Player, first: int, last: int) -> dict[str, float]:
+def _of_tasks(player: Replication, first: int, last: int) -> dict[str, float]:
     responses = player.responses[first:last]
     remote = player.remote[first:last]
     away = [response for response, is_remote in zip(responses, remote, strict=True) if is_remote]

@@ -12,11 +12,11 @@ from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
 from peerload.sim.cpu_use import check_modelled
-from peerload.sim.queueing_model import IDEAL_CONFIG
+from peerload.sim.queueing_model import IDEAL_CONFIG, Delays
 from peerload.sim.recorded import TaskTrace
-from peerload.sim.replication import WARM_UP_S, Player, Setup, measure, warm_up_of
+from peerload.sim.replication import WARM_UP_S, Replication, Setup, measure, warm_up_of
 from peerload.sim.service import Draw, ServiceTimes, draw_of
-from peerload.sim.watch import SimWatch
+from peerload.sim.utilization import UtilizationMonitor
 from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             [self.slots] * self.nodes,
             self._rates(),
             self._draw(),
-            self.transfer_s,
-            message_s=self.message_s,
+            Delays(self.message_s, self.transfer_s),
             speeds=self.speeds,
             gpus=self.gpus,
             config=self._config(),
@@ -183,6 +182,6 @@ def play(
 ) -> Sample:
     """One replication. ``clock`` tells the time in s, for the record; ``passed`` is told how many more tasks have come."""
     started_s = clock()
-    player = Player(scenario.setup(), seed * SEEDS_APART + replication, watch=SimWatch(), passed=passed)
+    player = Replication(scenario.setup(), seed * SEEDS_APART + replication, watch=UtilizationMonitor(), passed=passed)
     player.play(scenario.warm_up)
     return measure(player, scenario.tasks - scenario.warm_up, clock=clock, started_s=started_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from peerload.model.text import printable as printable  # noqa: PLC0414 -- it is also had from here
+from peerload.model.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from peerload.text.format import ago_text, counted, duration_text, printable, say, shortened, table
+from peerload.model.text import printable
+from peerload.text.format import ago_text, counted, duration_text, say, shortened, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

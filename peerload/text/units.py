@@ -13,7 +13,7 @@ _TIME_UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86_400, "W": 604_800}
 _CLOCK_PARTS = 3
 
 
-def size(text: str) -> int:
+def size(text: str, least: int = 1) -> int:
     """Bytes: ``8G`` and ``8GiB`` are 8 times 2^30 bytes, ``8GB`` is 8 times 10^9. A bare number is refused."""
     number, unit = _split_unit(text)
     if not unit and number is not None:
@@ -23,8 +23,8 @@ def size(text: str) -> int:
     if number is None or unit not in _SIZE_UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; such as 8G, 512M, 1.5GiB")
     amount = int(number * _SIZE_UNITS[unit])
-    if not 0 < amount < 1 << 60:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 byte and 2^60")
+    if not least <= amount < 1 << 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {least} B and 2^60")
     return amount
 
 

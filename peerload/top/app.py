@@ -9,10 +9,10 @@ from textual.app import App
 from textual.binding import Binding
 from textual.message import Message
 
-from peerload.cli.verbs import why as why_text
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.tasks import own_names
+from peerload.text.why import described
 from peerload.top import actions
 from peerload.top import lines as draw
 from peerload.top.detail import Tail
@@ -264,7 +264,7 @@ class TopApp(App[int]):
             try:
                 with Client(self.socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
                     told = client.call("why", task=task)
-                lines = why_text.described(told, self.clock())
+                lines = described(told, self.clock())
                 self._post(Told(f"peerload why {task}", "accent", f"why {task}", lines))
             except PeerloadError as error:
                 self._post(Told(f"peerload why {task}: {reason(error)}", "bad"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from peerload.text.format import printable
+from peerload.model.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

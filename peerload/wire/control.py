@@ -144,7 +144,7 @@ class Usage(_Request, frozen=True, tag="usage"):
 
 
 class Why(_Request, frozen=True, tag="why"):
-    """Why a task waits, or why it went where it went → the keys of docs/cli.md; of an array one answer for all."""
+    """Why a task waits, or why it went where it went → the keys of docs/json.md; of an array one answer for all."""
 
     task: TaskRef
 
@@ -152,7 +152,7 @@ class Why(_Request, frozen=True, tag="why"):
 class Events(_Request, frozen=True, tag="events"):
     """What happened → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
     also what happens from now on, until the client hangs up. tasks: only of these (of an array: of its members, too);
-    what: only of these kinds. docs/cli.md lists the keys."""
+    what: only of these kinds. docs/json.md lists the keys."""
 
     limit: Annotated[int, Meta(ge=0, le=100_000)] = 50
     follow: bool = False
@@ -350,7 +350,7 @@ class Clean(_Request, frozen=True, tag="clean"):
 
 
 class Nodes(_Request, frozen=True, tag="nodes"):
-    """Every node known → nodes (keys as docs/cli.md lists them), this one first."""
+    """Every node known → nodes (keys as docs/json.md lists them), this one first."""
 
 
 class Overview(_Request, frozen=True, tag="overview"):

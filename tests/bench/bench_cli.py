@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from peerload.wire import frame  # noqa: E402 -- the checkout comes first
+from tests import frames  # noqa: E402 -- as above
 
 ROUNDS = 15
 LIMITS = {"--version": 3.0, "--help": 3.0, "submit true": 6.0}
@@ -42,7 +43,7 @@ def answer_submits(listener: socket.socket) -> None:
         except OSError:
             return
         with connection:
-            request = frame.read(connection)
+            request = frames.read(connection)
             reply = {"id": "ws1/1", "members": None, "directory_here": True, "placeable": None}
             connection.sendall(frame.pack({"id": request["id"], "ok": reply}))
 

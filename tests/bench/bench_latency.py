@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.cli.verbs.up import _program
+from peerload.cli.common.agent_process import program_words
 from tests.bench.support import Agent, agents, arguments, percentile, report, summary
 
 SAMPLES = 60
@@ -73,10 +73,12 @@ def measure(agent: Agent, stamp: str, samples: int) -> dict[str, list[float]]:
         agent.wait(agent.submit("/bin/true"))
         note("submit and wait", began_ns, time.time_ns())
         began_ns = time.time_ns()
-        done = subprocess.run([*_program(), "submit", stamp], env=variables, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [*program_words(), "submit", stamp], env=variables, capture_output=True, text=True, check=True
+        )
         note("`peerload submit` to start", began_ns, stamped_ns(agent, done.stdout.strip()))
         began_ns = time.time_ns()
-        subprocess.run([*_program(), "run", "/bin/true"], env=variables, check=True)
+        subprocess.run([*program_words(), "run", "/bin/true"], env=variables, check=True)
         note("`peerload run true`", began_ns, time.time_ns())
         began_ns = time.time_ns()
         subprocess.run([sys.executable, "-I", "-c", "pass"], check=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.cli.verbs import up
+from peerload.cli.common import agent_process
 from peerload.client.connection import Client
 from tests.bench.support import (
     ANSWER_WITHIN_S,
@@ -107,7 +107,7 @@ def main() -> int:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(agent.pid, 0)
             began_s = time.perf_counter()
-            agent.pid = int(up.start(settings)["pid"])
+            agent.pid = int(agent_process.start(settings)["pid"])
             taken.setdefault("restart to an answer s", []).append(time.perf_counter() - began_s)
             taken.setdefault("restart, cpu of the agent s", []).append(cpu_s([agent.pid]))
             answer_s(agent.socket, "tasks")

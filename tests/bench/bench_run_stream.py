@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.cli.verbs.up import _program
+from peerload.cli.common.agent_process import program_words
 from tests.bench.support import Agent, agents, arguments, load_text, pss_bytes, report_taken
 
 MIB = 1 << 20
@@ -74,8 +74,8 @@ def main() -> int:
                 words = [word.format(bytes=size_bytes) for word in command]
                 for where, run in {
                     "a pipe": [],
-                    "run here": [*_program(), "run", "--node", first.node],
-                    "run elsewhere": [*_program(), "run", "--node", started[1].node],
+                    "run here": [*program_words(), "run", "--node", first.node],
+                    "run elsewhere": [*program_words(), "run", "--node", started[1].node],
                 }.items():
                     speed = through([*run, *words], size_bytes, variables, feeds=feeds)
                     taken.setdefault(f"{way}, {where}, MB/s", []).append(speed)

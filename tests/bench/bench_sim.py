@@ -26,7 +26,7 @@ from peerload.model.events import MessageReceived, TaskEnded, TaskSubmitted
 from peerload.model.messages import Ping
 from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.policy.registry import load_preset
-from peerload.sim.queueing_model import IdealCluster
+from peerload.sim.queueing_model import QueueingModel, profiles_of
 from peerload.sim.workload import poisson
 from tests.bench.support import arguments, report
 
@@ -47,7 +47,7 @@ BIG_POLICY, BIG_NODES, BIG_TASKS = "adaptive", 10_000, 1_000_000
 BIG_CPU_S_MAX, BIG_RSS_BYTES_MAX = 900.0, 2 << 30
 
 
-class Counted(IdealCluster):
+class Counted(QueueingModel):
     """Counts the events that its nodes handle."""
 
     events = 0
@@ -114,10 +114,10 @@ def arrivals(nodes: int, tasks: int) -> Iterator[Arrival]:
     return poisson([f"n{number}" for number in range(1, nodes + 1)], LOAD * nodes, tasks, rng)
 
 
-def play(policy: str, nodes: int, tasks: int, kind: type[IdealCluster] = IdealCluster) -> tuple[float, IdealCluster]:
+def play(policy: str, nodes: int, tasks: int, kind: type[QueueingModel] = QueueingModel) -> tuple[float, QueueingModel]:
     """One run → seconds of processor time without the making of the nodes, and the cluster as it is then."""
     policies = load_preset(policy, is_reference=True)
-    cluster = kind(policies, slots=[1] * nodes, seed=SEED, ended=lambda _task: None)
+    cluster = kind(policies, profiles_of([1] * nodes), seed=SEED, ended=lambda _task: None)
     comes = arrivals(nodes, tasks)
     began_s = time.process_time()
     cluster.run(comes, tasks=tasks)

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from peerload.cli.common import agent_process
 from peerload.cli.demo.broker import start_broker
-from peerload.cli.verbs import up
 from peerload.client.connection import Client
 from peerload.client.environment import packed
 from peerload.security import cluster_dir
@@ -126,7 +126,7 @@ def agents(
             settings |= {"config": str(directory / "config.toml"), "listen": "127.0.0.1:0"}
             if prepare is not None:
                 prepare(directory / f"state{number}", f"node{number}")
-            started.append(Agent(up.start(settings), slots))
+            started.append(Agent(agent_process.start(settings), slots))
         if mqtt:
             for agent in started:
                 wait_until(lambda agent=agent: _alive(agent) == count, MEET_WITHIN_S)

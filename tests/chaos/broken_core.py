@@ -14,10 +14,10 @@ from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.handoff.leases import HomeLeases
+from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.tasks.home import Home
-from peerload.core.tasks.lost_attempts import LostAttempts
+from peerload.core.tasks.retries import LostAttempts
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import actions, events, messages
 from peerload.model.task import TaskRecord
@@ -51,7 +51,7 @@ def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
     extend = HomeLeases.extend
 
     def extend_once(self: HomeLeases, task: HomeTask, lease_s: float) -> None:
-        if not task.running_at or not task.deadline_s:
+        if not task.running_at or not granted(task).deadline_s:
             extend(self, task, lease_s)
 
     patch.setattr(HomeLeases, "extend", extend_once)
@@ -68,10 +68,10 @@ def resend_no_extend(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ExecutorHandoff, "_accept", accept_anew)
 
     def commit_and_leave(self: HomeHandoff, task: HomeTask, ts: float) -> None:
-        deadline_s = task.deadline_s
+        deadline_s = granted(task).deadline_s
         commit(self, task, ts)
-        if task.commits > 1:
-            task.deadline_s = deadline_s
+        if granted(task).commits > 1:
+            granted(task).deadline_s = deadline_s
             self._state.set_timer_in(max(deadline_s - self._state.now.boot_s, 0.0), "lease", task.uid.hex())
 
     patch.setattr(HomeHandoff, "_commit", commit_and_leave)
@@ -84,12 +84,12 @@ def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
 
     def commit_and_keep(self: HomeHandoff, task: HomeTask, ts: float) -> None:
         commit(self, task, ts)
-        kept[task.key] = task.deadline_s
+        kept[task.key] = granted(task).deadline_s
 
     def restored_as_kept(self: HomeLeases, task: HomeTask) -> None:
         restored(self, task)
-        task.deadline_s = kept.get(task.key, task.deadline_s)
-        left_s = max(task.deadline_s - self._state.now.boot_s, 0.0)
+        granted(task).deadline_s = kept.get(task.key, granted(task).deadline_s)
+        left_s = max(granted(task).deadline_s - self._state.now.boot_s, 0.0)
         self._state.set_timer_in(left_s, "lease", task.uid.hex())
 
     patch.setattr(HomeHandoff, "_commit", commit_and_keep)
@@ -117,7 +117,7 @@ def boot_id_any_new(patch: pytest.MonkeyPatch) -> None:
     met = PeerEvents.met
 
     def any_new(self: PeerEvents, event: events.PeerMet, *, told_by_itself: bool) -> None:
-        identity, losses, home = event.identity, self._handoff.losses, self._handoff._home
+        identity, losses, home = event.identity, self._handoff.lost_attempts, self._handoff._home
         pair = (self._membership._state.node, identity.node)
         before = seen.get(pair, identity.machine_boot)
         met(self, event, told_by_itself=told_by_itself)
@@ -175,7 +175,7 @@ def no_tombstone(patch: pytest.MonkeyPatch) -> None:
 
     def forget_all(self: ExecutorHandoff, src: str, ack: messages.ResultAck) -> None:
         ack_received(self, src, ack)
-        if ack.uid not in self.by_uid and self.floors._floors.pop(ack.uid, None) is not None:
+        if ack.uid not in self.by_uid and self.fences._fences.pop(ack.uid, None) is not None:
             self._state.persist(actions.DropFloors((ack.uid,)))
 
     patch.setattr(ExecutorHandoff, "ack_received", forget_all)

@@ -102,9 +102,9 @@ def retry_not_durable(patch: pytest.MonkeyPatch) -> None:
 
 def retry_first_result(patch: pytest.MonkeyPatch) -> None:
     """That an attempt which was given up, or done with, has failed is taken for the task's result."""
-    tried = HomeHandoff._is_tried_again
+    why_over = HomeHandoff._why_over
 
-    def of_current(self: HomeHandoff, task: HomeTask, message: Result) -> bool:
-        return message.attempt == task.record.attempt and tried(self, task, message)
+    def of_current(self: HomeHandoff, task: HomeTask, message: Result) -> str | None:
+        return why_over(self, task, message) if message.attempt == task.record.attempt else ""
 
-    patch.setattr(HomeHandoff, "_is_tried_again", of_current)
+    patch.setattr(HomeHandoff, "_why_over", of_current)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.tasks.memory_retries import MemoryRetries
+from peerload.core.tasks.retries import MemoryRetries
 from peerload.core.tasks.work import HomeTask
 from peerload.model import actions
 from peerload.model.messages import Result
@@ -28,9 +28,9 @@ def memory_not_durable(patch: pytest.MonkeyPatch) -> None:
 
 def memory_first_result(patch: pytest.MonkeyPatch) -> None:
     """That an attempt that was given up, or done with, ran out of memory is taken for the task's result."""
-    ran_out = HomeHandoff._is_tried_again
+    why_over = HomeHandoff._why_over
 
-    def of_current(self: HomeHandoff, task: HomeTask, message: Result) -> bool:
-        return message.attempt == task.record.attempt and ran_out(self, task, message)
+    def of_current(self: HomeHandoff, task: HomeTask, message: Result) -> str | None:
+        return why_over(self, task, message) if message.attempt == task.record.attempt else ""
 
-    patch.setattr(HomeHandoff, "_is_tried_again", of_current)
+    patch.setattr(HomeHandoff, "_why_over", of_current)

@@ -95,7 +95,7 @@ def revoke_forgets(patch: pytest.MonkeyPatch) -> None:
             self._state.persist(actions.DropExecution(guest.uid, guest.attempt))
 
     def says_nothing(self: ExecutorHandoff, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
-        if self.floors.attempt(uid) < attempt or self.floors.was_refused(uid, attempt):
+        if self.fences.attempt(uid) < attempt or self.fences.was_refused(uid, attempt):
             refuse(self, src, task, uid, attempt, reason)
 
     patch.setattr(ExecutorHandoff, "revoke_received", forget)

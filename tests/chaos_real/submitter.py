@@ -12,7 +12,8 @@ import secrets
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.client.connection import Client, accepted
+from peerload.client.connection import Client
+from peerload.client.protocol import accepted
 from peerload.model.errors import AgentUnavailable, BadRequest
 from tests.chaos_real.machine import spec
 from tests.chaos_real.verdict import Asked

@@ -121,7 +121,7 @@ def test_a_task_whose_input_is_cut_fails_instead_of_being_repeated() -> None:
     task = given.node.home.tasks[record.uid]
     assert task.record.input_is_cut
     assert does(given, InputCut(record.uid)) == []
-    given.node.handoff.losses.died(task, "its machine went down")
+    given.node.handoff.lost_attempts.died(task, "its machine went down")
     assert task.record.state is TaskState.FAILED
     assert "its machine went down" in task.record.reason
     assert "standard input is not kept" in task.record.reason
@@ -180,8 +180,8 @@ def test_an_array_ends_with_its_client_some_tasks_at_a_time_and_none_starts_mean
     (task,) = given.node.home.tasks.values()
     assert task.record.state is TaskState.CANCELLED  # until its process is gone
     given.end(task.key, 143)
-    assert not given.node.attendance._attending
-    assert not given.node.attendance._clients
+    assert not given.node.client_binding._attending
+    assert not given.node.client_binding._clients
 
 
 @pytest.mark.parametrize("after", [0, 2, 5])
@@ -199,8 +199,8 @@ def test_an_array_ends_with_its_client_also_if_it_is_only_being_made(after: int)
         given.timer("request", "1")
         given.timer("request", str(-CLIENT))
     assert all(task.record.state is TaskState.CANCELLED for task in given.node.home.tasks.values())
-    assert not given.node.attendance._gone
-    assert not given.node.attendance._coming
+    assert not given.node.client_binding._gone
+    assert not given.node.client_binding._coming
 
 
 def test_whoever_submits_an_array_again_while_it_is_made_attends_it() -> None:
@@ -222,7 +222,7 @@ def test_a_submission_that_asks_after_other_tasks_is_dropped_with_its_client() -
     given = Given()
     does(given, again(1, CLIENT, terms=SubmitOptions(after=("y/7",))))
     assert "refuse BadRequest" in given.when(ClientGone(CLIENT))
-    assert not given.node.gates.inquiries._inquiries
+    assert not given.node.eligibility.remote_status._inquiries
     given.hear("y", TasksTold((AwaitedTask("y/7", says="running"),)))
     assert not given.node.home.tasks
 
@@ -232,5 +232,5 @@ def test_of_tasks_that_have_ended_nothing_is_kept() -> None:
     for number in range(1, 4):
         does(given, TaskSubmitted(number, f"token-{number}", b"d", SPEC, client=CLIENT))
         given.end(given.task(number).key)
-    assert not given.node.attendance._attending
-    assert not given.node.attendance._clients
+    assert not given.node.client_binding._attending
+    assert not given.node.client_binding._clients

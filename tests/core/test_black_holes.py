@@ -19,7 +19,7 @@ NEED = messages.Need()
 
 
 def skipped(x: Given) -> list[str]:
-    return [node for node in ("y", "z") if x.node.membership.black_holes.why(node)]
+    return [node for node in ("y", "z") if x.node.membership.circuit_breaker.why(node)]
 
 
 def eligible(x: Given) -> list[str]:
@@ -121,7 +121,7 @@ def test_one_on_which_all_tasks_fail_at_once_is_skipped() -> None:
     assert skipped(x) == []
     runs_there(x, 1 + CONFIG.fast_failures_max, failed())
     assert skipped(x) == ["y"]
-    assert x.node.membership.black_holes.why("y") == (
+    assert x.node.membership.circuit_breaker.why("y") == (
         "skipped for 60 s: 10 tasks in a row failed there within 2 s each"
     )
 
@@ -152,7 +152,7 @@ def test_where_nobody_else_could_run_it_it_is_asked_all_the_same() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     x = given()
-    holes = x.node.membership.black_holes
+    holes = x.node.membership.circuit_breaker
     for number in range(2 * COMMANDS_MAX):
         holes.ended(f"n{number}", msgspec.structs.replace(spec(), argv=(f"c{number}".encode(),)), failed())
         holes.unanswered(f"n{number}")

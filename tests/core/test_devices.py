@@ -592,7 +592,7 @@ def test_a_task_that_waits_behind_a_card_kept_for_another_looks_for_one_elsewher
 
 def test_a_promised_task_is_declined_if_the_card_that_it_needs_is_taken() -> None:
     x = Node(1, policies=SENDER, peers=("h",))
-    x.node.sharing.giver.expect(UID)
+    x.node.sharing.donor.expect(UID)
     x.submit(spec(request=asked()))
     assert "Decline to h" in x.hear("h", offer(request=asked()))
     assert not x.node.ledger.inbound

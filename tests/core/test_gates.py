@@ -42,7 +42,7 @@ def phase_of(task: HomeTask) -> HomePhase:
 
 
 def words(x: Given, number: int) -> str:
-    return x.node.gates.words(x.task(number))
+    return x.node.eligibility.words(x.task(number))
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_a_paused_group_starts_nothing_until_it_goes_on() -> None:
     }  # fmt: skip
     assert words(x, 2) == "group g is paused"
     assert x.end(x.task(1).key) == ["persist done", *ENDS]
-    assert x.node.gates.opened_by(x.task(2)) == "peerload group resume g"
+    assert x.node.eligibility.opened_by(x.task(2)) == "peerload group resume g"
     assert group(x, paused=False) == ["persist no group g", "answer", *RUNS]
 
 
@@ -162,7 +162,7 @@ def test_a_group_is_removed_only_when_it_is_empty() -> None:
     assert group(x, removed=True) == ["refuse BadRequest"]
     x.end(x.task().key)
     assert group(x, removed=True) == ["persist no group g", "answer"]
-    assert list(x.node.gates.groups) == []
+    assert list(x.node.eligibility.groups) == []
 
 
 def test_so_many_groups_may_be_set() -> None:
@@ -269,7 +269,7 @@ def test_what_ended_before_is_found_on_disk() -> None:
     rows = [row for action in x.last if isinstance(action, Persist) for row in action.rows]
     assert PutFate(TaskOutcome("x/1", is_over=True)) in rows
     x.end(x.task(2).key)
-    assert not x.node.gates.dependencies._awaited  # nobody waits for it any more
+    assert not x.node.eligibility.dependencies._awaited  # nobody waits for it any more
 
 
 def test_an_array_may_end_while_it_is_looked_up_on_disk() -> None:
@@ -281,7 +281,7 @@ def test_an_array_may_end_while_it_is_looked_up_on_disk() -> None:
     x.when(events.TasksFound((events.TaskFound("x/1", is_known=True),)))
     assert x.task(2).phase is HomePhase.HERE
     x.end(x.task(2).key)
-    assert not x.node.gates.dependencies._awaited
+    assert not x.node.eligibility.dependencies._awaited
 
 
 def test_what_failed_before_counts_when_the_array_ends_while_it_is_looked_up() -> None:
@@ -316,7 +316,7 @@ def test_a_task_of_nobody_is_refused_and_leaves_nothing() -> None:
     x.submit(terms=SubmitOptions(after=("x/1.7",)))
     x.when(events.TasksFound((events.TaskFound("x/1.7", is_known=False),)))
     assert isinstance(x.done(Answer).error, NoSuchTask)
-    assert not x.node.gates.dependencies._awaited
+    assert not x.node.eligibility.dependencies._awaited
 
 
 # -- of another home ---------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_nobody_but_its_home_may_tell() -> None:
 def test_it_is_refused_if_its_home_does_not_know_it(says: str) -> None:
     x = Given(slots=4)
     x.submit(terms=SubmitOptions(after=("y/7",)))
-    number = str(next(iter(x.node.gates.inquiries._inquiries)))
+    number = str(next(iter(x.node.eligibility.remote_status._inquiries)))
     if says == "nothing":
         assert x.after(5.0).timer("inquiry", number) == ["refuse BadRequest"]
         assert "it has not answered for 5 s" in x.done(Answer).error.why

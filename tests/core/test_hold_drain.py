@@ -149,12 +149,12 @@ def test_tasks_that_stay_do_not_stand_in_the_way_of_one_that_may_leave(
         x.submit()
     elif comes == "held until then":
         x.when(events.ReleaseRequested(901, ("x/22",)))
-    assert x.task(22).uid in x.node.sharing.sender.stranded
+    assert x.task(22).uid in x.node.home.stranded
     assert len(x.node.queue) == 20
     x.when(events.UndrainRequested(902))
     assert x.task(22).uid in x.node.queue
     x.when(events.DrainRequested(903))
-    assert x.task(22).uid in x.node.sharing.sender.stranded
+    assert x.task(22).uid in x.node.home.stranded
 
 
 def test_a_bounded_number_of_tasks_looks_for_a_place_at_a_time_until_all_have_had_their_turn(
@@ -166,7 +166,7 @@ def test_a_bounded_number_of_tasks_looks_for_a_place_at_a_time_until_all_have_ha
     for number in range(6):
         x.submit(spec(priority=number == 5))
     x.when(events.DrainRequested(900))
-    stranded = x.node.sharing.sender.stranded
+    stranded = x.node.home.stranded
     left = [task.task for task in stranded.values()]
     assert left == ["x/6"]
     while any(x.node.queue.oldest_first()):

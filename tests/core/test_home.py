@@ -473,7 +473,7 @@ def test_a_pinned_task_waits_at_the_only_node_that_may_run_it() -> None:
     task = x.task()
     assert x.hear("y", messages.Accept(task.task, task.uid, 1, 7, 5.0))[:3] == ["clear offer", *LEASED]
     assert task.record.migrations == 0  # not by choice
-    assert not x.node.sharing.stranded
+    assert not x.node.home.stranded
 
 
 def test_a_stranded_task_never_comes_back_to_a_home_that_cannot_run_it() -> None:
@@ -483,7 +483,7 @@ def test_a_stranded_task_never_comes_back_to_a_home_that_cannot_run_it() -> None
     x.hear("y", messages.Accept(task.task, task.uid, 1, 7, 5.0))
     did = x.hear("y", messages.Return(task.task, task.uid, 1, "x"))
     assert "spawn 2" not in did
-    assert task.uid in x.node.sharing.stranded
+    assert task.uid in x.node.home.stranded
 
 
 def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
@@ -527,7 +527,7 @@ def test_a_task_that_only_others_can_run_goes_where_an_executor_says() -> None:
     assert task.uid not in x.node.queue
     declined = x.hear(other, messages.Decline(task.task, task.uid, 2, "room", "full by now", LoadReport(sequence=9)))
     assert any(name.startswith("Probe to") for name in declined), "a place is looked for again"
-    assert task.uid in x.node.sharing.stranded
+    assert task.uid in x.node.home.stranded
 
 
 def test_what_was_promised_is_known_better_when_it_is_offered() -> None:

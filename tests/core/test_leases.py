@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from peerload.core.handoff.leases import granted
 from peerload.core.tasks.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
@@ -35,7 +36,7 @@ def test_a_task_may_have_a_lease_of_its_own(task: TaskSpec, lease_s: float, dead
     x, leased = away(task)
     assert x.sent(messages.Commit).lease_s == lease_s
     assert leased.record.lease_s == lease_s
-    assert leased.deadline_s == x.at_s + deadline_s
+    assert granted(leased).deadline_s == x.at_s + deadline_s
     x.hear("y", renew(leased, 9.0))
     assert x.sent(messages.RenewOk).extensions[0].lease_s == lease_s
 
@@ -53,7 +54,7 @@ def test_a_lease_grows_with_the_time_run_and_what_may_be_granted_is_durable_firs
     x.hear("y", renew(task, 12.0, ran_s=1e6))
     assert x.sent(messages.RenewOk).extensions[0].lease_s == 2400.0  # 40 min
     x.hear("y", renew(task, 13.0))  # what it says is not believed to take time away
-    assert task.deadline_s == x.at_s + 2600.0
+    assert granted(task).deadline_s == x.at_s + 2600.0
 
 
 def test_a_restarted_home_assumes_the_longest_lease_that_may_have_been_granted() -> None:
@@ -64,9 +65,9 @@ def test_a_restarted_home_assumes_the_longest_lease_that_may_have_been_granted()
 
 def test_the_deadline_never_moves_back() -> None:
     x, task = away(spec(lease_s=100.0))
-    before_s = task.deadline_s
+    before_s = granted(task).deadline_s
     x.node.handoff.leases.extend(task, 10.0)
-    assert task.deadline_s == before_s
+    assert granted(task).deadline_s == before_s
 
 
 def test_how_long_it_has_run_is_said_where_that_counts() -> None:
@@ -184,7 +185,7 @@ def test_floors_of_no_use_any_more_are_forgotten_durably() -> None:
     queried(x, 1)
     queried(x.after(50), 2)
     assert x.after(50).timer("floors") == ["persist drop 1 floors", "timer floors 50"]
-    assert len(x.node.executor.floors) == 1
+    assert len(x.node.executor.fences) == 1
     assert x.after(50).timer("floors") == ["persist drop 1 floors", "timer floors 100"]
 
 
@@ -199,9 +200,9 @@ def test_floors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     x = Given(peers=("h",), config=CoreConfig(floors_kept_max=5))
     for number in range(20):
         queried(x.after(1), number)
-        assert len(x.node.executor.floors) <= 8
-    assert bytes([19]) * 16 in x.node.executor.floors
-    assert bytes([0]) * 16 not in x.node.executor.floors
+        assert len(x.node.executor.fences) <= 8
+    assert bytes([19]) * 16 in x.node.executor.fences
+    assert bytes([0]) * 16 not in x.node.executor.fences
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.ONCE])
@@ -219,9 +220,9 @@ def test_floors_of_started_attempts_are_bounded_too(monkeypatch: pytest.MonkeyPa
             x.hear("h", messages.ResultAck(task, uid, 1))
         else:  # what nobody has taken note of is kept: it is here
             waits_for_ack.append(uid)
-        assert len(x.node.executor.floors) <= 8
-    assert all(uid in x.node.executor.floors for uid in [*waits_for_ack, uid])
-    assert bytes([1]) * 16 not in x.node.executor.floors
+        assert len(x.node.executor.fences) <= 8
+    assert all(uid in x.node.executor.fences for uid in [*waits_for_ack, uid])
+    assert bytes([1]) * 16 not in x.node.executor.fences
 
 
 def test_a_floor_tells_why_it_is_there() -> None:

@@ -457,7 +457,7 @@ def test_members_of_members_are_contacts() -> None:
     x = given()
     y = Profile("y", 1, 1.0, slots_fixed=True)
     x.when(events.PeerMet(identity("y"), y, LoadReport(), (identity("x"), identity("y"), identity("z"))))
-    assert list(x.node.membership.gossip.contacts.known) == ["z"]
+    assert list(x.node.membership.gossip.anti_entropy.known) == ["z"]
     assert not x.node.membership.meet(identity("x"), y, None)
 
 

@@ -391,7 +391,7 @@ def test_a_peer_said_to_have_room_admits_it_and_one_said_to_have_none_does_not(s
         reasons = WaitReasons(x.node, x.task(2), x.at_s)
         for request in [drawn(rng) for _ in range(12)]:
             verdict = list(reasons.verdicts(spec(request=request)))[1]
-            admits = y.node.sharing.sender.would_accept("x", Need(request))
+            admits = y.node.sharing.admission.would_accept("x", Need(request))
             if verdict.now:
                 assert admits, (verdict.reason, request)
             elif verdict.can_ever is False or (verdict.now is False and not y.node.ledger.devices.kept):

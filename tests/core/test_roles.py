@@ -199,7 +199,7 @@ def seen(x: Given) -> Any:
     return (
         {uid: of(task) for uid, task in node.home.tasks.items()},
         {key: of(guest) for key, guest in node.executor.guests.items()},
-        dict(node.executor.floors._floors),
+        dict(node.executor.fences._fences),
         sorted(node.runs._works),
         (node.ledger.load_tasks, node.ledger.cpus_running),
         node.membership.is_usable("y"),

@@ -184,7 +184,7 @@ def test_own_tasks_that_wait_look_for_a_place_elsewhere_and_come_back() -> None:
     x.submit()
     x.submit(spec(placement=Placement(local=True)))
     short(x, x.task(1).key)
-    stranded = x.node.sharing.sender.stranded
+    stranded = x.node.home.stranded
     assert x.task(2).uid in stranded
     assert x.task(3).uid not in stranded
     x.after(1).timer(TIMER)
@@ -210,7 +210,7 @@ def test_a_task_that_finds_no_place_is_looked_for_one_in_each_pause_until_it_sta
             pause_s = 2.0 ** (tried - 1) - rest_s
         else:
             pause_s = 1.0
-        assert task.uid in x.node.sharing.sender.stranded
+        assert task.uid in x.node.home.stranded
         decline = messages.Decline(task.task, task.uid, task.record.attempt + 1, "room", "full", LoadReport())
         x.hear("y", decline)
         assert f"spawn {tried + 1}" in x.after(pause_s).timer(TIMER)

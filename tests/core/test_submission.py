@@ -157,5 +157,5 @@ def test_a_task_runs_at_home_once_the_file_system_of_its_directory_answers() -> 
     did = x.when(events.DirectoryFound(b"/data"))
     assert "spawn 1" in did
     assert "spawn 2" not in did
-    assert x.task(2).uid in x.node.sharing.sender.stranded
+    assert x.task(2).uid in x.node.home.stranded
     assert not x.task(1).cannot_here

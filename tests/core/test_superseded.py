@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from peerload.core.handoff.leases import granted
 from peerload.core.tasks.work import HomeTask
 from peerload.model import events, messages
 from peerload.model.config import CoreConfig
@@ -75,7 +76,7 @@ def test_the_other_attempt_is_renewed_while_an_older_result_is_fetched() -> None
         renew = messages.Renew((messages.Renewal(task.task, task.uid, 2, ts, 8.0),))
         assert "RenewOk to z" in x.after(15).hear("z", renew)
         assert x.sent(messages.RenewOk).extensions[0].ts == ts
-        assert task.deadline_s == x.at_s + 65
+        assert granted(task).deadline_s == x.at_s + 65
     older = messages.Renew((messages.Renewal(task.task, task.uid, 1, 99.0, 8.0),))
     assert x.hear("y", older) == []  # it has ended: its result is on its way
     assert x.hear("w", messages.Renew((messages.Renewal(task.task, task.uid, 2, 99.0, 8.0),))) == []

@@ -10,7 +10,7 @@ from tests.core.given import Given
 def test_a_task_is_watched_until_its_end_was_told() -> None:
     x = Given(slots=4)
     x.submit()
-    inquiries = x.node.gates.inquiries
+    inquiries = x.node.eligibility.remote_status
     assert not inquiries.is_watched("x/1")
     x.hear("y", AwaitTasks(("x/1", "x/2")))
     assert inquiries.is_watched("x/1")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.policy import registry
 from peerload.sim.workload import Arrival
-from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ def simulate(policy: str, nodes: int, outcome: Outcome, seeds: int = SEEDS) -> S
     policies = registry.load_preset(policy)
     found = Simulated([], [], [[] for _ in outcome.ran])
     for seed in range(seeds):
-        simulation = Simulation(
-            policies, nodes=nodes, slots=1, seed=seed, network=network, disk_s=delays.disk_s, notice_s=delays.end_s
-        )
+        world = WorldOptions(network, disk_s=delays.disk_s, notice_s=delays.end_s)
+        simulation = Simulation(policies, nodes=nodes, slots=1, seed=seed, world=world)
         simulation.run(arrivals)
         responses = _responses_s(simulation, arrivals)
         for index, response_s in zip(order, responses, strict=True):

@@ -92,13 +92,10 @@ class _Server:
     def admit(self, _connection: object) -> None:
         return None
 
-    def gone(self, _connection: object) -> None:
+    def disconnected(self, _connection: object) -> None:
         return None
 
     def refused(self, _connection: Connection, _name: str, _rule: str, _what: str) -> None:
-        return None
-
-    def meter(self, _connection: Connection) -> None:
         return None
 
     def handle(self, connection: Connection, request: control.Request) -> None:
@@ -124,7 +121,7 @@ def control_connection(raw: bytes) -> object:
     """What a local client sends, in pieces."""
 
     def act() -> None:
-        client = LocalConnection(_Server())
+        client = LocalConnection(_Server(), _Server())
         client._transport = Deaf()
         for first in range(0, len(raw), STEP_BYTES):
             client.data_received(raw[first : first + STEP_BYTES])
@@ -234,7 +231,6 @@ def launcher_event(raw: bytes) -> object:
         reader.feed_eof()
         link = LauncherLink.__new__(LauncherLink)
         link._put = lambda _event: None
-        link.fed = lambda *_: None
         try:
             for event in await read_frame(reader):
                 link._event(event)

@@ -24,7 +24,6 @@ import msgspec
 from peerload.agent.accounts.environment import variables_of
 from peerload.agent.joining.join_server import JoiningNode, JoinServer
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
-from peerload.agent.security_events import SecurityEvents
 from peerload.agent.store.store import Store
 from peerload.config import loader
 from peerload.core.node import Node
@@ -48,14 +47,15 @@ from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity
 from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
+from peerload.model.text import printable
 from peerload.policy import registry
 from peerload.policy.preset_loader import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
-from peerload.text.format import printable
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests import support
 from tests.fuzz import more_targets
 from tests.support import cluster_of
 
@@ -144,7 +144,7 @@ def _answers() -> tuple[bytes, ...]:
 def _mqtt_payload(raw: bytes) -> object:
     topics = Topics("default", "n1")
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
-    believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), SecurityEvents(Counter()))
+    believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), support.security(Counter()))
     member = Sealer(KEY, "id", "n2", "boot-2", purpose="mqtt")
     ways = [f"peerload/default/main/n2/{way}" for way in ("state", "ask", "to/n1")]
     return [
@@ -266,7 +266,7 @@ def _at_the_door(raw: bytes) -> object:
     authority: Any = SimpleNamespace(certificate=b"ca")
     tls: Any = SimpleNamespace(certificate=b"certificate", cluster=SimpleNamespace(authority=authority))
     events: Any = SimpleNamespace(happened=lambda *_, **__: None)
-    door = JoinServer(Door(), tls, events, SecurityEvents(Counter()))
+    door = JoinServer(Door(), tls, events, support.security(Counter()))
     newcomer = JoiningNode(door, lambda _newcomer: None)
     newcomer.connection_made(more_targets.Deaf())
     for first in range(0, len(raw), 7):

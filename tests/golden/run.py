@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent.store.store import Store
-from peerload.cli.main import HIDDEN, VERBS
+from peerload.cli.common.verb_table import HIDDEN, VERBS
 from tests.chaos.campaign import Options, run
 from tests.golden import samples, session
 from tests.integration.cluster import program
@@ -69,7 +69,6 @@ RENAMED: dict[str, str] = {
     "CompletionJob": "Chore",
     "CompletionJobs": "Chores",
     "ConnectionRegistry": "MadeConnections",
-    "CpuBudget": "Share",
     "DateAnchor": "Anchor",
     "DeferredRequests": "Waits",
     "DemoScreen": "Live",
@@ -143,7 +142,6 @@ RENAMED: dict[str, str] = {
     "MemberStatus": "Standing",
     "MembershipUpdate": "Rumour",
     "MergedListing": "Listing",
-    "MeteredCoroutine": "Metered",
     "MovableTasksView": "Movable",
     "NamesWithout": "Names",
     "NodeDrain": "Drain",
@@ -204,7 +202,7 @@ RENAMED: dict[str, str] = {
     "SimProcess": "Process",
     "SimProgress": "Progress",
     "SimStore": "Store",
-    "SimWatch": "Watch",
+    "UtilizationMonitor": "Watch",
     "SpawnOrder": "Order",
     "SpawnRefused": "NotAllowed",
     "Spawner": "Births",
@@ -335,7 +333,7 @@ def peerload(*words: str) -> subprocess.CompletedProcess[str]:
 def helps() -> dict[str, str]:
     """Each verb → the hash of its help."""
     found = {"peerload": digest(peerload("--help").stdout)}
-    for verb in [*(name for name, _ in VERBS), *HIDDEN]:
+    for verb in [*VERBS, *HIDDEN]:
         done = peerload(verb, "--help")
         found[verb] = f"{digest(done.stdout + done.stderr)}, {done.returncode}"
     return found

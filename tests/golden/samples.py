@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.launcher.process import LauncherProcess
 from peerload.agent.mqtt.message_filter import Topics
 from peerload.model import gossip as gossip_model
 from peerload.model import messages
@@ -154,7 +155,7 @@ class _Noted(LauncherLink):
     """The agent's end of a launcher that is not there: keeps what would be sent."""
 
     def __init__(self) -> None:
-        super().__init__(Path("/nowhere"), lambda _event: None, 1 << 20)
+        super().__init__(LauncherProcess(Path("/nowhere")), lambda _event: None, 1 << 20)
         self.requests: list[dict[str, Any]] = []
         self._protocol = 1000
 

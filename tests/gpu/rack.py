@@ -13,7 +13,7 @@ import msgspec
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GpuShare
 from peerload.model.resources import Profile
-from peerload.sim.device_cluster import DeviceArrival
+from peerload.sim.device_model import DeviceArrival
 from peerload.sim.statistics import quantile
 
 EPSILON = 1e-6

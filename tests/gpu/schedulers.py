@@ -19,7 +19,7 @@ from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.placement import place
 from peerload.model.resources import ResourceRequest
 from peerload.policy.registry import load_preset
-from peerload.sim.device_cluster import DeviceArrival, DeviceCluster
+from peerload.sim.device_model import DeviceArrival, DeviceModel
 from peerload.sim.queueing_model import IDEAL_CONFIG
 from peerload.sim.scenario import LIVE, TIMINGS_LIVE
 from tests.gpu.mixed import profiles
@@ -33,7 +33,7 @@ AGENT = msgspec.structs.replace(IDEAL_CONFIG, **{name: getattr(LIVE, name) for n
 def by_agents(preset: str, trace: Sequence[DeviceArrival], seed: int) -> Outcome:
     """Agents with this preset, as shipped, with the timings of agents."""
     rack = Rack(profiles())
-    cluster = DeviceCluster(load_preset(preset), profiles(), rack, seed=seed, message_s=MESSAGE_S, config=AGENT)
+    cluster = DeviceModel(load_preset(preset), profiles(), rack, seed=seed, message_s=MESSAGE_S, config=AGENT)
     cluster.run(iter(trace), tasks=len(trace))
     cluster.drain()
     return rack.outcome()

@@ -15,7 +15,6 @@ import pytest
 import uvloop
 
 from peerload.agent.mqtt.client import MqttBus
-from peerload.agent.security_events import SecurityEvents
 from peerload.cli.demo.broker import BrokerProcess, Kind, start_broker
 from peerload.model.config import AgentConfig
 from peerload.model.load import LoadReport
@@ -23,6 +22,7 @@ from peerload.model.messages import Envelope, Identity, Message, State
 from peerload.model.resources import Profile
 from peerload.wire import peer
 from peerload.wire.seal import Sealer
+from tests import support
 from tests.conftest import require_program
 from tests.support import cluster_of
 
@@ -198,7 +198,7 @@ class BusNode:
         config = AgentConfig(node=self.identity.node, state="/", socket="/", mqtt=tuple(urls), **settings)
 
         async def make() -> MqttBus:
-            return MqttBus(config, cast("Any", self.local), self, SecurityEvents(self.counters), tls)
+            return MqttBus(config, cast("Any", self.local), self, support.security(self.counters), tls)
 
         self.bus = loop.run(make())
         self.running = loop.start(self.bus.run())

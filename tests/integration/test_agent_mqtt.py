@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from peerload.model.metrics import ADVICE_OVER_PEER_LINK as OVER_PEER_LINK
 from peerload.policy.registry import DEFAULT_PRESET
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import Agent, Cluster
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from peerload.cli.demo.broker import BrokerProcess
-
-OVER_PEER_LINK = "advice over the peer link"
 
 
 @pytest.fixture

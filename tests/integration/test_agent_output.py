@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from peerload.model.metrics import OUTPUTS_UNREADABLE
 from tests.integration.cluster import Agent, Cluster, ended
 from tests.support import wait_until
 
@@ -89,7 +90,7 @@ def test_a_stream_ends_with_an_attempt_that_died(agents: list[Agent]) -> None:
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_task_that_spoils_its_output_is_recorded_all_the_same(agents: list[Agent], node: str) -> None:
     home = agents[0]
-    before = agents[int(node[1]) - 1].counters().get("outputs that cannot be read", 0)
+    before = agents[int(node[1]) - 1].counters().get(OUTPUTS_UNREADABLE, 0)
     done = home.cli("run", "-w", node, "sh", "-c", f"echo apart >&2; {SPOIL} exit 3")
     assert done.returncode == 3
     assert done.stderr.startswith(b"apart\n")
@@ -97,7 +98,7 @@ def test_a_task_that_spoils_its_output_is_recorded_all_the_same(agents: list[Age
     assert (task["state"], task["node"], task["exit_code"]) == ("failed", node, 3)
     assert "stdout" in task["reason"]
     assert home.output(task["id"]) == (b"", b"apart\n")
-    assert agents[int(node[1]) - 1].counters()["outputs that cannot be read"] == before + 1
+    assert agents[int(node[1]) - 1].counters()[OUTPUTS_UNREADABLE] == before + 1
 
 
 def test_output_that_its_node_cannot_read_any_more_is_no_success(agents: list[Agent]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.requests.server import REQUESTS_PENDING_MAX
+from peerload.agent.control.connection import REQUESTS_PENDING_MAX
 from peerload.model.errors import BadRequest
 from tests.integration.cluster import Agent, Cluster
 

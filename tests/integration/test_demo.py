@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from peerload.cli.common.agent_process import program_words
 from peerload.cli.demo import report, work
 from peerload.cli.demo.broker import find_broker
-from peerload.cli.verbs.up import _program
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def broker_here() -> None:
 
 def _start(directory: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*_program(), "demo", *words],
+        [*program_words(), "demo", *words],
         env={**os.environ, "TMPDIR": str(directory), "PEERLOAD_SLOTS": "7"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

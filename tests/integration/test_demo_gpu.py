@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.cli.verbs.up import _program
+from peerload.cli.common.agent_process import program_words
 from tests.support import wait_until
 
 DEMO_S_MAX = 300
@@ -27,7 +27,7 @@ def directory() -> Iterator[Path]:
 
 def start(directory: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*_program(), "demo", "gpu", *words],
+        [*program_words(), "demo", "gpu", *words],
         env={**os.environ, "TMPDIR": str(directory)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -55,7 +55,7 @@ GPU_PAGES = {"cookbook.md"}
 """Their reader has GPUs; here they are played."""
 FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 """A file that a page has its reader write, with its name before it."""
-TABLES = {"cli.md": "\n## JSON\n", "wire.md": "\n## The control socket\n"}
+TABLES = {"json.md": "\n## JSON\n", "wire.md": "\n## The control socket\n"}
 TABLE_KEYS = re.compile(r"`([a-z0-9_ ]+)`")
 
 
@@ -273,7 +273,7 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
         return json_lines(desk.types(f"peerload {command}"))
 
     def told(name: str) -> list[set[str]]:
-        return keys_told("cli.md", name)
+        return keys_told("json.md", name)
 
     assert [without_version(typed("up --json")[0])] == told("`up`")
     assert without_version(typed("submit --json true")[0]) == {"id"}
@@ -334,7 +334,7 @@ def test_the_decision_about_a_task_has_the_keys_that_the_page_tells() -> None:
         wait_until(is_decided, what="a decision")
         gate.touch()
         home.wait(array)
-    assert [set(decided[0])] == [keys_told("cli.md", "`decision`, where one was made")[-1]]
+    assert [set(decided[0])] == [keys_told("json.md", "`decision`, where one was made")[-1]]
 
 
 def test_answers_have_the_keys_that_the_page_tells() -> None:

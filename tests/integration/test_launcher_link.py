@@ -18,6 +18,8 @@ import uvloop
 
 from peerload.agent.launcher import connect
 from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.launcher.process import LauncherProcess
+from peerload.agent.launcher.protocol import StdinFed
 from peerload.launcher.server import ALREADY_RUNS
 from peerload.model.actions import SpawnTask
 from peerload.model.events import Event, LauncherLost, LauncherReady, TaskEnded, TaskStarted
@@ -38,9 +40,10 @@ class Node:
         self.link = self.new_link()
 
     def new_link(self) -> LauncherLink:
-        return LauncherLink(self.directory / "launcher", self._put, 1 << 20)
+        return LauncherLink(LauncherProcess(self.directory / "launcher"), self._put, 1 << 20)
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: Event | StdinFed) -> None:
+        assert not isinstance(event, StdinFed)
         self.events.append(event)
         self._more.set()
 

@@ -17,6 +17,7 @@ import uvloop
 from peerload.agent.launcher import connect
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.process import LauncherProcess
 from peerload.model.actions import SpawnTask
 from peerload.model.events import LauncherLost, LauncherReady, TaskLost, TaskStarted
 from peerload.model.task import TaskSpec
@@ -25,6 +26,7 @@ from tests.integration.test_launcher_link import Node, _run, fixture_directory  
 from tests.support import wait_until
 
 if TYPE_CHECKING:
+    from peerload.agent.launcher.protocol import StdinFed
     from peerload.model.events import Event
 
 
@@ -118,8 +120,8 @@ def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answe
 
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
-        events: list[Event] = []
-        link = LauncherLink(directory / "launcher", events.append, 1 << 20)
+        events: list[Event | StdinFed] = []
+        link = LauncherLink(LauncherProcess(directory / "launcher"), events.append, 1 << 20)
         try:
             with pytest.raises(LauncherError, match="does not answer"):
                 await link.start()
@@ -218,7 +220,7 @@ def test_a_directory_that_cannot_be_used_is_an_error_that_says_why(directory: Pa
     async def story() -> None:
         (directory / "launcher").mkdir()
         (directory / "launcher/exits.log").mkdir()  # the launcher cannot open its log
-        link = LauncherLink(directory / "launcher", lambda event: None, 1 << 20)
+        link = LauncherLink(LauncherProcess(directory / "launcher"), lambda event: None, 1 << 20)
         with pytest.raises(LauncherError) as caught:
             await link.start()
         await link.close()

@@ -37,7 +37,9 @@ class Mistake(NamedTuple):
 MISTAKES = [
     # verbs and flags
     Mistake(["sumbit", "x"], USAGE, "no such verb: 'sumbit'", "did you mean  peerload submit ?"),
-    Mistake(["status"], USAGE, "no such verb: 'status'", "peerload --help"),
+    Mistake(["status"], USAGE, "no such verb: 'status'", "peerload nodes"),
+    Mistake(["queue"], USAGE, "no such verb: 'queue'", "peerload submit"),
+    Mistake(["add", "true"], USAGE, "no such verb: 'add'", "peerload submit"),
     Mistake(["help", "lst"], USAGE, "no such verb: 'lst'", "peerload ls"),
     Mistake(["-v"], USAGE, "no such option: '-v'", "peerload --version"),
     Mistake(["--socket", "/x", "ls"], USAGE, "no such option: '--socket'", "a verb's own flags come after it"),

@@ -17,7 +17,6 @@ import pytest
 from peerload.agent.mqtt import client as mqtt
 from peerload.agent.mqtt.flood_filter import FloodFilter
 from peerload.agent.mqtt.message_filter import AdviceFilter, Received, Topics
-from peerload.agent.security_events import SecurityEvents
 from peerload.model.errors import ConfigError, ProtocolError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (
@@ -35,6 +34,7 @@ from peerload.model.messages import (
 from peerload.model.resources import Profile
 from peerload.security.broker_address import BrokerUrl
 from peerload.wire import peer
+from tests import support
 from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
     BusNode,
     LoopThread,
@@ -412,7 +412,7 @@ class Sample(msgspec.Struct):
 
 def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
     counters: Counter[str] = Counter()
-    queue: Received[Sample] = Received(counters, FloodFilter(SecurityEvents(counters)), 3)
+    queue: Received[Sample] = Received(counters, FloodFilter(support.security(counters)), 3)
     for number in range(100):
         queue.put_nowait(Sample("peerload/c/s/a/state", str(number).encode()))
     queue.put_nowait(Sample("peerload/c/s/a/to/me", b"1"))
@@ -429,7 +429,7 @@ def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
 
 def test_of_two_states_the_newer_counts_whatever_the_order() -> None:
     me = identity_of("me")
-    accept = AdviceFilter(Topics("default", "me"), me, sealer_of(me), SecurityEvents(Counter())).accept
+    accept = AdviceFilter(Topics("default", "me"), me, sealer_of(me), support.security(Counter())).accept
     sealers = {boot: sealer_of(identity_of("a", boot)) for boot in ("first", "second")}
 
     def state(boot: str, incarnation: int, seq: int) -> bool:

@@ -105,7 +105,7 @@ def is_told_where_it_was_changed(path: Path) -> None:
     """A recording of one start, in which a decision was forged."""
     data = path.read_bytes()
     events = objects(replay(path, "--events"))
-    assert {"v", *keys_told("cli.md", "`replay --events`")[0]} == set(events[0])
+    assert {"v", *keys_told("json.md", "`replay --events`")[0]} == set(events[0])
     assert events[0]["event"]["type"] == "AgentStarted"
     submitted = [event for event in events if event["event"]["type"] == "TaskSubmitted"]
     assert submitted[0]["event"]["spec"]["environment"].endswith(" bytes")
@@ -116,7 +116,7 @@ def is_told_where_it_was_changed(path: Path) -> None:
     done = replay(path, "--json")
     assert done.returncode == 1
     (start,) = objects(done)
-    assert {"v", *keys_told("cli.md", "`replay`")[0]} == set(start)
+    assert {"v", *keys_told("json.md", "`replay`")[0]} == set(start)
     difference = start["difference"]
     assert difference["event_number"] == submitted[0]["number"] == start["events_agreed"] + 1
     assert "as-it-got" in str(difference["recorded"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli.main import CANNOT
+from peerload.cli.common.errors import CANNOT
 from peerload.cli.simulate import work
 from peerload.model.errors import PeerloadError
 from peerload.sim.scenario import Scenario
@@ -68,9 +68,9 @@ def test_what_a_full_stdout_does_not_take_is_on_stderr() -> None:
 @pytest.mark.long
 def test_json_has_the_keys_that_the_page_tells() -> None:
     found = json.loads(ran(*QUICK, "--json").stdout)
-    assert set(found) - {"v"} == keys_told("cli.md", "`sim`")[0]
+    assert set(found) - {"v"} == keys_told("json.md", "`sim`")[0]
     compared: dict[str, Any] = json.loads(ran(*QUICK, "--load", "0.5:0.7:2", "--json").stdout)
-    keys, bounds = keys_told("cli.md", "`sim` of several policies or loads")
+    keys, bounds = keys_told("json.md", "`sim` of several policies or loads")
     assert set(compared) - {"v"} == keys
     assert set(compared["bounds"][0]) == bounds
     assert set(compared["results"][0]) == set(found) - {"v"}

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from peerload.cli.doctor.security_processes import CLAIMS
 from tests.integration.cluster import Agent, Cluster
 from tests.support import total, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+CLAIMS = ("@peerload-agent-", "@peerload-launcher-")
+"""Abstract sockets that claim a database for one agent on this machine: nothing is accepted there."""
 ADDRESSES = {"n1": "198.51.100.1", "n2": "198.51.100.2"}
 PORT = 7117
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.docs_tables import section
 from tests.fakes.nvml import environment
 from tests.gpu.cards import Cards
 from tests.in_process import cli
-from tests.integration.cluster import PATH, ROOT, Agent, Cluster
+from tests.integration.cluster import PATH, Agent, Cluster
 from tests.integration.shared import end_all
 from tests.support import wait_until
 
@@ -97,7 +98,7 @@ def test_where_a_task_went_and_on_which_card(lab: Lab) -> None:
     lab.home.wait(task)
     assert lab.home.output(task)[0] == b"GPU 0: -L\n"
     told = lab.why_json()
-    page = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
+    page = section("json.md", "## why")
     listed = re.findall(r"^\| `([a-z_ ]+)` \|", page, re.MULTILINE)
     assert set(told) - {"v"} == {key for keys in listed for key in keys.split()}
     assert (told["state"], told["node"], told["devices"], told["nodes"]) == ("done", "gpu1", ["GPU 0 (Fake-A10)"], [])

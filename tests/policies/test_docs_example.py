@@ -12,7 +12,7 @@ from peerload.model.load import LoadReport
 from peerload.policy.api import Keep, KnownReport, Reply, Transfer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import load_preset
-from peerload.sim.queueing_model import Finished, IdealCluster
+from peerload.sim.queueing_model import CompletedTask, QueueingModel, profiles_of
 from peerload.sim.workload import Arrival, burst
 from tests.chaos.engine.engine import Simulation
 
@@ -92,9 +92,9 @@ def test_join_idle_queue_sends_to_nodes_that_have_told_this_one_alone_that_they_
 TASKS = 2000
 
 
-def _played(preset: PolicySet) -> tuple[IdealCluster, list[Finished]]:
-    ended: list[Finished] = []
-    cluster = IdealCluster(preset, slots=[1] * 20, seed=1, ended=ended.append)
+def _played(preset: PolicySet) -> tuple[QueueingModel, list[CompletedTask]]:
+    ended: list[CompletedTask] = []
+    cluster = QueueingModel(preset, profiles_of([1] * 20), seed=1, ended=ended.append)
     rng = random.Random(1)
     at_s = 0.0
     arrivals = []

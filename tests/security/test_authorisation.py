@@ -194,6 +194,6 @@ def test_the_page_says_what_the_table_says() -> None:
 
 def test_the_page_says_who_may_ask_what() -> None:
     told = {
-        verb: right for verbs, right in rows(section("security.md", "## Who may ask what")) for verb in codes(verbs)
+        verb: right for verbs, right in rows(section("security.md", "### Who may ask what")) for verb in codes(verbs)
     }
     assert told == {str(kind.__struct_config__.tag): right.value for kind, right in RIGHTS.items()}

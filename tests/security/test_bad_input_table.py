@@ -23,7 +23,7 @@ from peerload.wire import peer
 from peerload.wire.seal import Sealer
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.fake_peer import FakePeer
-from tests.security.bad_input import ENTRIES, ROOT, tried
+from tests.security.bad_input import ENTRIES, tried
 from tests.support import cluster_of, wait_until
 
 if TYPE_CHECKING:
@@ -86,11 +86,6 @@ def framed(body: object) -> bytes:
 def test_every_entry_is_tried() -> None:
     found = tried()
     assert sorted(ENTRIES) == sorted(found), "an entry without a test, or a test of no entry"
-
-
-def test_the_page_has_the_same_table() -> None:
-    page = (ROOT / "docs/security.md").read_text(encoding="utf-8").partition("### Bad input")[2].partition("\n## ")[0]
-    assert dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", page, re.MULTILINE)) == ENTRIES
 
 
 # -- doors ---------------------------------------------------------------------------------------------------------------

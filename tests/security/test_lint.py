@@ -79,7 +79,7 @@ def test_it_is_let_pass_where_functions_travel_and_nowhere_else() -> None:
 
 @pytest.mark.rule("C1")
 def test_launcher_and_agent_start_isolated() -> None:
-    for file in ("peerload/agent/launcher/process.py", "peerload/cli/verbs/up.py"):
+    for file in ("peerload/agent/launcher/process.py", "peerload/cli/common/agent_process.py"):
         text = (ROOT / file).read_text(encoding="utf-8")
         started = re.findall(r"\[sys\.executable, [^\]]*\]", text)
         assert started

@@ -14,9 +14,8 @@ import msgpack
 import psutil
 import pytest
 
-from peerload.cli.doctor.security_processes import CLAIMS
 from tests.integration.cluster import ended, is_alive, program
-from tests.integration.test_two_machines import listening
+from tests.integration.test_two_machines import CLAIMS, listening
 from tests.security.service import PEERLOAD, PROJECT, ServiceAgent, ServiceCluster, guests, lines
 from tests.security.users import ACCOUNTS, GROUP, User, needs_root
 from tests.support import wait_until
@@ -296,7 +295,7 @@ def test_a_user_whose_name_is_a_number_is_that_user(nodes: Nodes) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.rule("C2", "X6")
+@pytest.mark.rule("X6")
 def test_doctor_looks_at_a_service_for_all_users(nodes: Nodes) -> None:
     """As root, where the accounts are the machine's: all holds but what its unit would add."""
     cluster, first, _ = nodes
@@ -315,10 +314,10 @@ def test_doctor_looks_at_a_service_for_all_users(nodes: Nodes) -> None:
     told = json.loads(done.stdout)
     found = {check["name"]: check for check in told["checks"]}
     assert told["mode"] == "system"
-    assert [name for name, check in found.items() if check["result"] == "fail"] == ["X3"], found
-    assert "by its unit" in found["X3"]["fix"]
-    looked_at = ("J1", "J3", "L1", "L3", "S2", "S4", "S11", "S13", "X1", "X6", "X7")
-    assert {found[name]["result"] for name in looked_at} == {"pass"}, found
+    assert [name for name, check in found.items() if check["result"] == "fail"] == ["hardening"], found
+    assert "by its unit" in found["hardening"]["fix"]
+    looked_at = ("agent", "state", "cluster", "settings", "socket", "certificate", "users")
+    assert {found[name]["result"] for name in looked_at} == {"ok"}, found
 
 
 @pytest.mark.long

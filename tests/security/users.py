@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from peerload.client.connection import raise_refusal
+from peerload.client.protocol import refusal
 from tests.integration.cluster import Agent, Cluster, program
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class User:
     def _ask(self, verb: str, fields: dict[str, object], *, streams: bool) -> Any:
         kind, told = self._told(verb, fields, streams=streams)
         if kind == "error":
-            raise_refusal(told)
+            raise refusal(told)
         return told
 
     def _told(self, verb: str, fields: dict[str, object], *, streams: bool) -> tuple[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.handoff.leases import HomeLeases
+from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.membership.membership import PeerState
 from peerload.core.node import Node
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
@@ -26,7 +26,7 @@ def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
     extend = HomeLeases.extend
 
     def extend_once(self: HomeLeases, task: HomeTask, lease_s: float) -> None:
-        if not task.commits or not task.deadline_s:
+        if not granted(task).commits or not granted(task).deadline_s:
             extend(self, task, lease_s)
 
     patch.setattr(HomeLeases, "extend", extend_once)
@@ -39,12 +39,12 @@ def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
 
     def commit_and_keep(self: HomeHandoff, task: HomeTask, ts: float) -> None:
         commit(self, task, ts)
-        kept[task.key] = task.deadline_s
+        kept[task.key] = granted(task).deadline_s
 
     def restored_as_kept(self: HomeLeases, task: HomeTask) -> None:
         restored(self, task)
-        task.deadline_s = kept.get(task.key, task.deadline_s)
-        left_s = max(task.deadline_s - self._state.now.boot_s, 0.0)
+        granted(task).deadline_s = kept.get(task.key, granted(task).deadline_s)
+        left_s = max(granted(task).deadline_s - self._state.now.boot_s, 0.0)
         self._state.set_timer_in(left_s, "lease", task.uid.hex())
 
     patch.setattr(HomeHandoff, "_commit", commit_and_keep)
@@ -60,7 +60,7 @@ def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
         for task in list(self.home.tasks.values()) if name[0] == "gossip" else ():
             peer = self.membership.get(task.record.node)
             if task.phase is HomePhase.AWAY and (peer is None or peer.state is not PeerState.ALIVE):
-                self.handoff.losses.died(task, "suspected")
+                self.handoff.lost_attempts.died(task, "suspected")
 
     patch.setattr(Node, "_timer", ping_and_take_back)
 

@@ -11,7 +11,7 @@ from peerload.model.errors import ConfigError
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
 from peerload.sim.cpu_use import readings_of
-from peerload.sim.queueing_model import Finished, IdealCluster
+from peerload.sim.queueing_model import CompletedTask, QueueingModel, profiles_of
 from peerload.sim.workload import Arrival
 from tests.chaos.engine.engine import Simulation
 
@@ -36,8 +36,8 @@ def test_what_a_load_policy_looks_at_is_found_out(load: str, gpus: int, reads: s
 
 
 def test_cpu_utilization_is_that_of_the_running_tasks_averaged_over_five_seconds() -> None:
-    ended: list[Finished] = []
-    cluster = IdealCluster(preset("cpu"), slots=[2, 2], seed=1, ended=ended.append)
+    ended: list[CompletedTask] = []
+    cluster = QueueingModel(preset("cpu"), profiles_of([2, 2]), seed=1, ended=ended.append)
     node = cluster.nodes["n1"]
     cluster.run(itertools.chain([Arrival(1.0, "n1", 60.0)]), tasks=1)
     cluster.advance(6.5)
@@ -54,7 +54,7 @@ def test_cpu_utilization_is_that_of_the_running_tasks_averaged_over_five_seconds
 
 def test_what_is_not_modelled_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        IdealCluster(preset("gpu"), slots=[1], seed=1, ended=print, gpus=1)
+        QueueingModel(preset("gpu"), profiles_of([1], gpus=1), seed=1, ended=print)
     assert caught.value.key == "load.policy"
     with pytest.raises(ConfigError):
         Simulation(preset("cpu"), nodes=1, slots=1, seed=1)

@@ -18,11 +18,11 @@ from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset, load_preset
 from peerload.sim.workload import Arrival, burst, poisson
 from peerload.wire.peer import decode, encode
-from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from peerload.policy.api import NodeView, Reply, TaskView
 
@@ -55,14 +55,14 @@ def test_the_codec_changes_nothing() -> None:
     def codec(envelope: Envelope) -> Envelope:
         return decode(encode(envelope))
 
-    def run(codec_: object) -> str:
+    def run(codec_: Callable[[Envelope], Envelope] | None) -> str:
         simulation = Simulation(
             load_preset("symmetric"),
             nodes=3,
             slots=2,
             seed=5,
             trace=Trace(),
-            codec=codec_,  # type: ignore[arg-type]
+            world=WorldOptions(codec=codec_),
         )
         return simulation.run(burst("n1", 40, 0.2)).trace_hash
 

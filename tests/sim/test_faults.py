@@ -14,7 +14,7 @@ from peerload.model.messages import Envelope
 from peerload.policy.registry import load_preset
 from peerload.sim.workload import poisson
 from peerload.wire.peer import decode, encode
-from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import Clog, NetworkOptions, Partition
 from tests.chaos.engine.report import Report
 from tests.support import in_short
@@ -69,9 +69,7 @@ def faulty(seed: int) -> Simulation:
         slots=2,
         seed=seed,
         config=CONFIG,
-        network=network,
-        disk_s=rng.choice([0.0, 0.005, 0.05]),
-        codec=codec,
+        world=WorldOptions(network, codec, disk_s=rng.choice([0.0, 0.005, 0.05])),
     )
     for _ in range(rng.randrange(12)):
         host = simulation.hosts[rng.choice(["n1", *names])]

@@ -20,14 +20,14 @@ from peerload.model.events import LoadSampled
 from peerload.policy.registry import load_preset
 from peerload.sim.bounds import mmc_response
 from peerload.sim.outcome import Outcome, longer, outcome
-from peerload.sim.queueing_model import IDEAL_CONFIG, MIGRATIONS_MAX, Finished, IdealCluster
+from peerload.sim.queueing_model import IDEAL_CONFIG, MIGRATIONS_MAX, CompletedTask, Delays, QueueingModel, profiles_of
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import LIVE, Scenario, play, tasks_for
 from peerload.sim.service import ServiceTimes, draw_of, read_service
 from peerload.sim.statistics import Sample, half_width, intervals, student_t
-from peerload.sim.watch import SimWatch
+from peerload.sim.utilization import UtilizationMonitor
 from peerload.sim.workload import Arrival, poisson
-from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.host import Host
 from tests.chaos.engine.network import NetworkOptions
 from tests.support import in_short
@@ -50,11 +50,13 @@ def value(found: Outcome, metric: str) -> float:
     return found.metrics[metric].value
 
 
-def ended(policy: str, arrivals: list[Arrival], slots: list[int], **more: Any) -> list[Finished]:
-    tasks: dict[int, Finished] = {}
-    cluster = IdealCluster(
+def ended(
+    policy: str, arrivals: list[Arrival], slots: list[int], speeds: tuple[float, ...] = (), gpus: int = 0, **more: Any
+) -> list[CompletedTask]:
+    tasks: dict[int, CompletedTask] = {}
+    cluster = QueueingModel(
         load_preset(policy, is_reference=True),
-        slots=slots,
+        profiles_of(slots, speeds, gpus),
         seed=1,
         ended=lambda task: tasks.__setitem__(task.number, task),
         **more,
@@ -67,8 +69,8 @@ def ended(policy: str, arrivals: list[Arrival], slots: list[int], **more: Any) -
 # -- idle while a task waits -------------------------------------------------------------------------------------------
 
 
-def watched(arrivals: list[Arrival], slots: list[int]) -> SimWatch:
-    watch = SimWatch()
+def watched(arrivals: list[Arrival], slots: list[int]) -> UtilizationMonitor:
+    watch = UtilizationMonitor()
     last = max(task.ended_s for task in ended("none", arrivals, slots, watch=watch))
     watch.count_until(last)
     return watch
@@ -128,9 +130,9 @@ class Acquainted(Simulation):
 def test_messages_that_take_time_do_what_they_do_in_the_engine_with_its_promises_checked(policy: str) -> None:
     policies = load_preset(policy, is_reference=True)
     arrivals = list(poisson([f"n{number}" for number in range(1, 6)], 4.5, 600, random.Random(3)))
-    ideal = [task.response_s for task in ended(policy, arrivals, [1] * 5, message_s=0.05)]
+    ideal = [task.response_s for task in ended(policy, arrivals, [1] * 5, delays=Delays(0.05))]
     network = NetworkOptions(delay_s=0.05)
-    engine = Acquainted(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
+    engine = Acquainted(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, world=WorldOptions(network))
     engine.run(arrivals)
     assert sorted(ideal) == pytest.approx(sorted(engine.responses_s.values()), abs=1e-6)
     assert fmean(ideal) > fmean(task.response_s for task in ended(policy, arrivals, [1] * 5))

@@ -16,6 +16,7 @@ from peerload.model.errors import ConfigError
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
 from peerload.policy.thresholds import MARK_MAX
+from peerload.sim.queueing_model import Delays
 from peerload.sim.replication import Setup
 from peerload.sim.service import Draw, draw_of
 
@@ -54,7 +55,7 @@ def setup_of(parameters: Parameters) -> Setup:
         [slots] * nodes,
         rates,
         service_of(str(parameters.get("service", "exp")), parameters.get("service_params") or ()),
-        float(parameters.get("xdelay", 0.0)),
+        Delays(transfer_s=float(parameters.get("xdelay", 0.0))),
         speeds=tuple(speeds),
     )
 

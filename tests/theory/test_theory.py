@@ -19,11 +19,11 @@ import pytest
 
 from peerload.model.config import CoreConfig
 from peerload.sim.bounds import mmc_response
-from peerload.sim.queueing_model import IDEAL_CONFIG, Finished, IdealCluster
-from peerload.sim.replication import Player, replicate
+from peerload.sim.queueing_model import IDEAL_CONFIG, CompletedTask, QueueingModel, profiles_of
+from peerload.sim.replication import Replication, replicate
 from peerload.sim.statistics import quantile, student_t
 from peerload.sim.workload import Arrival
-from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
 from tests.theory.run import combine
@@ -46,7 +46,7 @@ def measured(parameters: Parameters, tasks: int = 4000, replications: int = 3) -
 
 def played(parameters: Parameters, tasks: int, seed: int = 1) -> list[float]:
     """Response times in the order of arrival, until the last task has ended."""
-    player = Player(setup_of(parameters), seed)
+    player = Replication(setup_of(parameters), seed)
     player.play(tasks)
     player.cluster.drain()
     assert player.cluster.unfinished == 0
@@ -79,14 +79,19 @@ def test_the_engine_with_its_promises_checked_plays_the_same_game() -> None:
     parameters = {**BOTH, "N": 3, "rho": 0.9, "T_send": 2, "T_accept": 2, "L": 2, "L_recv": 2}
     setup = setup_of(parameters)
     arrivals = list(itertools.islice(setup.arrivals(random.Random(1)), 600))
-    ideal: dict[int, Finished] = {}
-    cluster = IdealCluster(
-        setup.policies, slots=setup.slots, seed=1, ended=lambda task: ideal.__setitem__(task.number, task)
+    ideal: dict[int, CompletedTask] = {}
+    cluster = QueueingModel(
+        setup.policies, profiles_of(setup.slots), seed=1, ended=lambda task: ideal.__setitem__(task.number, task)
     )
     cluster.run(iter(arrivals), tasks=len(arrivals))
     cluster.drain()
     engine = Simulation(
-        setup.policies, nodes=3, slots=1, seed=1, config=IDEAL_CONFIG, network=NetworkOptions(delay_s=0.0)
+        setup.policies,
+        nodes=3,
+        slots=1,
+        seed=1,
+        config=IDEAL_CONFIG,
+        world=WorldOptions(NetworkOptions(delay_s=0.0)),
     )
     report = engine.run(arrivals)
     numbers = {name: itertools.count(1) for name in engine.hosts}
@@ -182,8 +187,8 @@ def test_littles_law() -> None:
     setup = setup_of({**BOTH, "N": 6, "c": 2, "rho": 0.8, "T_send": 3, "T_accept": 3, "L": 2, "L_recv": 2})
     responses: list[float] = []
     seen: list[int] = []
-    cluster = IdealCluster(
-        setup.policies, slots=setup.slots, seed=3, ended=lambda task: responses.append(task.response_s)
+    cluster = QueueingModel(
+        setup.policies, profiles_of(setup.slots), seed=3, ended=lambda task: responses.append(task.response_s)
     )
     stream = setup.arrivals(random.Random(3))
     look_at_s = 0.0
@@ -231,9 +236,9 @@ def test_an_idle_home_takes_its_own_waiting_task_back() -> None:
     which has a task to give: that one ([SK90]; the reference model counts it as a transfer)."""
     parameters = {"N": 2, "rho": 0.5, "sender": "threshold", "T_send": 2, "T_accept": 2, "L": 1}
     setup = setup_of({**parameters, "T_recv": 1, "T_give": 1, "L_recv": 1})
-    ended: dict[int, Finished] = {}
-    cluster = IdealCluster(
-        setup.policies, slots=setup.slots, seed=1, ended=lambda task: ended.__setitem__(task.number, task)
+    ended: dict[int, CompletedTask] = {}
+    cluster = QueueingModel(
+        setup.policies, profiles_of(setup.slots), seed=1, ended=lambda task: ended.__setitem__(task.number, task)
     )
     moments = [(0.0, "n1", 10.0), (0.5, "n2", 100.0), (1.0, "n1", 1.0), (2.0, "n1", 1.0)]
     cluster.run((Arrival(*moment) for moment in moments), tasks=len(moments))
@@ -251,8 +256,8 @@ def test_a_hot_spot_that_a_policy_cannot_cope_with_is_seen_to_grow() -> None:
 def test_a_task_on_its_way_counts_at_its_destination_and_delays_nobody_else() -> None:
     quick = {"N": 2, "rho": 0.6, "sender": "threshold", "T_send": 1, "T_accept": 1, "L": 1, "service": "det"}
     setup = setup_of({**quick, "xdelay": 0.25})
-    ended: list[Finished] = []
-    cluster = IdealCluster(setup.policies, slots=setup.slots, seed=1, ended=ended.append, transfer_s=setup.transfer_s)
+    ended: list[CompletedTask] = []
+    cluster = QueueingModel(setup.policies, profiles_of(setup.slots), seed=1, ended=ended.append, delays=setup.delays)
     cluster.run(setup.arrivals(random.Random(1)), tasks=400)
     cluster.drain()
     away = [task.response_s for task in ended if task.node != task.home]

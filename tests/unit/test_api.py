@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -13,9 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import peerload
+from peerload import AsyncClient
 from peerload.client import call, request
 from peerload.client.values import NodeInfo, TaskInfo
-from peerload.model.errors import BadRequest
+from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask
+from peerload.wire import control
+from tests.support import PATIENCE_S
+from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
 
 MARK = "ab" * 16
 
@@ -124,8 +130,36 @@ def test_values_leave_out_what_they_do_not_know() -> None:
 
 
 def test_a_command_imports_none_of_it() -> None:
-    line = "import sys, peerload, peerload.client.connection; print([name for name in sys.modules if name.startswith('peerload.client.') and name != 'peerload.client.connection' or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
+    line = "import sys, peerload, peerload.client.connection; print([name for name in sys.modules if name.startswith('peerload.client.') and name not in ('peerload.client.connection', 'peerload.client.protocol') or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError):
         peerload.Nothing  # noqa: B018 -- that it raises
+
+
+def test_the_asyncio_client_waits_as_long_as_the_agent_says_who_it_is(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s = [0.0]
+    timeout = asyncio.timeout
+    monkeypatch.setattr(asyncio, "timeout", lambda _: timeout(waits_s.pop() if waits_s else PATIENCE_S))
+    asked_who = threading.Event()
+
+    def show(_request: control.Show, reply: Reply) -> None:
+        assert asked_who.wait(PATIENCE_S)
+        reply.error("no-such-task", "no task 9")
+
+    def info(_request: control.Info, reply: Reply) -> None:
+        reply.ok(node="ws1")
+        asked_who.set()
+
+    agent.handlers |= {"show": show, "info": info}
+    with pytest.raises(NoSuchTask):
+        asyncio.run(AsyncClient(agent.path).info("9"))
+    assert len(agent.asked(control.Info)) == 1
+
+
+def test_the_asyncio_client_gives_up_an_agent_that_says_nothing(agent: FakeAgent) -> None:
+    agent.handlers |= {"nodes": lambda _request, _reply: None, "info": lambda _request, _reply: None}
+    with pytest.raises(AgentSilent):
+        asyncio.run(AsyncClient(agent.path, timeout_s=0.05).nodes())

@@ -16,6 +16,7 @@ from peerload.client import connection as client_module
 from peerload.client.connection import Client, default_socket_path, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import control, frame
+from tests import frames
 from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
@@ -107,8 +108,8 @@ def test_one_that_is_being_started_is_waited_for(tmp_path: Path) -> None:
             def answer() -> None:
                 connection, _ = held.accept()
                 with connection:
-                    frame.read(connection)  # what was asked first
-                    frame.read(connection)  # who it is: the client is out of patience by then
+                    frames.read(connection)  # what was asked first
+                    frames.read(connection)  # who it is: the client is out of patience by then
                     connection.sendall(frame.pack({"id": 1, "ok": {"node": "ws1"}}))
 
             thread = threading.Thread(target=answer)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from peerload.core.tasks.work import HOME_TRANSITIONS, REMOTE_TRANSITIONS
 from peerload.model.task import TRANSITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +23,7 @@ PAGES = [
 ]
 CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+FRAGMENT = re.compile(r"\[[^\]]*\]\(([^)\s]*#[^)\s]+)\)")
 
 
 def links(page: Path) -> list[str]:
@@ -34,11 +38,38 @@ def test_links_lead_somewhere() -> None:
     assert not missing
 
 
+def anchors(page: Path) -> set[str]:
+    """The fragments that its headings can be linked by, made as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_into_a_page_lead_to_a_heading() -> None:
+    missing = []
+    for page in PAGES:
+        for target in FRAGMENT.findall(CODE_BLOCK.sub("", page.read_text(encoding="utf-8"))):
+            path, _, fragment = target.partition("#")
+            file = page.parent / path if path else page
+            if "://" not in target and file.suffix == ".md" and fragment not in anchors(file):
+                missing.append((page.name, target))
+    assert not missing
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs/index.md"
+    linked = {(index.parent / target).resolve() for target in links(index)}
+    assert {page for page in (ROOT / "docs").glob("*.md") if page != index} <= linked
+
+
 def test_the_life_cycle_is_drawn_as_it_is() -> None:
     text = (ROOT / "docs/lifecycle.md").read_text(encoding="utf-8")
-    drawn = re.findall(r"^ +(\w+) --> (\w+)$", text, re.MULTILINE)
-    assert len(drawn) == len(set(drawn))
-    assert set(drawn) == {(state.value, after.value) for state, follows in TRANSITIONS.items() for after in follows}
+    drawings = re.findall(r"^```mermaid\nstateDiagram-v2\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    tables: list[Mapping[Any, Iterable[Any]]] = [TRANSITIONS, HOME_TRANSITIONS, REMOTE_TRANSITIONS]
+    for drawing, table in zip(drawings, tables, strict=True):
+        drawn = re.findall(r"^ +(\w+) --> (\w+)$", drawing, re.MULTILINE)
+        assert sorted(drawn) == sorted(
+            (state.value, after.value) for state, follows in table.items() for after in follows
+        )
     described = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert described == {state.value for state in TRANSITIONS}
 

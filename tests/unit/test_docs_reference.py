@@ -3,21 +3,18 @@ page something stands, and in which words, is nobody's business here."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pytest
 
 from peerload.agent.store.rows import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
 from peerload.agent.views.completion import endings_object
-from peerload.cli import main as cli
-from peerload.cli.common.options import Options
+from peerload.cli.common import verb_table
 from peerload.cli.verbs import doctor
 from peerload.core.estimates.history import DurationEstimates
 from peerload.model import gossip, messages
@@ -29,6 +26,7 @@ from peerload.model.task import TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
 from peerload.top.keys import KEYS
 from peerload.wire import control
+from tests import docs_cli
 from tests.core.given import Given
 from tests.docs_tables import code, rows
 
@@ -75,26 +73,11 @@ def test_every_rule_the_code_names_is_told() -> None:
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
-class Read(Exception):
-    def __init__(self, reader: Options) -> None:
-        self.reader = reader
-
-
-def flags_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What a verb's parser takes."""
-
-    def stop(reader: Options, _words: list[str]) -> None:
-        raise Read(reader)
-
-    monkeypatch.setattr(Options, "read", stop)
-    monkeypatch.setattr(Options, "read_command", stop)
-    with pytest.raises(Read) as caught:
-        importlib.import_module(f"peerload.cli.verbs.{verb}").main([])
-    return {name for action in caught.value.reader._actions for name in action.option_strings}
-
-
-def test_every_verb_and_flag_is_told_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = {verb: flags_of(verb, monkeypatch) for verb, _ in cli.VERBS}
+def test_every_verb_and_flag_is_told_and_no_other() -> None:
+    flags = {
+        verb: {name for action in docs_cli.parser_of(verb)._actions for name in action.option_strings}
+        for verb in verb_table.VERBS
+    }
     every = set().union(*flags.values())
     told = set_as_code("cli.md")
     assert (flags.keys() | every) - told == {"-h"}
@@ -103,8 +86,13 @@ def test_every_verb_and_flag_is_told_and_no_other(monkeypatch: pytest.MonkeyPatc
     } - every == set()
 
 
+def test_usage_and_flags_of_each_verb_are_those_of_its_parser() -> None:
+    page = text_of("cli.md")
+    assert docs_cli.written(page) == page, "make docs"
+
+
 def test_every_setting_is_told_with_its_default() -> None:
-    told = {code(cells[0]): code(cells[1]) for cells in rows(text_of("cli.md"))}
+    told = {code(cells[0]): code(cells[1]) for cells in rows(text_of("settings.md"))}
     config = AgentConfig(node="n", state="s", socket="s")
     assert set(AgentConfig.__struct_fields__) - told.keys() == set()
     for key in AgentConfig.__struct_fields__:
@@ -115,7 +103,7 @@ def test_every_setting_is_told_with_its_default() -> None:
 
 
 def test_every_check_of_the_doctor_and_every_key_of_top_is_told() -> None:
-    page = text_of("cli.md")
+    page = text_of("troubleshooting.md")
     assert [check.name for check in doctor.CHECKS if f"`{check.name}`" not in page] == []
     page = text_of("top.md")
     assert [key.shown for key in KEYS if f"`{key.shown}`" not in page] == []
@@ -137,7 +125,7 @@ def test_every_key_of_json_is_told() -> None:
         answers.learned(DurationEstimates(8, 8), spec), answers.step(event), answers.event_object(event), own, peer, *own["gpus"],
     ):  # fmt: skip
         keys |= set(part)
-    assert keys - set_as_code("cli.md") == set()
+    assert keys - set_as_code("json.md") == set()
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ from peerload.model.task import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from peerload.agent.accounts.directory_cache import DirectoryCache
     from peerload.agent.completion.output_files import Segment
-    from peerload.agent.parts import Parts
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.security_events import SecurityEvents
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
 
@@ -45,20 +47,25 @@ class TaskUser(NamedTuple):
 class UserServices:
     """One per agent."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.is_system = parts.config.mode == "system"
+    def __init__(
+        self, info: NodeInfo, launcher: LauncherLink, directories: DirectoryCache, security: SecurityEvents
+    ) -> None:
+        self._info = info
+        self._launcher = launcher
+        self._directories = directories
+        self._security = security
+        self.is_system = info.config.mode == "system"
         self._checks = output_files.WritableChecks()
         self._told: dict[tuple[TaskUser, bytes], tuple[float, str]] = {}
 
     def submitter(self, spec: TaskSpec, terms: SubmitOptions) -> TaskUser:
         """Whose a task of this home is."""
-        return TaskUser(self._parts.config.node, spec.user, terms.owner)
+        return TaskUser(self._info.config.node, spec.user, terms.owner)
 
     def seen_lately(self, whose: TaskUser, directory: bytes) -> bool:
         """Whether `objection` had none a moment ago."""
         if not self.is_system:
-            return self._parts.directories.seen_lately(directory)
+            return self._directories.seen_lately(directory)
         found = self._told.get((whose, directory))
         return found is not None and not found[1] and time.monotonic() - found[0] < KEPT_S
 
@@ -66,17 +73,17 @@ class UserServices:
         """Why this node runs no tasks of that user ("" = it does), and whether the directory is there for it. Raises SlowDown, which
         says nothing about either; Stalled, if the file system of the directory does not answer."""
         if not self.is_system:
-            return "", await self._parts.directories.look(directory)
+            return "", await self._directories.look(directory)
         found = self._told.get((whose, directory))
         if found is None or time.monotonic() - found[0] >= KEPT_S:
-            why = await self._parts.launcher.ask({"do": "may", "directory": directory, **whose.words()})
+            why = await self._launcher.ask({"do": "may", "directory": directory, **whose.words()})
             if why.startswith(BUSY):
                 raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
             if len(self._told) >= KEPT_MAX:
                 self._told.clear()
             found = self._told[whose, directory] = time.monotonic(), why
-            if why.startswith(POLICY) and whose.home != self._parts.config.node:
-                self._parts.security.tell("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
+            if why.startswith(POLICY) and whose.home != self._info.config.node:
+                self._security.tell("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
         why = found[1]
         if why.startswith(LATE):
             raise stalled(directory)
@@ -100,17 +107,12 @@ class UserServices:
         if not self.is_system:
             await self._checks.look(terms)
             return
-        why = await self._parts.launcher.ask({"do": "check", "patterns": wanted, **self.submitter(spec, terms).words()})
+        why = await self._launcher.ask({"do": "check", "patterns": wanted, **self.submitter(spec, terms).words()})
         if why.startswith(BUSY):
             raise SlowDown("the files cannot be looked at now", why=why.removeprefix(BUSY))
         if why:
             shown = wanted[0].decode("utf-8", "backslashreplace")
             raise BadRequest(f"{shown} cannot be written", why=why.removeprefix(POLICY))
-
-    @property
-    def appends(self) -> bool:
-        """Whether files can be written piece by piece; a launcher of an earlier version writes them as a whole (`write`)."""
-        return not self.is_system or self._parts.launcher.appends
 
     async def append(
         self, spec: TaskSpec, terms: SubmitOptions, path: bytes, segments: Sequence[Segment], at: int, *, ends: bool
@@ -122,17 +124,8 @@ class UserServices:
             return
         parts = [[str(source), first, end] for source, first, end in segments]
         request = {"do": "append", "path": path, "parts": parts, "umask": spec.umask, "at": at, "ends": ends}
-        why = await self._parts.launcher.ask({**request, **self.submitter(spec, terms).words()})
+        why = await self._launcher.ask({**request, **self.submitter(spec, terms).words()})
         if why == GONE:
             raise FileChanged(why)
-        if why:
-            raise PeerloadError(why.removeprefix(POLICY).removeprefix(BUSY))
-
-    async def write(
-        self, spec: TaskSpec, terms: SubmitOptions, path: bytes, captured: Sequence[Path], tag: str
-    ) -> None:
-        """Put captured files into a file of the submitter's, in system mode. Raises PeerloadError."""
-        request = {"do": "write", "path": path, "captured": [str(one) for one in captured], "umask": spec.umask}
-        why = await self._parts.launcher.ask({**request, "tag": tag, **self.submitter(spec, terms).words()})
         if why:
             raise PeerloadError(why.removeprefix(POLICY).removeprefix(BUSY))

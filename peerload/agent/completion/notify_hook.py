@@ -21,8 +21,12 @@ from peerload.model.events import LauncherReady, TaskEnded, TaskLost
 from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
 
 if TYPE_CHECKING:
-    from peerload.agent.parts import Parts
+    from peerload.agent.accounts.as_user import UserServices
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.output.spool import Spool
     from peerload.agent.store.jobs import DueJob
+    from peerload.agent.store.reader import StoreReader
     from peerload.model.events import Event
 
 log = logging.getLogger("peerload.agent")
@@ -45,8 +49,14 @@ class NotificationLost(PeerloadError):
 class NotifyHooks:
     """The commands that run, by the names that the launcher knows them by."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self, info: NodeInfo, store: StoreReader, launcher: LauncherLink, spool: Spool, users: UserServices
+    ) -> None:
+        self._info = info
+        self._store = store
+        self._launcher = launcher
+        self._spool = spool
+        self._users = users
         self._waiting: dict[str, asyncio.Future[Exit]] = {}
         self._running: set[str] = set()
         self._ended: dict[str, Exit] = {}
@@ -86,10 +96,10 @@ class NotifyHooks:
 
     def forget_strangers(self) -> None:
         """Let go of those that nothing is owed for any more: they were done, and the agent was killed before it said so."""
-        owed = {_key(number, tries) for number, tries in jobs.notices(self._parts.store)}
+        owed = {_key(number, tries) for number, tries in jobs.notices(self._store)}
         for key in (*self._running, *self._ended):
             if key not in owed:
-                self._parts.launcher.signal(key, SIGKILL)
+                self._launcher.signal(key, SIGKILL)
                 self._let_go(key)
 
     def _end(self, key: str, exit_: Exit) -> None:
@@ -105,12 +115,12 @@ class NotifyHooks:
     def _let_go(self, key: str) -> None:
         self._running.discard(key)
         self._ended.pop(key, None)
-        self._parts.launcher.forget(key)
-        self._parts.spool.drop(key)
+        self._launcher.forget(key)
+        self._spool.drop(key)
 
     # -- one notice ----------------------------------------------------------------------------------------------------
 
-    async def give(self, owed: DueJob) -> tuple[str, str]:
+    async def carry_out(self, owed: DueJob) -> tuple[str, str]:
         """Run the command, or wait for the one that runs already → what is to be told of it. Raises NoticeLost, StoreError."""
         key = _key(owed.number, owed.tries)
         exit_ = self._ended.get(key)
@@ -124,7 +134,7 @@ class NotifyHooks:
                 exit_, late = await self._await_end(key, ended)
             finally:
                 del self._waiting[key]
-        last = self._parts.spool.read_tail(key, 2, TAIL_BYTES) or self._parts.spool.read_tail(key, 1, TAIL_BYTES)
+        last = self._spool.read_tail(key, 2, TAIL_BYTES) or self._spool.read_tail(key, 1, TAIL_BYTES)
         self._let_go(key)
         how = late or how_it_ended(exit_)
         said = last.decode("utf-8", "backslashreplace").strip()
@@ -135,16 +145,16 @@ class NotifyHooks:
             async with asyncio.timeout(TIME_S_MAX):
                 return await asyncio.shield(ended), ""
         except TimeoutError:
-            self._parts.launcher.signal(key, SIGKILL)
+            self._launcher.signal(key, SIGKILL)
         async with asyncio.timeout(KILLED_WITHIN_S):
             return await ended, f"killed after {TIME_S_MAX:g} s"
 
     async def _start(self, key: str, owed: DueJob) -> None:
-        parts = self._parts
-        spec = parts.store.spec(owed.counter)
-        terms = parts.store.terms(owed.counter)
+        home = self._info.config.node
+        spec = self._store.spec(owed.counter)
+        terms = self._store.terms(owed.counter)
         directory = spec.directory
-        if directory == SCRATCH or not await parts.users.admitted(spec, terms):
+        if directory == SCRATCH or not await self._users.admitted(spec, terms):
             directory = b"/"
         command = (b"/bin/sh", b"-c", terms.notify)
         notice = TaskSpec(command, directory, spec.environment, user=spec.user, named=spec.named)
@@ -152,22 +162,20 @@ class NotifyHooks:
             variables_of(spec.environment)
         except BadRequest as error:
             raise NotificationLost(str(error)) from None
-        name = f"{parts.config.node}/{owed.counter}" + (f".{owed.member}" if owed.member != SINGLE else "")
-        action = SpawnTask(key, name, 1, parts.config.node, notice)
+        name = f"{home}/{owed.counter}" + (f".{owed.member}" if owed.member != SINGLE else "")
+        action = SpawnTask(key, name, 1, home, notice)
         extra = {
             f"PEERLOAD_{variable}".encode(): value.replace("\0", " ").encode("utf-8", "replace")
-            for variable, value in (
-                self._of_all(owed) | {"NAME": spec.name, "HOME": parts.config.node, "TASK_ID": name}
-            ).items()
+            for variable, value in (self._of_all(owed) | {"NAME": spec.name, "HOME": home, "TASK_ID": name}).items()
         }
-        parts.spool.drop(key)
-        stdout, stderr = parts.spool.paths(key)
+        self._spool.drop(key)
+        stdout, stderr = self._spool.paths(key)
         self._running.add(key)
-        parts.launcher.spawn(action, stdout, stderr, extra, owner=terms.owner)
+        self._launcher.spawn(action, stdout, stderr, extra, owner=terms.owner)
 
     def _of_all(self, owed: DueJob) -> dict[str, str]:
         """How it ended, as variables; of an array that all members are done, or how the first ended that is not."""
-        store = self._parts.store
+        store = self._store
         counts = {
             str(state): int(count)
             for state, count in store.rows(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.background import BackgroundTasks
 from peerload.agent.completion import output_files
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.store.rows import order_of
@@ -26,8 +27,15 @@ from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
 
 if TYPE_CHECKING:
+    from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.completion.output_files import Segment
-    from peerload.agent.parts import Parts
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.output.output import TaskOutputs
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.run_state import RunState
+    from peerload.agent.store.jobs import DueJob
+    from peerload.agent.store.reader import StoreReader
+    from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
     from peerload.model.actions import TaskChanged
     from peerload.model.submit_options import SubmitOptions
@@ -53,6 +61,13 @@ SAVED_MAX = 1024
 """Attempts whose progress is kept in memory; of others it is read from where it is noted."""
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
 """The pause after a failure while the task runs; it doubles, up to the other."""
+
+
+FILES_FAILED = "its output could not be saved"
+
+
+class JobPostponed(Exception):
+    """The task of this job has not ended here yet: the job is not due."""
 
 
 class SaveProgress(msgspec.Struct):
@@ -96,9 +111,24 @@ class _Live:
 class OutputSaver:
     """One per agent; from the loop's thread only."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._boot = parts.identity.machine_boot
+    def __init__(
+        self,
+        info: NodeInfo,
+        node: Node,
+        store: StoreReader,
+        spool: Spool,
+        output: TaskOutputs,
+        users: UserServices,
+        run: RunState,
+    ) -> None:
+        self._info = info
+        self._node = node
+        self._store = store
+        self._spool = spool
+        self._output = output
+        self._users = users
+        self._background = BackgroundTasks(run)
+        self._boot = info.identity.machine_boot
         self._saved: dict[str, SavedOutput] = {}
         self._live: dict[str, _Live] = {}
         self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)
@@ -112,7 +142,7 @@ class OutputSaver:
         if live is not None:
             self._look(live)
         elif action.running:
-            task = self._parts.node.home.tasks.get(record.uid)
+            task = self._node.home.tasks.get(record.uid)
             if task is not None and output_files.patterns(task.terms):
                 self._begin(task)
 
@@ -124,38 +154,34 @@ class OutputSaver:
     def _runs(self, live: _Live) -> bool:
         """True while this attempt is the current one and has no result."""
         task, record = live.task, live.task.record
-        is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.exit is None
-        return is_current and self._parts.node.home.tasks.get(task.uid) is task
+        is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.collection is None
+        return is_current and self._node.home.tasks.get(task.uid) is task
 
     def _begin(self, task: HomeTask) -> None:
         key = task.key
-        if len(self._live) >= LIVE_MAX or not self._parts.users.appends:
+        if len(self._live) >= LIVE_MAX:
             return
         live = self._live[key] = _Live(task, task.record.attempt)
-        live.work = asyncio.get_running_loop().create_task(self._follow(live, key))
-        live.work.add_done_callback(lambda work: self._over(key, work))
-
-    def _over(self, key: str, work: asyncio.Task[None]) -> None:
-        del self._live[key]
-        if not work.cancelled() and (error := work.exception()) is not None:
-            log.error("a bug", exc_info=error)
-            self._parts.run.fail(f"a bug: {error!r}")
+        live.work = self._background.start(self._follow(live, key))
 
     async def _follow(self, live: _Live, key: str) -> None:
         """Copy what a running task writes until it runs no more."""
         pause_s = RETRY_S
-        while self._runs(live):
-            try:
-                await self._follow_paced(live, key)
-            except (OSError, PeerloadError) as error:
-                log.info("the output of %s cannot be saved while it runs: %s", live.task.task, error)
-                await _wait(live.over, pause_s)
-                pause_s = min(pause_s * 2, RETRY_S_MAX)
+        try:
+            while self._runs(live):
+                try:
+                    await self._follow_paced(live, key)
+                except (OSError, PeerloadError) as error:
+                    log.info("the output of %s cannot be saved while it runs: %s", live.task.task, error)
+                    await _wait(live.over, pause_s)
+                    pause_s = min(pause_s * 2, RETRY_S_MAX)
+        finally:
+            del self._live[key]
 
     async def _follow_paced(self, live: _Live, key: str) -> None:
         """Copy as `_follow` does, with the task waiting for its files. Raises OSError, PeerloadError, when it waits no longer."""
-        task, record, output = live.task, live.task.record, self._parts.output
-        is_here = record.node == self._parts.config.node
+        task, record, output = live.task, live.task.record, self._output
+        is_here = record.node == self._info.config.node
         known = self._saved.get(key)
         read = known.progress.read if known is not None else [0, 0]
         async with output.pace.reader(key, *read, runs_here=is_here, is_awaited=True) as reader:
@@ -163,7 +189,7 @@ class OutputSaver:
             if not self._runs(live):
                 return
             saved = await self._of(key, record, task.spec, task.terms)
-            with self._parts.spool.watched(key, live.grown.set):
+            with self._spool.watched(key, live.grown.set):
                 while self._runs(live):
                     live.grown.clear()
                     self._look(live)
@@ -174,11 +200,39 @@ class OutputSaver:
                     output.pace.moved(key)
                     if not has_more:
                         await _wait(live.grown, LOOK_AGAIN_S)
-                        await _wait(live.over, SYSTEM_EVERY_S if self._parts.users.is_system else EVERY_S)
+                        await _wait(live.over, SYSTEM_EVERY_S if self._users.is_system else EVERY_S)
 
     # -- when it has ended ---------------------------------------------------------------------------------------------
 
-    async def finish(self, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> int:
+    async def carry_out(self, owed: DueJob) -> tuple[str, str]:
+        """Write the files of one task that has ended → the state and the reason of the event about it. Raises PeerloadError,
+        JobPostponed."""
+        records = self._store.page(owed.counter, owed.member - 1, owed.member, 1)
+        if not records:
+            return "abandoned", f"{FILES_FAILED}: its row is gone"
+        (record,) = records
+        if record.uid in self._node.home.tasks:
+            raise JobPostponed
+        if not record.attempt:  # it never ran: nothing was written, and nothing of what is there is lost
+            return "", ""
+        spec, terms = self._store.spec(owed.counter), self._store.terms(owed.counter)
+        files = output_files.targets(terms, record, spec, (owed.counter, owed.member))
+        names = ", ".join(path.decode("utf-8", "backslashreplace") for path in files)
+        try:
+            missing_bytes = await self._finish(record, spec, terms)
+        except OSError as error:
+            raise PeerloadError(f"{names}: {error.strerror or error}") from None
+        except PeerloadError as error:
+            raise PeerloadError(f"{names}: {error}") from None
+        key = execution_key(record.uid, record.attempt)
+        self._saved.pop(key, None)
+        remove(self._spool.saved_path(key))
+        await self._output.cut(key)
+        if missing_bytes:
+            return "incomplete", f"{missing_bytes} bytes of its output are missing in {names}"
+        return "saved", f"its output is in {names}"
+
+    async def _finish(self, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> int:
         """Copy the rest of the output of an ended task, as far as it is here; its files are on disk then. → how many bytes of the
         output are missing there. Raises OSError, PeerloadError."""
         key, exit_ = execution_key(record.uid, record.attempt), record.exit
@@ -187,7 +241,7 @@ class OutputSaver:
             self._look(live)
             await asyncio.wait({live.work})
         saved = await self._of(key, record, spec, terms)
-        sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else self._parts.spool.sizes(key)
+        sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else self._spool.sizes(key)
         while await self._step(saved, sizes):
             pass
         wanted = {stream for streams in saved.files.values() for stream in streams}
@@ -195,15 +249,10 @@ class OutputSaver:
         lost = exit_.missing_bytes if exit_ is not None else 0
         return saved.progress.missing + short + lost
 
-    def forget(self, key: str) -> None:
-        """The files of this attempt are complete."""
-        self._saved.pop(key, None)
-        remove(self._parts.spool.saved_path(key))
-
     async def close(self) -> None:
         """Stop copying; the next agent goes on."""
-        work = [live.work for live in self._live.values() if live.work is not None]
-        work += [saved.work for saved in self._saved.values() if saved.work is not None]  # type: ignore[misc]
+        await self._background.close()
+        work = [saved.work for saved in self._saved.values() if saved.work is not None]
         for one in work:
             one.cancel()
         await asyncio.gather(*work, return_exceptions=True)
@@ -224,7 +273,7 @@ class OutputSaver:
     def _noted(self, key: str) -> SaveProgress | None:
         """Progress noted by an earlier agent; None if there is none, or it is of another boot of the machine."""
         try:
-            noted = msgspec.msgpack.decode(self._parts.spool.saved_path(key).read_bytes(), type=SaveProgress)
+            noted = msgspec.msgpack.decode(self._spool.saved_path(key).read_bytes(), type=SaveProgress)
         except (OSError, msgspec.MsgspecError):
             return None
         return noted if noted.boot == self._boot and len(noted.read) == len(STREAMS) else None
@@ -256,11 +305,11 @@ class OutputSaver:
             has_more = saved.progress.read != before
             if has_more and sizes is None:
                 raw = msgspec.msgpack.encode(saved.progress)
-                await asyncio.to_thread(self._parts.spool.saved_path(saved.key).write_bytes, raw)
+                await asyncio.to_thread(self._spool.saved_path(saved.key).write_bytes, raw)
             return has_more
 
     async def _append(self, saved: SavedOutput, path: bytes, streams: list[int], sizes: tuple[int, int] | None) -> None:
-        progress, spool = saved.progress, self._parts.spool
+        progress, spool = saved.progress, self._spool
         segments: list[Segment] = []
         read, missing = list(progress.read), 0
         for stream in streams:
@@ -271,7 +320,7 @@ class OutputSaver:
             missing += part.missing_bytes
         ends = sizes is not None and read == progress.read
         if segments or ends or path not in saved.begun:
-            await self._parts.users.append(saved.spec, saved.terms, path, segments, progress.at[path], ends=ends)
+            await self._users.append(saved.spec, saved.terms, path, segments, progress.at[path], ends=ends)
             saved.begun.add(path)
         progress.at[path] += sum(end - first for _, first, end in segments)
         progress.read = read

@@ -17,24 +17,24 @@ import msgspec
 
 from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
 from peerload.agent.control.principal import Principal
-from peerload.agent.control.quotas import Quotas
 from peerload.agent.control.task_ids import REF, TaskIds, own_last, refs_of
-from peerload.model.errors import BadRequest, DiskFull, NotAllowed, SlowDown
+from peerload.model.errors import BadRequest, NotAllowed
 from peerload.model.submit_options import owner_key
 from peerload.wire import control
 
 if TYPE_CHECKING:
-    from peerload.agent.parts import Parts
+    from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.reader import StoreReader
+    from peerload.agent.store.store import Store
+    from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.tasks.work import HomeTask, RemoteTask
+    from peerload.model.config import AgentConfig
     from peerload.model.messages import Forward
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
 
 HOPS_MAX = 1
 """A request comes from the node that its client sits at; it is never sent on from there to a third one."""
-ADMIN_PLACES = 16
-"""Connections kept free for root where there are too many of others."""
 
 
 class Right(enum.StrEnum):
@@ -95,16 +95,17 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
 
 
 class Authorization:
-    """One per agent."""
+    """Of one agent. ``executor``: knows the tasks of other homes that are here."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._config = parts.config
-        self._names = TaskIds(parts)
+    def __init__(self, config: AgentConfig, store: Store, executor: ExecutorHandoff, security: SecurityEvents) -> None:
+        self._config = config
+        self._store = store
+        self._executor = executor
+        self._security = security
+        self._names = TaskIds(store, config.node)
         self._own_uid = os.getuid()
-        self.is_system = parts.config.mode == "system"
+        self.is_system = config.mode == "system"
         self.accounts = Accounts()
-        self.quotas = Quotas(parts)
 
     # -- who -----------------------------------------------------------------------------------------------------------
 
@@ -112,13 +113,13 @@ class Authorization:
         """The client at the socket whom the operating system calls so. Raises NotAllowed if it is not served."""
         if not self.is_system:
             if uid not in (self._own_uid, 0):
-                self._told("L1", f"uid {uid}", "is another user's client")
+                self._security.tell("L1", f"uid {uid}", "is another user's client")
                 raise NotAllowed("this agent serves its own user only", hint="start your own:  peerload up")
             return Principal("", uid=uid, is_admin=True)
         account = self.accounts.of(uid)
         is_admin = uid in (0, self._own_uid) or self._is_in(account, self._config.admin_group)
         if not is_admin and not self._is_in(account, self._config.group):
-            self._told("L1", f"uid {uid}", f"is not in the group {self._config.group}")
+            self._security.tell("L1", f"uid {uid}", f"is not in the group {self._config.group}")
             who = account.name or f"uid {uid}"
             why = f"{who} is not in the group {self._config.group}"
             raise NotAllowed("this agent does not serve you", why=why, hint="ask an administrator of this machine")
@@ -167,13 +168,15 @@ class Authorization:
         if right is Right.HERE and caller.node:
             why = f"it was asked for from {caller.node}"
             verb = _typed(request)
-            self._told("P3", caller.node, f"asks for {verb}, which is for users of the machine itself")
+            self._security.tell("P3", caller.node, f"asks for {verb}, which is for users of the machine itself")
             raise BadRequest(f"peerload {verb} is for users of the machine itself", why=why, hint="type it there")
         if not self.is_system:
             return request
         if right in (Right.ADMIN, Right.HERE) and not caller.is_admin:
             verb = _typed(request)
-            self._told("L1", caller.user or f"uid {caller.uid}", f"asks for {verb}, which is for administrators")
+            self._security.tell(
+                "L1", caller.user or f"uid {caller.uid}", f"asks for {verb}, which is for administrators"
+            )
             why = f"{caller.user or 'who asks'} is neither root nor in the group {self._config.admin_group}"
             raise NotAllowed(f"peerload {verb} is for administrators", why=why, hint=f"sudo peerload {verb}")
         request = self._in_its_own_words(caller, request)
@@ -190,7 +193,7 @@ class Authorization:
         if caller.node and caller.uid < 0:
             return
         if caller.uid == 0 and not self._config.allow_root_tasks:
-            self._told("L1", "root", "submits a task")
+            self._security.tell("L1", "root", "submits a task")
             hint = "submit it as a user; or, in the configuration file:  allow_root_tasks = true"
             raise NotAllowed("root submits no tasks here", why="they would run as root", hint=hint)
         if 0 < caller.uid < SYSTEM_UIDS_BELOW:
@@ -201,7 +204,7 @@ class Authorization:
             raise NotAllowed("nobody knows who submits this", why=why, hint="ask an administrator of this machine")
         if caller.node and (self._config.exec_allow or not self._config.accept_foreign):
             # from here on nothing would tell it from a task of this machine's own user
-            self._told("X2", f"{caller.user}, sent by {caller.node}", "submits a task here")
+            self._security.tell("X2", f"{caller.user}, sent by {caller.node}", "submits a task here")
             setting = "exec_allow" if self._config.accept_foreign else "accept_foreign = false"
             why = f"it runs chosen tasks of other nodes, or none ({setting})"
             raise NotAllowed(
@@ -216,7 +219,7 @@ class Authorization:
         def meant(ref: str) -> str:
             if not ref.startswith("@"):
                 return ref
-            return f"{self._config.node}/{own_last(self._parts.store, ref, caller.who)}"
+            return f"{self._config.node}/{own_last(self._store, ref, caller.who)}"
 
         if isinstance(getattr(request, "task", None), str):
             return msgspec.structs.replace(request, task=meant(request.task))
@@ -244,7 +247,7 @@ class Authorization:
                 continue  # its home is asked
             elif (request.at or caller.node) and not self.sees_guest_named(caller, ref):
                 self._names.resolve(ref)  # raises: it is not of this home
-        owners = self._parts.store.owners_of(counters.values())
+        owners = self._store.owners_of(counters.values())
         for ref, counter in counters.items():
             if owners.get(counter) != caller.who:
                 raise self._names.unknown(ref)
@@ -262,16 +265,6 @@ class Authorization:
             terms = msgspec.structs.replace(terms, owner=owner)
         return spec, terms
 
-    def queues(self, caller: Principal, tasks: int) -> None:
-        """So many more tasks of this user are to be queued. Raises SlowDown or DiskFull beyond what one user may have."""
-        if not self.is_system:
-            return
-        try:
-            self.quotas.submitted(caller.counted_as, tasks)
-        except (SlowDown, DiskFull) as error:
-            self._told("L4", caller.user, error.what)
-            raise
-
     def sees(self, caller: Principal, task: HomeTask) -> bool:
         """Whether this unfinished task of this home is there for it."""
         return caller.sees_all or owner_key(task.terms.owner, task.spec.user) == caller.who
@@ -287,19 +280,12 @@ class Authorization:
 
     def sees_guest_named(self, caller: Principal, name: str) -> bool:
         """The same of one that is named; False if there is none."""
-        guests = self._parts.node.executor.guests.values()
+        guests = self._executor.guests.values()
         return any(guest.task == name and self.sees_guest(caller, guest) for guest in guests)
 
     def store(self, caller: Principal) -> StoreReader:
         """The database as far as it is there for this caller."""
-        store = self._parts.store
-        return store if caller.sees_all else store.only_of(caller.who)
-
-    # -- what is told --------------------------------------------------------------------------------------------------
-
-    def _told(self, rule: str, who: str, what: str) -> None:
-        """A refusal for a rule's sake is an event."""
-        self._parts.security.tell(rule, who, what)
+        return self._store if caller.sees_all else self._store.only_of(caller.who)
 
 
 def _typed(request: control.Request) -> str:

@@ -6,16 +6,14 @@ import asyncio
 import logging
 import socket
 import struct
-import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from peerload.agent.control.cpu_accounting import MeteredCoroutine
 from peerload.agent.control.principal import NOBODY
 from peerload.agent.peers.read_timeout import ReadTimeout
 from peerload.model import metrics
-from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
+from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError, SlowDown
 from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
 
@@ -31,6 +29,8 @@ UNREAD_BYTES_MAX = 8 << 20
 PART_BYTES = 1 << 20
 """Lists that make an answer larger than this are sent in parts of about this size."""
 REST_S_MAX = 1.0
+REQUESTS_PENDING_MAX = 1024
+"""Requests of one client that may be unanswered at a time."""
 PARTING_S = 0.5
 """Who is cut off may go on sending for so long, unheard."""
 
@@ -44,20 +44,17 @@ class Server(Protocol):
     def handle(self, connection: Connection, request: control.Request, /) -> None:
         """A request came."""
 
-    def meter(self, connection: Connection, /) -> Callable[[float], None] | None:
-        """What is told how much of the loop's time that client's requests take; None: nobody minds."""
-
     def broke(self, why: str, /) -> None:
         """A bug of ours came to light in a request: the agent stops."""
 
 
-class LocalServer(Server, Protocol):
-    """The same, of a socket."""
+class LocalClients(Protocol):
+    """The clients of a socket."""
 
     def admit(self, connection: LocalConnection, /) -> PeerloadError | None:
         """None, or why this client is not served."""
 
-    def gone(self, connection: LocalConnection, /) -> None:
+    def disconnected(self, connection: LocalConnection, /) -> None:
         """A client hung up."""
 
 
@@ -73,8 +70,6 @@ class Connection:
         self.when_gone: list[Callable[[], None]] = []
         """Called when this client is gone."""
         self.pending = 0
-        self.begun: Callable[[asyncio.Task[None]], None] | None = None
-        """Told of each piece of work that begins while a request is handed over."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.closed = False
         self._catches_up: asyncio.Task[None] | None = None
@@ -103,14 +98,16 @@ class Connection:
         self.hold_reading()
         asyncio.get_running_loop().call_later(min(seconds, REST_S_MAX), self.let_read)
 
+    def check_pending(self) -> None:
+        """Raises SlowDown if too many requests of this client are unanswered."""
+        if self.pending >= REQUESTS_PENDING_MAX:
+            raise SlowDown("too many requests at once", why=f"{self.pending} are pending")
+
     def request(self, raw: bytes) -> bool:
         """The body of one frame from the client: carried out, or refused → False, if it is not even numbered."""
-        meter, began_s = self._server.meter(self), time.perf_counter()
         try:
             return self._request(raw)
         finally:
-            if meter is not None:
-                meter(time.perf_counter() - began_s)
             if self._catches_up is None and self.unread_bytes > UNREAD_BYTES_MAX:
                 self.hold_reading()
                 self._catches_up = asyncio.get_running_loop().create_task(self._catch_up())
@@ -180,23 +177,17 @@ class Connection:
             log.error("a bug in a request", exc_info=error)
             self._server.broke(f"a bug: {error!r}")
 
-    def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        """Work on a request, which ends with this client. What it raises is the answer."""
-        self._begin(number, work)
-
-    def _begin(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin the work on a request, which ends with this client. What it raises is the answer."""
         self.pending += 1
         task = asyncio.get_running_loop().create_task(self._carry_out(number, work))
         self.tasks.add(task)
-        if self.begun is not None:
-            self.begun(task)
         task.add_done_callback(lambda task: self._carried_out(task, work))
         return task
 
     async def _carry_out(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        meter = self._server.meter(self)
         try:
-            await (work if meter is None else MeteredCoroutine(work, meter))
+            await work
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             self.failed(number, error)
 
@@ -219,9 +210,9 @@ class Connection:
 class LocalConnection(Connection, asyncio.Protocol):
     """A client at this agent's own socket."""
 
-    def __init__(self, server: LocalServer) -> None:
+    def __init__(self, server: Server, clients: LocalClients) -> None:
         super().__init__(server)
-        self._at = server
+        self._clients = clients
         self._buffer = bytearray()
         self._slow = ReadTimeout(asyncio.get_running_loop(), self._too_slow)
         self._can_write = asyncio.Event()
@@ -238,7 +229,7 @@ class LocalConnection(Connection, asyncio.Protocol):
             socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
         )
         self.uid = struct.unpack("3i", raw)[1]
-        refusal = self._at.admit(self)
+        refusal = self._clients.admit(self)
         if refusal is not None:
             self._part(refusal)
 
@@ -248,7 +239,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._slow.stop()
         self._can_write.set()
         self.lost()
-        self._at.gone(self)
+        self._clients.disconnected(self)
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""

@@ -6,24 +6,144 @@ in a directory in which nobody else can put anything. What the file's mode lets 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import socket
 import stat
 import struct
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts.accounts import group_number
-from peerload.model.errors import ConfigError
+from peerload.agent.control.connection import LocalConnection
+from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
+    from peerload.agent.control.authorization import Authorization
+    from peerload.agent.control.connection import Server
+    from peerload.agent.control.quotas import Quotas
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.security_events import SecurityEvents
     from peerload.model.config import AgentConfig
+
+log = logging.getLogger("peerload.agent")
+
+CHECK_EVERY_S = 1.0
+"""Interval of the check that the socket is still there."""
+ADMIN_PLACES = 16
+"""Connections kept free for root where there are too many of others."""
 
 USER_MODE, SYSTEM_MODE = 0o600, 0o660
 _ACL_VERSION, _ACL_ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 """Of an access control list as the kernel takes it: the version, and for each entry its kind, its rights and who it is for."""
 _USER, _GROUP, _NAMED_GROUP, _MASK, _OTHER = 0x01, 0x04, 0x08, 0x10, 0x20
+
+
+class LocalSocket:
+    """The agent's socket and the clients that are connected to it, whose requests ``server`` carries out."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        server: Server,
+        access: Authorization,
+        quotas: Quotas,
+        security: SecurityEvents,
+        launcher: LauncherLink,
+    ) -> None:
+        self._config = config
+        self._requests = server
+        self._launcher = launcher
+        self._access = access
+        self._quotas = quotas
+        self._security = security
+        self._server: asyncio.AbstractServer | None = None
+        self._place: tuple[int, int] | None = None
+        self._is_closed = False
+        self._keeps_name = False
+        self._connections: set[LocalConnection] = set()
+
+    async def start(self, handed_over: socket.socket | None = None) -> None:
+        """Listen. ``handed_over``: the socket that the service manager has made, which it keeps when we go. Raises
+        ConfigError if the place is taken by a living agent or cannot be used."""
+        config = self._config
+        self._keeps_name = handed_over is not None
+        listener = listen(config) if handed_over is None else handed_over
+        self._place = place(config.socket)
+        if config.mode == "system" and config.admin_group != config.group:
+            why = let_in(config.socket, config.admin_group)
+            if why:
+                log.warning("members of %s alone cannot connect to %s: %s", config.admin_group, config.socket, why)
+        loop = asyncio.get_running_loop()
+        if sys.version_info >= (3, 13):  # it would remove the name at the end, also of a socket handed over
+            self._server = await loop.create_unix_server(self._connected, sock=listener, cleanup_socket=False)
+        else:
+            self._server = await loop.create_unix_server(self._connected, sock=listener)
+
+    def _connected(self) -> LocalConnection:
+        return LocalConnection(self._requests, self)
+
+    async def watch(self) -> None:
+        """Make the socket anew if it is gone, and have the launcher do so, until cancelled: a runtime directory goes when its
+        user logs out, and what is old in /tmp may be removed. What somebody else listens at is left alone."""
+        path, said = self._config.socket, ""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            self._launcher.look_for_socket()
+            if self._is_closed:  # the agent winds down, and has taken its socket away itself
+                return
+            if self._keeps_name or place(path) == self._place:
+                continue
+            before = self._server
+            try:
+                await self.start()
+            except ConfigError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.error("the socket %s is gone, and cannot be made anew: %s", path, error)  # noqa: TRY400
+                continue
+            if before is not None:
+                before.close()
+            said = ""
+            log.warning("the socket %s was gone; it was made anew", path)
+
+    def close(self) -> None:
+        """Stop listening; clients that wait are told by the closed connection. That they are gone is told to nobody: it is we
+        who go, and they come back to the next start."""
+        self._is_closed = True
+        if self._server is not None:
+            self._server.close()
+            if not self._keeps_name and place(self._config.socket) == self._place:
+                remove(self._config.socket)
+        for connection in list(self._connections):
+            for task in list(connection.tasks):
+                task.cancel()
+            connection.when_gone.clear()
+            connection.hang_up()
+
+    def admit(self, connection: LocalConnection) -> PeerloadError | None:
+        """None, or why this client is not served."""
+        try:
+            connection.caller = caller = self._access.local(connection.uid)
+        except PeerloadError as error:
+            return error
+        most = self._config.clients_max + (ADMIN_PLACES if self._access.is_system and connection.uid == 0 else 0)
+        if len(self._connections) >= most:
+            self._security.tell("L3", f"uid {connection.uid}", "too many clients at a time")
+            return SlowDown("too many clients", why=f"at most {most} at a time")
+        refusal = self._quotas.connected(caller)
+        if refusal is None:
+            self._connections.add(connection)
+        return refusal
+
+    def disconnected(self, connection: LocalConnection) -> None:
+        """A client hung up."""
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._quotas.disconnected(connection.caller)
 
 
 def check_socket(config: AgentConfig) -> None:

@@ -1,4 +1,4 @@
-"""Quotas of users (rules L3 and L4): token buckets for requests, a CPU budget, and bounds of what is waited for. No
+"""Quotas of users (rules L3 and L4): token buckets for requests and submissions, and bounds of what is waited for. No
 user can keep the agent from the others.
 
 A user is known by the key that its tasks have, too: its uid, or the node and the name that it was sent from. Who is over
@@ -11,17 +11,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from peerload.model.errors import DiskFull, SlowDown
 from peerload.wire import control
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+
+    import msgspec
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.parts import Parts
+    from peerload.agent.control.principal import Principal
+    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.reader import StoreReader
     from peerload.model.config import AgentConfig
 
 USERS_KEPT_MAX = 4096
@@ -29,47 +32,19 @@ USERS_KEPT_MAX = 4096
 COUNTED_EVERY_S = 5.0
 """What a user has in the database is counted anew no more often than this."""
 WAIT_S_MIN = 0.001
-SAVED_S = 2.0
-"""Who has asked for nothing for so long may have its share of that time at once."""
+REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
+    control.Overview: 250,
+    control.Why: 250,
+    control.Checkup: 100,
+    control.Nodes: 100,
+}
+"""Tokens of requests that take longer than others: all tasks or nodes are looked at for them. Every other takes one."""
 WAITED_MAX = 1_000_000
 """Tasks that one user's requests wait for, in system mode."""
 WAITED_BY_NODE_MAX = 2_000_000
 """Tasks that the requests of all users of one other node wait for, in any mode: it may make users up."""
 WAITED_RETRY_S = 60.0
 """What who waits for too many is told: room comes when something ends, which is not for us to say."""
-
-
-class WaitQuota:
-    """How many tasks are waited for at a time: that may last for days, and holds some 200 bytes for each."""
-
-    def __init__(self, *, is_system: bool) -> None:
-        self._is_system = is_system
-        self._tasks: Counter[tuple[str, ...]] = Counter()
-
-    def charge(self, connection: Connection) -> WaitCharge:
-        """What one request of this client is to wait for."""
-        bounds: list[tuple[tuple[str, ...], int]] = []
-        if self._is_system:
-            bounds.append(((connection.came_from, connection.caller.counted_as), WAITED_MAX))
-        if connection.came_from:
-            bounds.append(((connection.came_from,), WAITED_BY_NODE_MAX))
-        return WaitCharge(self._tasks, bounds)
-
-    @contextmanager
-    def handed_over(self, connection: Connection, names: int) -> Iterator[None]:
-        """Within this a request of that client is handed over, which waits for what has so many names. They count until
-        the work on it that begins here is done. Raises SlowDown."""
-        charge, works = self.charge(connection), list[asyncio.Task[None]]()
-        charge.add(names)
-        connection.begun = works.append
-        try:
-            yield
-        finally:
-            connection.begun = None
-            if works:
-                works[-1].add_done_callback(lambda _: charge.end())
-            else:
-                charge.end()
 
 
 class WaitCharge:
@@ -117,7 +92,7 @@ class TokenBucket:
         self._left = per_s
         self._at_s = now_s
 
-    def take(self, number: int, now_s: float) -> float:
+    def take(self, number: float, now_s: float) -> float:
         """→ 0.0: granted; else after so many seconds it will be."""
         self._left = min(self._left + (now_s - self._at_s) * self._per_s, self._per_s)
         self._at_s = now_s
@@ -127,33 +102,12 @@ class TokenBucket:
         return 0.0
 
 
-class CpuBudget:
-    """So much of the loop's time, in each second; who has had more waits until it is its turn again."""
-
-    def __init__(self, share: float, now_s: float) -> None:
-        self._share = share
-        self._left_s = share * SAVED_S
-        self._at_s = now_s
-
-    def spend(self, seconds: float, now_s: float) -> None:
-        """That was taken."""
-        self.owed_s(now_s)
-        self._left_s -= seconds
-
-    def owed_s(self, now_s: float) -> float:
-        """How long to wait until there is some again; 0.0: there is."""
-        self._left_s = min(self._left_s + (now_s - self._at_s) * self._share, self._share * SAVED_S)
-        self._at_s = now_s
-        return max(-self._left_s / self._share, 0.0)
-
-
 class _Used:
     """What one user has."""
 
     def __init__(self, config: AgentConfig, now_s: float) -> None:
         self.connections = 0
         self.requests = TokenBucket(config.user_requests_per_s, now_s)
-        self.work = CpuBudget(config.user_work_share, now_s)
         self.submits = TokenBucket(config.user_submits_per_s, now_s)
         self.unfinished = 0
         self.unfinished_at_s = -COUNTED_EVERY_S
@@ -162,53 +116,78 @@ class _Used:
 
 
 class Quotas:
-    """Of all users of one agent."""
+    """Of all users of one agent. In user mode only what other nodes wait for has a bound."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._config = parts.config
+    def __init__(self, config: AgentConfig, store: StoreReader, security: SecurityEvents) -> None:
+        self._config = config
+        self._store = store
+        self._security = security
+        self._is_system = config.mode == "system"
         self._used: OrderedDict[str, _Used] = OrderedDict()
+        self._waited: Counter[tuple[str, ...]] = Counter()
 
-    def connected(self, who: str) -> SlowDown | None:
-        """One more connection of this user; why not."""
-        used = self._of(who)
+    def connected(self, caller: Principal) -> SlowDown | None:
+        """Count one more connection of this user; or say why there is none."""
+        if not self._is_system:
+            return None
+        used = self._of(caller.counted_as)
         most = self._config.user_connections_max
         if used.connections >= most:
+            self._security.tell("L3", f"uid {caller.uid}", "too many connections of one user")
             return SlowDown("too many connections of one user", why=f"at most {most} at a time")
         used.connections += 1
         return None
 
-    def hung_up(self, who: str) -> None:
-        """One less."""
-        used = self._used.get(who)
+    def disconnected(self, caller: Principal) -> None:
+        """Count one less."""
+        used = self._used.get(caller.counted_as)
         if used is not None:
             used.connections = max(used.connections - 1, 0)
 
-    def requested(self, who: str) -> float:
-        """One more request → 0.0, or the seconds to wait: there were too many, or what they cost is too much of the agent's
-        time."""
-        used, now_s = self._of(who), time.monotonic()
-        return max(used.requests.take(1, now_s), used.work.owed_s(now_s))
+    def request_wait_s(self, caller: Principal, tokens: int = 1) -> float:
+        """Take tokens for a request, or for a part of its answer → 0.0, or the seconds to wait: there were too many. None
+        takes more than are granted in one second."""
+        if not self._is_system:
+            return 0.0
+        tokens_max = self._config.user_requests_per_s
+        return self._of(caller.counted_as).requests.take(min(tokens, tokens_max), time.monotonic())
 
-    def spent(self, who: str, seconds: float) -> None:
-        """So much of the loop's time was this user's."""
-        self._of(who).work.spend(seconds, time.monotonic())
+    def requested(self, connection: Connection, request: control.Request) -> None:
+        """Take the tokens of a request. Raises SlowDown if there are none; its client is not read until there are."""
+        caller = connection.caller
+        wait_s = self.request_wait_s(caller, REQUEST_COSTS.get(type(request), 1))
+        if wait_s:
+            connection.rest(wait_s)
+            self._security.tell("L3", caller.user or f"uid {caller.uid}", "asks too often")
+            why = f"at most {self._config.user_requests_per_s:g} a second; a long list counts as several"
+            raise SlowDown("too many requests of one user", why=why, retry_after_s=round(wait_s, 3))
 
-    def owed_s(self, who: str) -> float:
-        """How long work for this user is to rest, for the sake of others."""
-        return self._of(who).work.owed_s(time.monotonic())
+    async def pace(self, caller: Principal, tokens: int) -> None:
+        """Take tokens for a part of an answer, as soon as there are any; others have their turn in any case."""
+        await asyncio.sleep(0)
+        while wait_s := self.request_wait_s(caller, tokens):  # noqa: ASYNC110 -- it is time that it waits for
+            await asyncio.sleep(wait_s)
 
-    def submitted(self, who: str, tasks: int) -> None:
-        """So many more tasks are to be queued. Raises SlowDown or DiskFull."""
+    def submitted(self, caller: Principal, tasks: int) -> None:
+        """So many more tasks of this user are to be queued. Raises SlowDown or DiskFull beyond what one user may have."""
+        if not self._is_system:
+            return
+        try:
+            self._take_tasks(caller.counted_as, tasks)
+        except (SlowDown, DiskFull) as error:
+            self._security.tell("L4", caller.user, error.what)
+            raise
+
+    def _take_tasks(self, who: str, tasks: int) -> None:
         used, config, now_s = self._of(who), self._config, time.monotonic()
         if used.unfinished + tasks > config.user_tasks_max:
             if now_s - used.unfinished_at_s >= COUNTED_EVERY_S:
-                used.unfinished, used.unfinished_at_s = self._parts.store.unfinished_of(who), now_s
+                used.unfinished, used.unfinished_at_s = self._store.unfinished_of(who), now_s
             if used.unfinished + tasks > config.user_tasks_max:
                 why = f"{used.unfinished} are queued or running, {tasks} more were asked for; at most {config.user_tasks_max}"
                 raise SlowDown("too many tasks of one user", why=why, retry_after_s=COUNTED_EVERY_S)
         if now_s - used.output_at_s >= COUNTED_EVERY_S:
-            used.output_bytes, used.output_at_s = self._parts.store.output_bytes_of_owner(who), now_s
+            used.output_bytes, used.output_at_s = self._store.output_bytes_of_owner(who), now_s
         if used.output_bytes > config.user_output_bytes_max:
             why = f"{used.output_bytes} bytes are kept of your tasks; at most {config.user_output_bytes_max}"
             raise DiskFull("there is no room for more output of yours", why=why, hint="peerload clean --outputs")
@@ -218,19 +197,23 @@ class Quotas:
             raise SlowDown("too many tasks at once", why=why, retry_after_s=round(wait_s, 3))
         used.unfinished += tasks
 
-    def slow_down(self, wait_s: float) -> SlowDown:
-        """What is said to who asks too often."""
-        share = f"{self._config.user_work_share:.0%}"
-        why = (
-            f"at most {self._config.user_requests_per_s:g} requests a second, and {share} of the agent's time for them"
-        )
-        return SlowDown("too many requests of one user", why=why, retry_after_s=round(wait_s, 3))
+    def charge(self, connection: Connection, tasks: int = 0) -> WaitCharge:
+        """What one request of this client is to wait for, with so many tasks already. That may last for days, and holds
+        some 200 bytes for each. Raises SlowDown."""
+        bounds: list[tuple[tuple[str, ...], int]] = []
+        if self._is_system:
+            bounds.append(((connection.came_from, connection.caller.counted_as), WAITED_MAX))
+        if connection.came_from:
+            bounds.append(((connection.came_from,), WAITED_BY_NODE_MAX))
+        charge = WaitCharge(self._waited, bounds)
+        charge.add(tasks)
+        return charge
 
     def _of(self, who: str) -> _Used:
         used = self._used.get(who)
         if used is None:
             used = self._used[who] = _Used(self._config, time.monotonic())
-            used.unfinished, used.unfinished_at_s = self._parts.store.unfinished_of(who), time.monotonic()
+            used.unfinished, used.unfinished_at_s = self._store.unfinished_of(who), time.monotonic()
             if len(self._used) > USERS_KEPT_MAX:
                 idle = next((name for name, one in self._used.items() if not one.connections and name != who), None)
                 if idle is not None:

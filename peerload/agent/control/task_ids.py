@@ -12,7 +12,6 @@ from peerload.model.errors import BadRequest, NoSuchTask
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from peerload.agent.parts import Parts
     from peerload.agent.store.reader import StoreReader
     from peerload.model.task import TaskRecord
     from peerload.wire import control
@@ -76,18 +75,19 @@ def not_an_id(ref: str) -> BadRequest:
 
 
 class TaskIds:
-    """Looks names up in the store of one agent."""
+    """Looks names up in the store of one agent. ``node``: its name, the home of the tasks in there."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, store: StoreReader, node: str) -> None:
+        self._store = store
+        self._node = node
 
     def meant(self, ref: str) -> TaskSelection:
         """The tasks of this home that a name stands for. Raises NoSuchTask or BadRequest."""
-        named = own_last(self._parts.store, ref) if ref.startswith("@") else ref
+        named = own_last(self._store, ref) if ref.startswith("@") else ref
         parsed = REF.fullmatch(named)
         if parsed is None:
             raise not_an_id(ref)
-        if parsed["home"] not in (None, self._parts.config.node):
+        if parsed["home"] not in (None, self._node):
             raise NoSuchTask(f"no task {ref} here", why=f"its home is {parsed['home']}", hint="ask the agent there")
         return TaskSelection(int(parsed["counter"]), spans_of(ref, parsed["members"]) if parsed["members"] else ())
 
@@ -102,7 +102,7 @@ class TaskIds:
 
     def unknown(self, ref: str) -> NoSuchTask:
         """What is said of a name that no task has (any more)."""
-        if self._parts.store.was_removed(self.meant(ref).counter):
+        if self._store.was_removed(self.meant(ref).counter):
             why = "if there was one, it has ended and was removed since (retention, or peerload clean)"
             return NoSuchTask(f"no such task: {ref}", why=why, hint="what there is:  peerload history")
         return NoSuchTask(f"no such task: {ref}", hint="peerload ls")
@@ -110,17 +110,17 @@ class TaskIds:
     def full(self, ref: str) -> str:
         """The whole id; whether there is such a task, and whether its home is here, is not looked at."""
         parsed = REF.fullmatch(ref)
-        if parsed is not None and parsed["home"] not in (None, self._parts.config.node):
+        if parsed is not None and parsed["home"] not in (None, self._node):
             home, meant = parsed["home"], TaskSelection(int(parsed["counter"]))
             if parsed["members"]:
                 meant = TaskSelection(meant.counter, spans_of(ref, parsed["members"]))
         else:
-            home, meant = self._parts.config.node, self.meant(ref)
+            home, meant = self._node, self.meant(ref)
         return f"{home}/{meant.counter}" + (f".{spans_text(meant.spans)}" if meant.spans else "")
 
     def known(self, ref: str) -> str:
         """The whole id of a task or an array of this home. Raises NoSuchTask if there is none, BadRequest for a range."""
-        if not self._parts.store.has(*self.resolve(ref)):
+        if not self._store.has(*self.resolve(ref)):
             raise self.unknown(ref)
         return self.full(ref)
 
@@ -144,7 +144,7 @@ class TaskIds:
     def _some(self, ref: str, limit: int) -> list[TaskRecord]:
         counter, index = self.resolve(ref)
         after, last = (BEFORE_FIRST, MEMBER_MAX) if index is None else (index - 1, index)
-        records = self._parts.store.page(counter, after, last, limit)
+        records = self._store.page(counter, after, last, limit)
         if not records:
             raise self.unknown(ref)
         return records
@@ -156,7 +156,7 @@ class TaskIds:
         has_any = False
         for number, (first, last) in enumerate(meant.ranges, start=1):
             after = first - 1
-            while page := self._parts.store.page(meant.counter, after, last, limit):
+            while page := self._store.page(meant.counter, after, last, limit):
                 after = order_of(page[-1].task)[1]
                 has_any = True
                 yield page

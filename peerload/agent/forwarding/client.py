@@ -24,12 +24,13 @@ from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.parts import Parts
     from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.streams import StreamReader
+    from peerload.core.membership.membership import Membership
     from peerload.model.errors import PeerloadError
 
 TUNNELS_MAX = 256
@@ -126,11 +127,13 @@ class Answers:
 
 
 class ForwardedRequests:
-    """The tunnels of one agent."""
+    """The tunnels of one agent, each over a stream of its peer links."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, links: PeerLinks, membership: Membership) -> None:
+        self._links = links
+        self._membership = membership
         self._tunnels: dict[tuple[Connection, str], Tunnel] = {}
+        self._clients: set[Connection] = set()
         self._openings: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(OPENINGS_AT_ONCE))
 
     async def reach(self, connection: Connection, node: str) -> None:
@@ -154,9 +157,11 @@ class ForwardedRequests:
         if tunnel is None or tunnel.is_over:
             if len(self._tunnels) >= TUNNELS_MAX and not self._close_an_idle_one():
                 raise SlowDown("too many requests to other nodes at once", why=f"at most {TUNNELS_MAX} ways to them")
-            tunnel = self._tunnels[key] = Tunnel(
-                self._parts, connection, node, self._openings[node], lambda: self._closed(key)
-            )
+            if connection not in self._clients:
+                self._clients.add(connection)
+                connection.when_gone.append(lambda: self._client_gone(connection))
+            tunnel = self._tunnels[key] = Tunnel(self._links, self._membership, connection, node, self._openings[node])
+            tunnel.work.add_done_callback(lambda _: self._closed(key))
         return tunnel
 
     def _close_an_idle_one(self) -> bool:
@@ -167,8 +172,9 @@ class ForwardedRequests:
         self._tunnels.pop(key).close()
         return True
 
-    def gone(self, connection: Connection) -> None:
+    def _client_gone(self, connection: Connection) -> None:
         """A client hung up."""
+        self._clients.discard(connection)
         for client, node in [key for key in self._tunnels if key[0] is connection]:
             self._tunnels.pop((client, node)).close()
 
@@ -184,17 +190,16 @@ class ForwardedRequests:
 
 
 class Tunnel:
-    """One client's way to one other node. It opens itself when ``opening`` lets it; ``over()`` is called when it is no
-    more."""
+    """One client's way to one other node. It opens itself when ``opening`` lets it, and ends with ``work``."""
 
     def __init__(
-        self, parts: Parts, connection: Connection, node: str, opening: asyncio.Semaphore, over: Callable[[], None]
+        self, links: PeerLinks, membership: Membership, connection: Connection, node: str, opening: asyncio.Semaphore
     ) -> None:
-        self._parts = parts
+        self._links = links
+        self._membership = membership
         self._connection = connection
         self._node = node
         self._opening = opening
-        self._over = over
         self._answers: dict[int, Answers] = {}
         self._next = 0
         self._waiting_bytes = 0
@@ -205,12 +210,12 @@ class Tunnel:
         self._idle: asyncio.TimerHandle | None = None
         self._error: PeerloadError | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._work = asyncio.get_running_loop().create_task(self._run(), name=f"tunnel to {node}")
+        self.work = asyncio.get_running_loop().create_task(self._run(), name=f"tunnel to {node}")
 
     @property
     def is_over(self) -> bool:
         """Whether nothing can be asked here any more."""
-        return self._error is not None or self._work.done()
+        return self._error is not None or self.work.done()
 
     @property
     def is_idle(self) -> bool:
@@ -220,8 +225,8 @@ class Tunnel:
     def close(self) -> asyncio.Task[None]:
         """End it → what is done then."""
         self._end(LinkUnavailable(self._node, f"{self._node} is asked no more"))
-        self._work.cancel()
-        return self._work
+        self.work.cancel()
+        return self.work
 
     async def opened(self) -> None:
         """Return when it is open. Raises LinkUnavailable."""
@@ -297,7 +302,7 @@ class Tunnel:
         within_s = OPEN_DEAD_S_MAX if self._is_called_dead() else OPEN_S_MAX
         try:
             async with self._opening, asyncio.timeout(within_s):
-                self._reader, self._link = await self._parts.links.open_stream(self._node, (Forwarded,))
+                self._reader, self._link = await self._links.open_stream(self._node, (Forwarded,))
             if self._link.hello is None or not self._link.hello.forwards:
                 why = f"{self._node} runs a version of peerload that cannot be asked from elsewhere"
                 raise LinkUnavailable(self._node, f"{self._node} cannot be asked", why=why)  # noqa: TRY301
@@ -316,7 +321,6 @@ class Tunnel:
             self._end(LinkUnavailable(self._node, f"{self._node} is asked no more"))
             if self._link is not None:
                 self._link.close("nothing is asked any more")
-            self._over()
 
     def _end(self, error: PeerloadError) -> None:
         if self._error is None:
@@ -375,7 +379,7 @@ class Tunnel:
         await answers.drain()
 
     def _is_called_dead(self) -> bool:
-        peer = self._parts.node.membership.get(self._node)
+        peer = self._membership.get(self._node)
         return peer is not None and peer.state in (PeerState.DEAD, PeerState.LEFT)
 
 

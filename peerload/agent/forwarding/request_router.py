@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from peerload.agent.control.connection import Connection, told
 from peerload.agent.control.task_ids import REF, refs_of
-from peerload.agent.forwarding.client import Answers, ForwardedRequests
+from peerload.agent.forwarding.client import Answers
 from peerload.agent.forwarding.response_validation import MergedListing, lists_in, merged
-from peerload.agent.requests import remote_task_view
+from peerload.agent.node_info import now
+from peerload.agent.views import remote_task
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
 from peerload.wire import control
 from peerload.wire.frame import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 
+    from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.parts import Parts
+    from peerload.agent.forwarding.client import ForwardedRequests
+    from peerload.agent.run_state import RunState
+    from peerload.agent.store.reader import StoreReader
+    from peerload.core.node import Node
 
     Frames = AsyncGenerator[tuple[str, dict[str, Any]], None]
+    Work = Coroutine[Any, Any, None]
 
 READS = (control.Show, control.Wait, control.Events)
 """Of what names several tasks: what changes nothing, so that the first refusal may be the answer to all of it."""
@@ -45,41 +51,62 @@ FRAMES_AHEAD_MAX = 8
 """Frames of answers of different nodes that may wait for the client."""
 
 
+class LocalRequests(Protocol):
+    """Carries out requests on this node."""
+
+    def work(self, connection: Connection, request: control.Request, /) -> Work | None:
+        """The work that answers a request; None if it was answered, or is the core's to answer."""
+
+
 class RequestRouter:
-    """Those of one agent. ``here`` carries out a request on this node, for a client."""
+    """Decides which nodes answer a request. ``local`` carries out what is this node's."""
 
-    def __init__(self, parts: Parts, names: TaskIds, here: Callable[[Connection, control.Request], None]) -> None:
-        self._parts = parts
-        self._names = names
-        self._here = here
-        self.forwards = ForwardedRequests(parts)
+    def __init__(
+        self,
+        local: LocalRequests,
+        forwards: ForwardedRequests,
+        task_ids: TaskIds,
+        access: Authorization,
+        store: StoreReader,
+        node: Node,
+        run: RunState,
+    ) -> None:
+        self._local = local
+        self._forwards = forwards
+        self._task_ids = task_ids
+        self._access = access
+        self._store = store
+        self._node = node
+        self._run = run
+        self._own = node.state.node
 
-    def takes(self, connection: Connection, request: control.Request) -> bool:
-        """Whether other nodes have a part in this request; then it is on its way to them. Raises BadRequest."""
-        own = self._parts.config.node
+    def work(self, connection: Connection, request: control.Request) -> Work | None:
+        """The work at other nodes that answers a request; None if they have no part in it. Raises BadRequest."""
+        own = self._own
         if connection.came_from:
             if request.at not in {"", own} or getattr(request, "cluster", False):
                 why = f"it came from {connection.came_from}, and asks for {request.at or 'all nodes'}"
                 raise BadRequest("a request that was sent on is not sent on again", why=why)
-            return False
+            return None
         if request.at and request.at != own:
-            connection.spawn(request.id, self._ask_one(connection, request.at, self._named_in_full(request)))
-            return True
+            return self._ask_one(connection, request.at, self._named_in_full(request))
         if getattr(request, "cluster", False):
-            connection.spawn(request.id, self._ask_all(connection, request))
-            return True
+            return self._ask_all(connection, request)
         if isinstance(request, control.Submit) and (awaited := self._awaited_elsewhere(request)):
-            connection.spawn(request.id, self._submit(connection, request, awaited))
-            return True
+            return self._submit(connection, request, awaited)
         shares = {} if request.at else self._by_home(connection, request)
         if not shares or list(shares) == [own]:
-            return False
+            return None
         if len(shares) == 1:
             ((home, share),) = shares.items()
-            connection.spawn(request.id, self._ask_home(connection, home, share))
-        else:
-            connection.spawn(request.id, self._ask_homes(connection, request, shares))
-        return True
+            return self._ask_home(connection, home, share)
+        return self._ask_homes(connection, request, shares)
+
+    async def _carry_out(self, connection: Connection, request: control.Request) -> None:
+        """Have this node answer."""
+        work = self._local.work(connection, request)
+        if work is not None:
+            await work
 
     # -- who -----------------------------------------------------------------------------------------------------------
 
@@ -88,10 +115,9 @@ class RequestRouter:
         refs: dict[str, list[str]] = {}
         for ref in refs_of(request):
             parsed = REF.fullmatch(ref)
-            own = self._parts.config.node
-            home = (parsed["home"] if parsed is not None else None) or own
-            if home != own and isinstance(request, control.Events) and self._knows(connection, request, (ref,)):
-                home = own  # what happens at a node is told there, whosever task it is
+            home = (parsed["home"] if parsed is not None else None) or self._own
+            if home != self._own and isinstance(request, control.Events) and self._knows(connection, request, (ref,)):
+                home = self._own  # what happens at a node is told there, whosever task it is
             refs.setdefault(home, []).append(ref)
         if len(refs) == 1:
             return dict.fromkeys(refs, request)
@@ -100,18 +126,18 @@ class RequestRouter:
     def _named_in_full(self, request: control.Request) -> control.Request:
         """`42` and `@` are this node's, wherever it is asked about them. Raises BadRequest or NoSuchTask."""
         if isinstance(getattr(request, "task", None), str):
-            return msgspec.structs.replace(request, task=self._names.full(request.task))  # type: ignore[union-attr]
+            return msgspec.structs.replace(request, task=self._task_ids.full(request.task))  # type: ignore[union-attr]
         refs = refs_of(request)
         if refs:
-            return msgspec.structs.replace(request, tasks=tuple(self._names.full(ref) for ref in refs))
+            return msgspec.structs.replace(request, tasks=tuple(self._task_ids.full(ref) for ref in refs))
         return request
 
     def _awaited_elsewhere(self, request: control.Submit) -> dict[str, list[str]]:
         """In system mode, the tasks of other homes that a submission waits for, by home: there it is known whose they are."""
         found: dict[str, list[str]] = {}
-        for ref in (*request.terms.after, *request.terms.after_ok) if self._parts.access.is_system else ():
+        for ref in (*request.terms.after, *request.terms.after_ok) if self._access.is_system else ():
             parsed = REF.fullmatch(ref)
-            if parsed is not None and parsed["home"] not in (None, self._parts.config.node):
+            if parsed is not None and parsed["home"] not in (None, self._own):
                 found.setdefault(parsed["home"], []).append(ref)
         return found
 
@@ -126,7 +152,7 @@ class RequestRouter:
                     if kind == "error":
                         connection.pass_on(request.id, kind, body)
                         return
-        self._here(connection, request)
+        await self._carry_out(connection, request)
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -153,7 +179,7 @@ class RequestRouter:
             if isinstance(request, control.Output):
                 away = {"id": request.task, "home": home, "why": error.why or error.what}
                 connection.more(request.id, {"away": away})
-            self._here(connection, msgspec.structs.replace(request, at=self._parts.config.node))
+            await self._carry_out(connection, msgspec.structs.replace(request, at=self._own))
 
     async def _ask_homes(
         self, connection: Connection, request: control.Request, shares: Mapping[str, control.Request]
@@ -199,9 +225,9 @@ class RequestRouter:
 
     async def _ask_all(self, connection: Connection, request: control.Request) -> None:
         """Every node; which did not answer is told as ``missing``: node state why."""
-        nodes = [self._parts.config.node]
+        nodes = [self._own]
         missing: list[dict[str, object]] = []
-        for peer in sorted(self._parts.node.membership, key=lambda peer: peer.identity.node):
+        for peer in sorted(self._node.membership, key=lambda peer: peer.identity.node):
             if peer.state is PeerState.DEAD:
                 missing.append(
                     {"node": peer.identity.node, "state": peer.state.value, "why": self._stands(peer.identity.node)}
@@ -232,53 +258,54 @@ class RequestRouter:
 
     async def _answers(self, connection: Connection, node: str, request: control.Request) -> Frames:
         """What this or another node answers. Raises LinkUnavailable and NoSuchTask in the words of who asked."""
-        if node == self._parts.config.node:
-            async for frame in self._own(connection, request):
+        if node == self._own:
+            async for frame in self._own_answers(connection, request):
                 yield frame
             return
         self._must_know(node, request)
-        async with contextlib.aclosing(self.forwards.ask(connection, node, request)) as frames:
+        async with contextlib.aclosing(self._forwards.ask(connection, node, request)) as frames:
             try:
                 async for frame in frames:
                     yield frame
             except LinkUnavailable as error:
                 raise self._cannot(connection, node, request, error) from None
 
-    async def _own(self, connection: Connection, request: control.Request) -> Frames:
-        share = _Share(connection, self._parts.run.fail)
+    async def _own_answers(self, connection: Connection, request: control.Request) -> Frames:
+        share = _Share(connection, self._run)
         try:
-            try:
-                self._here(share, request)
-            except PeerloadError as error:
-                share.fail(request.id, error)
+            share.spawn(request.id, self._carry_out(share, request))
             async for frame in share.answers:
                 yield frame
         finally:
             share.lost()
 
     async def _reach(self, connection: Connection, node: str, request: control.Request) -> None:
-        if node == self._parts.config.node:
+        if node == self._own:
             return
         self._must_know(node, request)
         try:
-            await self.forwards.reach(connection, node)
+            await self._forwards.reach(connection, node)
         except LinkUnavailable as error:
             raise self._cannot(connection, node, request, error) from None
 
     def _knows(self, connection: Connection, request: control.Request, names: tuple[str, ...]) -> bool:
         """Whether this node can tell this client what it asks about tasks of other homes."""
-        if not remote_task_view.knows(self._parts, request, names):
+        access, caller = self._access, connection.caller
+        if isinstance(request, control.Events):
+            return caller.sees_all and all(self._store.events(0, 1, newest=True, tasks=[name]) for name in names)
+        if not isinstance(request, control.Show | control.Output):
             return False
-        access, caller = self._parts.access, connection.caller
-        if caller.sees_all:
-            return True
-        return not isinstance(request, control.Events) and all(access.sees_guest_named(caller, name) for name in names)
+        return all(
+            remote_task.find(self._node, name) is not None
+            and (caller.sees_all or access.sees_guest_named(caller, name))
+            for name in names
+        )
 
     # -- what is said of who cannot be asked ------------------------------------------------------------------------------
 
     def _must_know(self, node: str, request: control.Request) -> None:
         """Raises NoSuchTask, or BadRequest if no task is asked about, for a node of which nothing was ever heard."""
-        if self._parts.node.membership.get(node) is not None:
+        if self._node.membership.get(node) is not None:
             return
         refs = refs_of(request)
         why = f"no node {node} is known here"
@@ -303,27 +330,27 @@ class RequestRouter:
         return LinkUnavailable(node, f"{whose} {went}", why=why, hint=hint)
 
     def _state(self, node: str) -> str | None:
-        peer = self._parts.node.membership.get(node)
+        peer = self._node.membership.get(node)
         return None if peer is None else peer.state.value
 
     def _stands(self, node: str) -> str:
         """How that node stands, in words; "" if it is believed to be well."""
-        peer = self._parts.node.membership.get(node)
+        peer = self._node.membership.get(node)
         if peer is None:
             return "it is not known here any more"
         if peer.state is PeerState.ALIVE:
             return ""
         if peer.state is PeerState.LEFT:
             return "it has left the cluster"
-        ago_s = max(self._parts.now().boot_s - peer.heard_s, 0.0)
+        ago_s = max(now().boot_s - peer.heard_s, 0.0)
         return f"it was last heard of {ago_s:.0f} s ago ({peer.state.value})"
 
 
 class _Share(Connection):
     """This node's own share of a request, as if it had a client of its own: frames are handed to who puts them together."""
 
-    def __init__(self, client: Connection, broke: Callable[[str], None]) -> None:
-        super().__init__(_Broken(broke))
+    def __init__(self, client: Connection, run: RunState) -> None:
+        super().__init__(_NoServer(run))
         self.uid = client.uid
         self.caller = client.caller
         self.answers = Answers()
@@ -340,17 +367,18 @@ class _Share(Connection):
         self.answers.close()
 
 
-class _Broken:
+class _NoServer:
     """The server of a share: all it can be told is that something broke."""
 
-    def __init__(self, broke: Callable[[str], None]) -> None:
-        self.broke = broke
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+
+    def broke(self, why: str) -> None:
+        """Stop the agent after a bug."""
+        self._run.fail(why)
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         """Nothing is refused here."""
-
-    def meter(self, connection: Connection) -> None:
-        """Nothing is measured here: what is asked elsewhere costs time there."""
 
     def handle(self, connection: Connection, request: control.Request) -> None:
         """Nothing is asked here."""

@@ -143,15 +143,16 @@ class ForwardedClient(Connection):
         if not self._held:
             self._link.resume_reading("a client is held back")
 
-    def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        """Work on a request; how much is being worked on is bounded."""
+    def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin the work on a request; how much is being worked on is bounded."""
         size = self._size
-        task = self._begin(number, work)
+        task = super().spawn(number, work)
         self._working[number] = task
         self._pending_bytes += size
         task.add_done_callback(lambda task: self._worked(number, task, size))
         if self._pending_bytes > PENDING_BYTES_MAX:
             self._link.pause_reading("requests are being carried out")
+        return task
 
     def _worked(self, number: int, task: asyncio.Task[None], size: int) -> None:
         if self._working.get(number) is task:

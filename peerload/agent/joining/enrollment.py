@@ -113,7 +113,7 @@ class Enrollment:
         is_free = self._trust.was_revoked(node) or is_meant
         meant = f"peerload invite --node {node}  if that is the one meant"
         if known is None:
-            is_away = node in membership.gossip.contacts.known and not is_free
+            is_away = node in membership.gossip.anti_entropy.known and not is_free
             return f"a member is called so that was not met lately ({meant})" if is_away else ""
         match known.state:
             case PeerState.LEFT | PeerState.DEAD if is_free:

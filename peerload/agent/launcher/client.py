@@ -17,8 +17,8 @@ import msgpack
 
 from peerload.agent.launcher.connect import LOST, SOCKET_NAME, LauncherError, listed, open_or_start, read_frame
 from peerload.agent.launcher.heartbeat import Heartbeat
-from peerload.agent.launcher.process import GONE_S, LauncherProcess, LauncherService, is_alive, stays, wait_gone
-from peerload.agent.launcher.protocol import exit_of, spawn_request
+from peerload.agent.launcher.process import GONE_S, is_alive, stays, wait_gone
+from peerload.agent.launcher.protocol import StdinFed, exit_of, spawn_request
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
 from peerload.model.events import (
     LauncherLost,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from peerload.agent.launcher.process import LauncherProcess, LauncherService
     from peerload.model.actions import SpawnTask
     from peerload.model.events import Event
 
@@ -70,24 +71,20 @@ MEMORY_FREE = "memory: this launcher is of an earlier version, and limits none"
 
 
 class LauncherLink:
-    """``put`` gets TaskStarted, TaskEnded, LauncherLost and LauncherReady; ``failed(why)`` is called if no more can come.
-    Requests of one loop turn go in one frame."""
+    """The connection to the launcher of ``process``. ``put`` gets TaskStarted, TaskEnded, LauncherLost, LauncherReady and
+    StdinFed; ``failed(why)`` is called if no more can come. Requests of one loop turn go in one frame."""
 
     def __init__(
         self,
-        directory: Path,
-        put: Callable[[Event], None],
+        process: LauncherProcess | LauncherService,
+        put: Callable[[Event | StdinFed], None],
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
-        pulse: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,
-        files_max: int = 0,
-        service_of: str = "",
-        store: str = "",
+        heartbeat: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,
     ) -> None:
-        """service_of: the node whose launcher it is, where a service runs it for all users; "": it is the agent's own, which
-        starts tasks for the database with the id ``store``."""
-        self._directory = directory
-        self._service_of = service_of
+        self._process = process
+        self._directory = process.directory
+        self._service_of = process.serves_node
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._measured: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -109,11 +106,8 @@ class LauncherLink:
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
-        self._process = LauncherService(directory) if service_of else LauncherProcess(directory, files_max, store)
-        self._pulse = pulse(lambda: self._request({"do": "ping"}), lambda silent: put(LauncherSilent(silent)))
+        self._heartbeat = heartbeat(lambda: self._request({"do": "ping"}), lambda silent: put(LauncherSilent(silent)))
         self._is_asked = False
-        self.fed: Callable[[str, int, bool], None] = lambda _key, _offset, _is_closed: None
-        """Called with how much of its stdin a task has read, and whether it reads no more."""
 
     @property
     def pid(self) -> int:
@@ -123,11 +117,11 @@ class LauncherLink:
     @property
     def is_silent(self) -> bool:
         """Whether it was asked whether it is there, and did not answer in time."""
-        return self._pulse.is_silent
+        return self._heartbeat.is_silent
 
     async def answers(self, within_s: float) -> bool:
         """Whether there is one that answers within so many seconds; one of an earlier version cannot be asked."""
-        return bool(self._pid) and (not self._is_asked or await self._pulse.answers(within_s))
+        return bool(self._pid) and (not self._is_asked or await self._heartbeat.answers(within_s))
 
     async def start(self) -> LauncherReady:
         """Find the launcher or start one. → what runs, what has ended unforgotten, and of what runs the frozen. Raises LauncherError."""
@@ -142,7 +136,7 @@ class LauncherLink:
     def _watch(self) -> None:
         """Ask whether it answers; one of an earlier version would not understand."""
         if self._is_asked:
-            self._pulse.start()
+            self._heartbeat.start()
 
     def _read_ended(self, reading: asyncio.Task[None]) -> None:
         """Without its events no task would ever end: a bug here must stop the agent, not deafen it."""
@@ -162,7 +156,7 @@ class LauncherLink:
     async def close(self) -> None:
         """Let go of it; it and its tasks go on."""
         self._closing = True
-        self._pulse.stop()
+        self._heartbeat.stop()
         self._flush()
         if self._writer is not None:
             self._writer.close()
@@ -176,7 +170,7 @@ class LauncherLink:
     async def stop_all(self) -> None:
         """End its tasks and the launcher itself."""
         self._closing = True
-        self._pulse.stop()
+        self._heartbeat.stop()
         if self._writer is None and self._reading is not None:  # one is on its way
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -253,7 +247,7 @@ class LauncherLink:
         return self._protocol >= INSIDE_SINCE
 
     def feed(self, key: str, size_bytes: int, *, has_ended: bool) -> None:
-        """The file that a task's stdin is fed from has so many bytes; ``has_ended``: that is all. `fed` answers."""
+        """The file that a task's stdin is fed from has so many bytes; ``has_ended``: that is all. `StdinFed` answers."""
         self._request({"do": "input", "key": key, "size": size_bytes, "ends": has_ended})
 
     def resize(self, key: str, rows: int, columns: int) -> None:
@@ -344,7 +338,7 @@ class LauncherLink:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
         """Connect, starting the launcher if nobody answers, and ask for the list."""
-        reader, writer = await open_or_start(self._directory, self._process, is_service=bool(self._service_of))
+        reader, writer = await open_or_start(self._process)
         try:
             listing = await listed(reader, writer, self._met)
         except BaseException:
@@ -388,7 +382,7 @@ class LauncherLink:
             lost = await self._events_until_lost(reader)
             if self._closing:
                 return
-            self._pulse.stop()
+            self._heartbeat.stop()
             is_there = await asyncio.to_thread(stays, self._pid)
             log.warning("%s (%s)", CUT_OFF if is_there else "the launcher is lost; another one is started", lost)
             self._pid = 0
@@ -410,7 +404,7 @@ class LauncherLink:
         try:
             while True:
                 told = await read_frame(reader)
-                self._pulse.heard()
+                self._heartbeat.heard()
                 for event in told:
                     self._event(event)
         except LOST as error:
@@ -444,6 +438,6 @@ class LauncherLink:
             if measured is not None and not measured.done():
                 measured.set_result(event)
         elif kind == "fed":
-            self.fed(str(event["key"]), int(event["offset"]), bool(event["is_closed"]))
+            self._put(StdinFed(str(event["key"]), int(event["offset"]), bool(event["is_closed"])))
         elif kind in ("frozen", "thawed"):
             self._put(TaskFrozen(event["key"], frozen=kind == "frozen"))

@@ -59,9 +59,10 @@ class LauncherError(PeerloadError):
 
 
 async def open_or_start(
-    directory: Path, process: LauncherProcess | LauncherService, *, is_service: bool
+    process: LauncherProcess | LauncherService,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect; if nobody answers, have the launcher started and wait for it. Raises LauncherError."""
+    directory, is_service = process.directory, bool(process.serves_node)
     deadline_s = time.monotonic() + START_S_MAX
     started = False
     while True:

@@ -23,8 +23,11 @@ class LauncherProcess:
     started. ``files_max``: how many files it and its tasks may have open, unless they ask for more; 0 = as many as we.
     ``store``: the id of the database that it starts tasks for."""
 
+    serves_node = ""
+    """It belongs to one agent."""
+
     def __init__(self, directory: Path, files_max: int = 0, store: str = "") -> None:
-        self._directory = directory
+        self.directory = directory
         self._store = store
         self._files_max = files_max
         self._popen: subprocess.Popen[bytes] | None = None
@@ -36,7 +39,7 @@ class LauncherProcess:
         self._popen = subprocess.Popen(
             start_words(
                 "server",
-                ["--directory", str(self._directory), *(["--store", self._store] if self._store else [])],
+                ["--directory", str(self.directory), *(["--store", self._store] if self._store else [])],
                 first=limit,
             ),
             stdin=subprocess.DEVNULL,
@@ -68,7 +71,7 @@ class LauncherProcess:
     def last_words(self) -> str:
         """The last line of its log; "" if there is none."""
         try:
-            lines = (self._directory / "launcher.log").read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (self.directory / "launcher.log").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return ""
         return lines[-1] if lines else ""
@@ -76,10 +79,11 @@ class LauncherProcess:
 
 class LauncherService:
     """A launcher that a service of its own runs for all users: it is waited for, and neither started nor ended. What
-    `LauncherProcess` has."""
+    `LauncherProcess` has. serves_node: the node of the agent that uses it."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, serves_node: str) -> None:
+        self.directory = directory
+        self.serves_node = serves_node
 
     def start(self) -> None:
         """Its service does that."""
@@ -100,7 +104,7 @@ class LauncherService:
 
     def last_words(self) -> str:
         """What is to be known of one that does not answer."""
-        return f"nobody listens in {self._directory}; it is run by peerload-launcher.service"
+        return f"nobody listens in {self.directory}; it is run by peerload-launcher.service"
 
 
 def start_words(module: str, flags: list[str], first: str = "") -> list[str]:

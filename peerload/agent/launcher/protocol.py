@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import msgspec
@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 SHORTAGES = ("", "memory", "gpu memory")
 """What the model has a word for, of what an attempt may be short of."""
+
+
+class StdinFed(NamedTuple):
+    """An attempt has read ``offset`` bytes of its standard input; ``is_closed``: it reads no more."""
+
+    key: str
+    offset: int
+    is_closed: bool
 
 
 def spawn_request(

@@ -43,13 +43,13 @@ is repeated, and its output asked for again from where it broke off."""
 
 
 class TaskOutputs:
-    """The followers and mirrors of one agent, by execution key. `adopt` comes before anything is fetched."""
+    """The followers and mirrors of one agent, by execution key."""
 
-    links: PeerLinks
-
-    def __init__(self, spool: Spool, node: Node, send_signal: Callable[[str, int], None]) -> None:
-        """send_signal: (key, number) to the processes of an attempt that runs here."""
+    def __init__(self, spool: Spool, node: Node, links: PeerLinks, send_signal: Callable[[str, int], None]) -> None:
+        """links: to the nodes that output is fetched from; send_signal: (key, number) to the processes of an attempt that
+        runs here."""
         self._spool = spool
+        self._links = links
         self.pace = OutputBackpressure(spool, send_signal)
         self._node = node
         self._followers: dict[str, set[Follower]] = {}
@@ -58,9 +58,8 @@ class TaskOutputs:
         self._served: collections.Counter[str] = collections.Counter()
         self._cuts: set[asyncio.Task[None]] = set()
 
-    def adopt(self, links: PeerLinks, running: Running) -> None:
-        """What is fetched comes over these links; this ran before this agent was started."""
-        self.links = links
+    def adopt(self, running: Running) -> None:
+        """Take over the attempts that ran before this agent was started."""
         self.pace.adopt(run[0] for run in running)
 
     # -- followers -----------------------------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ class TaskOutputs:
         known = self._node.home.tasks.get(uid)
         bytes_max = spool.bytes_max(followed=known is not None and known.spec.followed)
         uncut_bytes = 0
-        async for piece in self.links.fetch_output(node, request):
+        async for piece in self._links.fetch_output(node, request):
             if isinstance(piece, OutputEnd):
                 if piece.gone:
                     raise PeerloadError(f"{node} has no output of {task} (any more)")

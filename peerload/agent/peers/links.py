@@ -15,7 +15,7 @@ from peerload.agent.peers.connection import ConnectionRegistry
 from peerload.agent.peers.listener import Listener
 from peerload.agent.peers.peer_table import EARLIER_START, PeerTable, backoff_s
 from peerload.agent.peers.reachability import Reachability
-from peerload.agent.peers.streams import OutputServer, Streams
+from peerload.agent.peers.streams import Streams
 from peerload.model import metrics
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
     from peerload.agent.peers.backpressure import PeerBackpressure
     from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.duplicate_node_name import DuplicateNames
     from peerload.agent.peers.listener import NewcomerServer
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.peers.peer_table import PeerEntry
     from peerload.agent.peers.streams import Piece, StreamReader
     from peerload.agent.security_events import SecurityEvents
-    from peerload.security.tls import Credentials
 
 CLOSE_S = 2.0
 PEERS_MAX = 1000
@@ -68,7 +68,7 @@ IDLE = "it was not in use"
 _log = logging.getLogger("peerload.peer")
 
 
-class LinkOwner(OutputServer, Protocol):
+class LinkOwner(Protocol):
     """What the agent does with what comes over its links."""
 
     def deliver(self, src: str, message: Message, /) -> None:
@@ -83,12 +83,6 @@ class LinkOwner(OutputServer, Protocol):
     def send_failed(self, dst: str, message: Message, /) -> None:
         """This message was not sent."""
 
-    def name_taken(self, by: str, /) -> None:
-        """The peer at this address refuses this node, because another agent has its name."""
-
-    def copied(self, other: Identity, up_s: float, /) -> None:
-        """An agent with this node's name and database, up for so long, has proven its name."""
-
 
 class PeerLinks:
     """The links of one node. `start` listens; `dial` finds a member by address; `send` reaches one by name.
@@ -99,16 +93,15 @@ class PeerLinks:
     def __init__(
         self,
         local: LocalNode,
-        owner: LinkOwner,
-        tls: Credentials,
         security: SecurityEvents,
+        names: DuplicateNames,
         backpressure: PeerBackpressure | None = None,
         newcomers: NewcomerServer | None = None,
         peers_max: int = PEERS_MAX,
     ) -> None:
         self._local = local
-        self._owner = owner
-        self._tls = tls
+        self._owner: LinkOwner | None = None
+        self._names = names
         self._counters = security.counters
         self._backpressure = backpressure
         self._open: set[PeerConnection] = set()
@@ -118,17 +111,18 @@ class PeerLinks:
         self._unanswered: dict[str, str] = {}
         self._own_addresses: set[str] = set()
         self._table = PeerTable(security, peers_max)
-        self._connections = ConnectionRegistry(tls, self._counters)
-        self._listener = Listener(tls, self, self._connections, newcomers)
+        self._connections = ConnectionRegistry(local.tls, self._counters)
+        self._listener = Listener(local.tls, self, self._connections, newcomers)
         self.reachability = Reachability(local, self, self._table, self._connections, self._counters)
-        self.streams = Streams(local, self, self.reachability, owner)
+        self.streams = Streams(local, self, self.reachability)
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int, advertise: str = "") -> str:
-        """Listen → the `HOST:PORT` where. Other nodes are told to dial ``advertise``, if that is not empty. Raises
-        ConfigError if the address cannot be used."""
-        host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
+    async def start(self, owner: LinkOwner, host: str, port: int, advertise: str = "") -> str:
+        """Listen, and report to ``owner`` from now on → the `HOST:PORT` where. Other nodes are told to dial ``advertise``,
+        if that is not empty. Raises ConfigError if the address cannot be used."""
+        self._owner = owner
+        host, port = parse_address("listen", join_address(host, port), loopback_only=self._local.cluster.is_local)
         address = await self._listener.start(host, port)
         self._local.listens_at(advertise or address)
         self._plan_idle_check()
@@ -138,7 +132,7 @@ class PeerLinks:
     def dial(self, address: str) -> None:
         """Dial this address until a member answers there, unless it is this node's own. Raises ConfigError if it is not
         `HOST:PORT`, or another machine's and this node has no cluster directory."""
-        parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
+        parse_address("peer", address, loopback_only=self._local.cluster.is_local)
         is_own = address in self._own_addresses or address == self._local.identity.address
         if address not in self._unanswered and not is_own:
             self._unanswered[address] = ""
@@ -270,7 +264,7 @@ class PeerLinks:
         peer = self._table.entry(identity.node) if identity.node != own.node else None
         if self._table.is_name_clash(own, peer, identity):
             if (identity.node, identity.store) == (own.node, own.store):
-                self._owner.copied(identity, hello.up_s)
+                self._names.copy_proven(identity, hello.up_s)
             else:
                 self._refuse_name(connection, identity)
             connection.reason = f"another agent is called {identity.node}"
@@ -294,7 +288,7 @@ class PeerLinks:
         peer.add(connection, identity)
         self.reachability.link_made(peer, connection)
         self._counters[metrics.PEER_LINKS_OPENED] += 1
-        self._owner.met(hello)
+        self._reports_to.met(hello)
         self.writable(connection)
         return True
 
@@ -303,7 +297,7 @@ class PeerLinks:
         if identity.node != self._local.identity.node:
             self._write(connection, identity.node, NameTaken())
         elif connection.dialled:
-            self._owner.name_taken(identity.address or connection.address)
+            self._names.refused(identity.address or connection.address)
 
     def _notify_earlier_start(self, peer: PeerEntry, identity: Identity) -> None:
         """Tell an earlier start of an agent where the later one is, before its links close: if the earlier one is alive,
@@ -318,7 +312,7 @@ class PeerLinks:
         """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled once."""
         connection.close(f"another agent is called {self._local.identity.node}")
         if not message.at:
-            self._owner.name_taken(connection.hello.identity.address if connection.hello is not None else "")
+            self._names.refused(connection.hello.identity.address if connection.hello is not None else "")
         else:
             self.dial_copy(message.at)
 
@@ -349,7 +343,7 @@ class PeerLinks:
     def _deliver(self, connection: PeerConnection, node: str, message: Message) -> None:
         self._counters[metrics.PEER_MESSAGES_RECEIVED] += 1
         _mark_used(connection, message)
-        self._owner.deliver(node, message)
+        self._reports_to.deliver(node, message)
         if self._backpressure is not None and self._backpressure.queued(connection, node, connection.frame_bytes):
             self.drop("too many messages at once", node)
 
@@ -414,7 +408,7 @@ class PeerLinks:
 
     async def _dial_once(self, address: str) -> None:
         with contextlib.suppress(LinkUnavailable, ConfigError):
-            parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
+            parse_address("peer", address, loopback_only=self._local.cluster.is_local)
             await self._connections.open(address, address, self)
 
     def _dial_peer(self, peer: PeerEntry) -> None:
@@ -451,7 +445,7 @@ class PeerLinks:
     def _give_up(self, peer: PeerEntry, reason: str) -> None:
         self._counters[metrics.PEER_UNREACHABLE] += 1
         self._fail(peer.node, peer.take_all())
-        asyncio.get_running_loop().call_soon(self._owner.unreachable, peer.node, reason)
+        asyncio.get_running_loop().call_soon(self._reports_to.unreachable, peer.node, reason)
 
     # -- idle links ----------------------------------------------------------------------------------------------------
 
@@ -477,6 +471,11 @@ class PeerLinks:
         """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
         self._table.drop(why, who, detail)
 
+    @property
+    def _reports_to(self) -> LinkOwner:
+        assert self._owner is not None, "start comes first"
+        return self._owner
+
     def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
         boot = link.hello.identity.boot if link.hello is not None else ""
         try:
@@ -494,7 +493,7 @@ class PeerLinks:
         loop = asyncio.get_running_loop()
         for message in messages:
             self._counters[metrics.PEER_SEND_ERRORS] += 1
-            loop.call_soon(self._owner.send_failed, dst, message)
+            loop.call_soon(self._reports_to.send_failed, dst, message)
 
     def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """Run this in the background until it ends or the links are closed."""

@@ -40,7 +40,7 @@ Piece = OutputChunk | OutputEnd
 class OutputServer(Protocol):
     """Source of outputs."""
 
-    def serve_output(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
+    def serve(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
         """The pieces of an output, OutputEnd the last. src: the node that asks."""
         raise NotImplementedError
 
@@ -73,18 +73,22 @@ class StreamDialer(Protocol):
 class Streams:
     """The streams of one node in both directions."""
 
-    def __init__(self, local: LocalNode, links: Links, dialer: StreamDialer, outputs: OutputServer) -> None:
+    def __init__(self, local: LocalNode, links: Links, dialer: StreamDialer) -> None:
         self._local = local
         self._links = links
         self._dialer = dialer
-        self._outputs = outputs
         self._fetched = 0
+        self._outputs: OutputServer | None = None
         self._forwards: StreamServer | None = None
         self._inputs: StreamServer | None = None
         self._servers: dict[PeerConnection, StreamServer] = {}
         self.served: dict[PeerConnection, asyncio.Task[None] | None] = {}
         """Connections that other nodes made, with the task that writes an output; None: no output was requested."""
         self._unasked: dict[PeerConnection, str] = {}
+
+    def serve_outputs(self, server: OutputServer) -> None:
+        """Serve the outputs of attempts that ran here from now on."""
+        self._outputs = server
 
     def serve_forwards(self, server: StreamServer) -> None:
         """Serve the clients of other nodes from now on."""
@@ -147,11 +151,11 @@ class Streams:
             )
             return
         is_taken = connection in self._servers or self.served.get(connection) is not None
-        if is_taken or not isinstance(message, OutputRequest):
+        if is_taken or self._outputs is None or not isinstance(message, OutputRequest):
             self._links.drop("no output request", connection.certified)
             connection.close("no output request")
             return
-        pieces = self._outputs.serve_output(node, message)
+        pieces = self._outputs.serve(node, message)
         work = write_output(connection, pieces, lambda piece: self._local.envelope(piece, node, boot))
         self.served[connection] = self._links.spawn(work, f"output for {node}")
 

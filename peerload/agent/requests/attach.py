@@ -15,10 +15,12 @@ from peerload.model.events import AttendRequested, ClientGone, DetachRequested
 
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.pending_replies import PendingReplies
+    from peerload.agent.control.core_requests import CoreRequests
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.parts import Parts
-    from peerload.agent.stdin.stdin_store import StoredStdin
+    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
+    from peerload.agent.store.disk_space import DiskSpace
+    from peerload.core.node import Node
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord
     from peerload.wire import control
@@ -28,13 +30,24 @@ FEEDER_GRACE_S = 30.0
 
 
 class AttachRequests:
-    """One per agent."""
+    """Of one agent: which clients are with which tasks, and what comes from them."""
 
-    def __init__(self, parts: Parts, names: TaskIds, pending: PendingReplies) -> None:
-        self._parts = parts
-        self._names = names
-        self._pending = pending
-        self._numbers: dict[Connection, int] = {}
+    def __init__(
+        self,
+        core: CoreRequests,
+        task_ids: TaskIds,
+        stdin: StdinStore,
+        forwarding: StdinForwarding,
+        disk: DiskSpace,
+        node: Node,
+    ) -> None:
+        self._core = core
+        self._task_ids = task_ids
+        self._stdin = stdin
+        self._forwarding = forwarding
+        self._disk = disk
+        self._node = node
+        self._client_numbers: dict[Connection, int] = {}
         self._counted = 0
         self._expected: list[asyncio.TimerHandle] = []
         self._minded: set[Connection] = set()
@@ -48,14 +61,14 @@ class AttachRequests:
         if source is None:
             connection.ok(request.id, {"offset": 0, "wanted": False, "ended": True})
             return
-        self._parts.disk.admit_input(len(request.data))
+        self._disk.admit_input(len(request.data))
         self._take_over(connection, record, source, request)
         source.uid = record.uid
         source.add(request.data, request.offset)
-        self._parts.feeding.came(record, source)
+        self._forwarding.came(record, source)
         if request.ends:
             await source.finish()
-        self._parts.feeding.sent(record.uid)
+        self._forwarding.sent(record.uid)
         connection.ok(request.id, await source.room())
 
     def _take_over(
@@ -68,22 +81,22 @@ class AttachRequests:
         if (request.data or request.ends or request.offset is not None) and source.feeder is not connection:
             source.feeder = connection
             source.ends_with_feeder = request.is_source and not is_shared
-            self.minds(connection)
+            self.watch_connection(connection)
 
     def _is_terminal(self, record: TaskRecord) -> bool:
-        task = self._parts.node.home.tasks.get(record.uid)
+        task = self._node.home.tasks.get(record.uid)
         return task is not None and task.spec.terminal is not None
 
     def _record(self, ref: str) -> TaskRecord:
         """The newest record; without a look at the disk as long as the task has not ended."""
-        task = self._parts.node.home.by_id.get(self._names.full(ref))
-        return task.record if task is not None else self._names.single(ref)
+        task = self._node.home.by_id.get(self._task_ids.full(ref))
+        return task.record if task is not None else self._task_ids.single(ref)
 
     def _source(self, record: TaskRecord) -> StoredStdin | None:
         """Its input; None if that is over. Raises BadRequest if it never had one."""
         if not record.input:
             raise BadRequest(f"{record.task} does not read its standard input", why="it was submitted without one")
-        return None if record.state.is_final else self._parts.inputs.get(record.input)
+        return None if record.state.is_final else self._stdin.get(record.input)
 
     def resize(self, connection: Connection, request: control.Resize) -> None:
         """The window of a task's terminal is another."""
@@ -93,25 +106,25 @@ class AttachRequests:
         source = self._source(record)
         if source is not None:
             source.resize(request.rows, request.columns)
-            self._parts.feeding.resized(record.uid)
+            self._forwarding.resized(record.uid)
         connection.ok(request.id, {})
 
     def attend(self, connection: Connection, request: control.Attend) -> None:
         """The client of a task is there again."""
-        name = self._names.full(request.task)
-        client = self.attends(connection)
-        number = self._pending.expect(connection, request.id)
-        self._parts.inbox.put(AttendRequested(number, client, name))
+        name = self._task_ids.full(request.task)
+        client = self.client_number(connection)
+        number = self._core.expect(connection, request.id)
+        self._core.put(AttendRequested(number, client, name))
 
-    def attends(self, connection: Connection) -> int:
+    def client_number(self, connection: Connection) -> int:
         """This connection attends tasks: its end matters. → what the core knows it by."""
-        if connection not in self._numbers:
+        if connection not in self._client_numbers:
             self._counted += 1
-            self._numbers[connection] = self._counted
-            self.minds(connection)
-        return self._numbers[connection]
+            self._client_numbers[connection] = self._counted
+            self.watch_connection(connection)
+        return self._client_numbers[connection]
 
-    def minds(self, connection: Connection) -> None:
+    def watch_connection(self, connection: Connection) -> None:
         """Be told when it is gone."""
         if connection not in self._minded:
             self._minded.add(connection)
@@ -121,33 +134,33 @@ class AttachRequests:
         """The client of a task goes, and the task is to run on."""
         record = self._record(request.task)
         if record.input and not record.state.is_final:
-            source = self._parts.inputs.get(record.input)
+            source = self._stdin.get(record.input)
             if source.feeder is connection:
                 await source.leave()
-        self._parts.inbox.put(DetachRequested(self._pending.expect(connection, request.id), record.task))
+        self._core.put(DetachRequested(self._core.expect(connection, request.id), record.task))
 
     # -- going ---------------------------------------------------------------------------------------------------------
 
     def _gone(self, connection: Connection) -> None:
         """A client hung up, or was ended."""
         self._minded.discard(connection)
-        client = self._numbers.pop(connection, 0)
-        for source in self._parts.inputs.left_by(connection):
+        client = self._client_numbers.pop(connection, 0)
+        for source in self._stdin.left_by(connection):
             source.feeder = None
             if not client and source.ends_with_feeder:
                 source.end()
-                self._parts.feeding.sent(source.uid)
+                self._forwarding.sent(source.uid)
         if client:
-            self._parts.inbox.put(ClientGone(client))
+            self._core.put(ClientGone(client))
 
     def restored(self) -> None:
         """This agent was restarted: clients that were sending the input of tasks which nobody has to attend have a while to
         come back; then it ends there. What was left open by its client stays so."""
-        for task in list(self._parts.node.home.tasks.values()):
+        for task in list(self._node.home.tasks.values()):
             if not task.record.input:
                 continue
-            source = self._parts.inputs.get(task.record.input)
-            self._parts.feeding.came(task.record, source)
+            source = self._stdin.get(task.record.input)
+            self._forwarding.came(task.record, source)
             if task.record.attended:
                 continue
             if not (source.has_ended or source.was_left):
@@ -155,16 +168,16 @@ class AttachRequests:
                 self._expected.append(loop.call_later(FEEDER_GRACE_S, self._not_back, task.uid))
 
     def _not_back(self, uid: bytes) -> None:
-        task = self._parts.node.home.tasks.get(uid)
+        task = self._node.home.tasks.get(uid)
         if task is not None and task.record.input:
-            source = self._parts.inputs.get(task.record.input)
+            source = self._stdin.get(task.record.input)
             if source.feeder is None and not source.was_left:
                 source.end()
-                self._parts.feeding.sent(uid)
+                self._forwarding.sent(uid)
 
     def changed(self, action: TaskChanged) -> None:
         """A task of this home has another record."""
-        self._parts.feeding.changed(action)
+        self._forwarding.changed(action)
 
     def close(self) -> None:
         """Wait for nobody any more."""

@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from peerload.agent.node_info import now
 from peerload.core.membership.membership import PeerState
 from peerload.model.events import CancelledAttempt, EndAsked
 from peerload.model.task import TaskState, execution_key
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.parts import Parts
+    from peerload.agent.control.core_requests import CoreRequests
+    from peerload.core.node import Node
     from peerload.model.task import TaskRecord
     from peerload.wire import control
 
@@ -43,10 +45,11 @@ class CancelWatch:
 
 
 class CancelWaits:
-    """One per agent."""
+    """The clients of one agent that wait for the end of cancelled tasks."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, core: CoreRequests, node: Node) -> None:
+        self._core = core
+        self._node = node
         self._watches: set[CancelWatch] = set()
 
     def gone(self, key: str) -> None:
@@ -71,7 +74,7 @@ class CancelWaits:
         """Answer when no process of these tasks is left, or time is up."""
         left = {key: attempt for record in records for key, attempt in _attempts(record)}
         newest_s = max((record.ended_at for record in records if record.state is TaskState.CANCELLED), default=0.0)
-        wait = _Wait(self._parts, connection, request.id, left, newest_s)
+        wait = _Wait(self._core, self._node, connection, request.id, left, newest_s)
         timed_out = False
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -86,17 +89,24 @@ class _Wait:
     """One client's; ``left`` shrinks."""
 
     def __init__(
-        self, parts: Parts, connection: Connection, number: int, left: dict[str, CancelledAttempt], cancelled_at: float
+        self,
+        core: CoreRequests,
+        node: Node,
+        connection: Connection,
+        number: int,
+        left: dict[str, CancelledAttempt],
+        cancelled_at: float,
     ) -> None:
-        self._parts = parts
+        self._core = core
+        self._node = node
         self._connection = connection
         self._number = number
         self._left = left
         self._told: list[dict[str, object]] = []
         self._known: set[str] = set()
-        obeyed_s = cancelled_at - parts.now().wall_s + parts.node.state.config.kill_after_s + OBEYS_AFTER_S
+        obeyed_s = cancelled_at - now().wall_s + node.state.config.kill_after_s + OBEYS_AFTER_S
         now_s = asyncio.get_running_loop().time()
-        self._query_s = now_s + min(max(obeyed_s, 0.0), parts.node.state.config.kill_after_s + OBEYS_AFTER_S)
+        self._query_s = now_s + min(max(obeyed_s, 0.0), node.state.config.kill_after_s + OBEYS_AFTER_S)
         self._say_s = now_s + SAY_AFTER_S
 
     async def run(self, watch: CancelWatch) -> None:
@@ -124,7 +134,7 @@ class _Wait:
 
     async def _ask(self, *, query: bool) -> None:
         """Have the core look again; what was at a node that its user has declared gone for good is gone."""
-        membership = self._parts.node.membership
+        membership = self._node.membership
         for node in {attempt.node for attempt in self._left.values()}:
             if membership.get(node) is not None:
                 self._known.add(node)
@@ -133,12 +143,12 @@ class _Wait:
                     del self._left[key]
         attempts = list(self._left.values())
         for first in range(0, len(attempts), ATTEMPTS_AT_A_TIME):
-            self._parts.inbox.put(EndAsked(tuple(attempts[first : first + ATTEMPTS_AT_A_TIME]), query=query))
+            self._core.put(EndAsked(tuple(attempts[first : first + ATTEMPTS_AT_A_TIME]), query=query))
             await asyncio.sleep(0)
 
     def _say(self) -> None:
         """On whom it depends, when that has changed."""
-        membership, own = self._parts.node.membership, self._parts.config.node
+        membership, own = self._node.membership, self._node.state.node
         waits_for: list[dict[str, object]] = []
         for node, tasks in sorted(Counter(attempt.node for attempt in self._left.values()).items()):
             peer = membership.get(node)

@@ -10,40 +10,53 @@ from peerload.model.errors import BadRequest
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.parts import Parts
-    from peerload.agent.store.retention import Removed
+    from peerload.agent.requests.durable_reads import DurableReads
+    from peerload.agent.store.retention import Removed, TaskRemover
+    from peerload.core.node import Node
     from peerload.wire import control
 
 REASON = "peerload clean"
 
 
-async def cleaned(parts: Parts, names: TaskIds, connection: Connection, request: control.Clean) -> None:
-    """Do it, and say what has gone. Raises BadRequest if one that is named has not ended, NoSuchTask if there is none."""
-    if request.tasks and request.keep:
-        raise BadRequest("clean: tasks are named, or the newest are kept; not both")
-    for name in await names.all_known(request.tasks):
-        if unfinished := len(parts.node.home.named(name)):
-            of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
-            raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")
-    wanted = RemovalCriteria(
-        before=parts.store.date.now() - request.older_s if request.older_s else float("inf"),
-        states=request.states,
-        keep=request.keep,
-        named=tuple((meant.counter, *span) for meant in map(names.meant, request.tasks) for span in meant.ranges),
-        with_output=request.outputs_only,
-        who="" if connection.caller.sees_all else connection.caller.who,
-    )
+class CleanRequests:
+    """The verb `clean` of one agent."""
 
-    async def tell(removed: Removed) -> None:
-        names, removed.names = removed.names, []
-        await connection.tell(request.id, {"tasks": names})
+    def __init__(self, remover: TaskRemover, reads: DurableReads, task_ids: TaskIds, node: Node) -> None:
+        self._remover = remover
+        self._reads = reads
+        self._task_ids = task_ids
+        self._node = node
 
-    gone = await parts.retention.remove(
-        wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell
-    )
-    if gone.tasks and not request.dry_run:
-        what = "the outputs of" if request.outputs_only else ""
-        reason = f"{what} {gone.tasks} ended tasks, {gone.output_bytes} bytes of output: {REASON}".strip()
-        parts.journal.happened("store", "removed", reason=reason)
-    counts = {"outputs": gone.outputs, "output_bytes": gone.output_bytes, "in_use": gone.in_use}
-    connection.ok(request.id, {"removed": gone.tasks, **counts})
+    async def clean(self, connection: Connection, request: control.Clean) -> None:
+        """Remove ended tasks, and tell which. Raises BadRequest if one that is named has not ended, NoSuchTask if there is
+        none."""
+        if request.tasks and request.keep:
+            raise BadRequest("clean: tasks are named, or the newest are kept; not both")
+        for name in await self._task_ids.all_known(request.tasks):
+            if unfinished := len(self._node.home.named(name)):
+                of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
+                raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")
+        wanted = RemovalCriteria(
+            before=self._reads.store.date.now() - request.older_s if request.older_s else float("inf"),
+            states=request.states,
+            keep=request.keep,
+            named=tuple(
+                (meant.counter, *span) for meant in map(self._task_ids.meant, request.tasks) for span in meant.ranges
+            ),
+            with_output=request.outputs_only,
+            who="" if connection.caller.sees_all else connection.caller.who,
+        )
+
+        async def tell(removed: Removed) -> None:
+            names, removed.names = removed.names, []
+            await connection.tell(request.id, {"tasks": names})
+
+        gone = await self._remover.remove(
+            wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell
+        )
+        if gone.tasks and not request.dry_run:
+            what = "the outputs of" if request.outputs_only else ""
+            reason = f"{what} {gone.tasks} ended tasks, {gone.output_bytes} bytes of output: {REASON}".strip()
+            self._reads.event_log.happened("store", "removed", reason=reason)
+        counts = {"outputs": gone.outputs, "output_bytes": gone.output_bytes, "in_use": gone.in_use}
+        connection.ok(request.id, {"removed": gone.tasks, **counts})

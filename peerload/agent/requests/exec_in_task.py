@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from peerload.agent.accounts.environment import variables_of
-from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.requests.live_usage import running_here
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -23,8 +22,14 @@ from peerload.model.task import Exit, TaskSpec
 
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
-    from peerload.agent.parts import Parts
-    from peerload.agent.stdin.stdin_store import StoredStdin
+    from peerload.agent.control.task_ids import TaskIds
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.output.output import TaskOutputs
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
+    from peerload.agent.store.disk_space import DiskSpace
+    from peerload.core.node import Node
     from peerload.model.events import Event
     from peerload.wire import control
 
@@ -35,7 +40,7 @@ SIGKILL = 9
 
 
 class Command(NamedTuple):
-    """One command: ``connection`` is the client that asked for it, ``end`` how it ended, ``input`` what it reads."""
+    """One command: the client that asked for it, how it ended, and its standard input."""
 
     connection: Connection
     end: asyncio.Future[Exit]
@@ -45,11 +50,10 @@ class Command(NamedTuple):
 class InsideCommands:
     """The commands under way, by the keys that the launcher knows them by; one per agent."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, launcher: LauncherLink, spool: Spool) -> None:
+        self._launcher = launcher
+        self._spool = spool
         self._commands: dict[str, Command] = {}
-
-    # -- the launcher --------------------------------------------------------------------------------------------------
 
     def heard(self, event: Event) -> bool:
         """Take an event about one of these commands. False if it is about something else."""
@@ -61,10 +65,8 @@ class InsideCommands:
             self._drop(key)
         elif isinstance(event, TaskEnded) and command is not None and not command.end.done():
             command.end.set_result(event.exit)
-            self._parts.output.ended(key, event.exit.stdout_bytes, event.exit.stderr_bytes)
         elif isinstance(event, TaskLost) and command is not None and not command.end.done():
             command.end.set_exception(PeerloadError("the command was lost", why=event.reason))
-            self._parts.output.ended(key, *self._parts.spool.sizes(key))
         return True
 
     def listed(self, ready: LauncherReady) -> LauncherReady:
@@ -80,7 +82,7 @@ class InsideCommands:
         if not mine:
             return ready
         for key in mine - self._commands.keys():
-            self._parts.launcher.signal(key, SIGKILL)
+            self._launcher.signal(key, SIGKILL)
             self._drop(key)
         return msgspec.structs.replace(
             ready,
@@ -89,64 +91,122 @@ class InsideCommands:
             frozen=tuple(key for key in ready.frozen if key not in mine),
         )
 
-    def adopt(self) -> None:
-        """A launcher was listed: tell it again how much there is to read."""
-        for key, command in self._commands.items():
-            if command.input is not None:
-                self._parts.feeding.grown(key, command.input)
+    def add(self, key: str, command: Command) -> None:
+        """A client wants this command. Raises SlowDown if there are too many."""
+        if len(self._commands) >= COMMANDS_MAX:
+            raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are under way")
+        self._commands[key] = command
+
+    def start(self, action: SpawnTask, inside: str, owner: int) -> None:
+        """Have the launcher start a command inside an attempt, as the user with this uid."""
+        stdout, stderr = self._spool.paths(action.key)
+        source = self._commands[action.key].input
+        path = "" if source is None else str(source.path)
+        self._launcher.spawn(action, stdout, stderr, {}, path, owner=owner, inside=inside)
+
+    def finish(self, key: str) -> None:
+        """The client waits no more: a command that has not ended is killed, and dropped when its end comes."""
+        end = self._commands.pop(key).end
+        is_over = end.done() and not end.cancelled()
+        if not is_over or end.exception() is not None:
+            self._launcher.signal(key, SIGKILL)
+        if is_over:
+            self._drop(key)
+
+    def get(self, connection: Connection, key: str) -> Command:
+        """A command of this client. Raises BadRequest."""
+        command = self._commands.get(key)
+        if command is None or command.connection is not connection:
+            raise BadRequest("no such command", why="it has ended, or is another client's")
+        return command
+
+    def resize(self, connection: Connection, request: control.Resize) -> None:
+        """Set the size of the window of a command's terminal."""
+        self.get(connection, request.command)
+        self._launcher.resize(request.command, request.rows, request.columns)
+        connection.ok(request.id, {})
+
+    def signal(self, connection: Connection, request: control.Signal) -> None:
+        """Send a signal to the processes of a command."""
+        self.get(connection, request.command)
+        self._launcher.signal(request.command, request.signal)
+        connection.ok(request.id, {})
+
+    def written(self, key: str, end: asyncio.Future[Exit]) -> tuple[int, int]:
+        """How much a command has written that ended, or was lost."""
+        if end.cancelled() or end.exception() is not None:
+            return self._spool.sizes(key)
+        return end.result().stdout_bytes, end.result().stderr_bytes
+
+    @property
+    def is_possible(self) -> bool:
+        """True if the launcher can start a command inside a task."""
+        return self._launcher.goes_inside
 
     def _drop(self, key: str) -> None:
-        self._parts.launcher.forget(key)
-        self._parts.spool.drop(key)
+        self._launcher.forget(key)
+        self._spool.drop(key)
 
-    # -- one command ---------------------------------------------------------------------------------------------------
+
+class ExecRequests:
+    """The verb `exec`, and the input of its commands."""
+
+    def __init__(
+        self,
+        commands: InsideCommands,
+        node: Node,
+        task_ids: TaskIds,
+        output: TaskOutputs,
+        stdin: StdinStore,
+        forwarding: StdinForwarding,
+        disk: DiskSpace,
+    ) -> None:
+        self.commands = commands
+        self._node = node
+        self._task_ids = task_ids
+        self._output = output
+        self._stdin = stdin
+        self._forwarding = forwarding
+        self._disk = disk
 
     async def run(self, connection: Connection, request: control.Exec) -> None:
         """Run a command inside a task; its client gets the output as it comes, then the exit."""
-        parts = self._parts
         inside, action, owner = self._order(request)
         key = action.key
-        source = parts.inputs.get(key) if request.takes_input else None
+        source = self._stdin.get(key) if request.takes_input else None
         end: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-        self._commands[key] = Command(connection, end, source)
+        end.add_done_callback(lambda end: self._output.ended(key, *self.commands.written(key, end)))
+        self.commands.add(key, Command(connection, end, source))
         try:
             await connection.tell(request.id, {"stream": 1, "offset": 0, "data": b"", "command": key})
-            stdout, stderr = parts.spool.paths(key)
-            path = "" if source is None else str(source.path)
-            parts.launcher.spawn(action, stdout, stderr, {}, path, owner=owner, inside=inside)
+            self.commands.start(action, inside, owner)
             if source is not None:
                 source.is_cut = True  # it is read once
-                parts.feeding.begin_command(key, source)
-            async with contextlib.aclosing(parts.output.follow(key)) as pieces:
+                self._forwarding.begin_command(key, source)
+            async with contextlib.aclosing(self._output.follow(key)) as pieces:
                 async for stream, offset, data in pieces:
                     await connection.tell(request.id, {"stream": stream, "offset": offset, "data": data})
             exit_ = await end
         finally:
-            del self._commands[key]
-            parts.feeding.end_command(key)
-            parts.inputs.drop(key)
-            if not end.done() or end.exception() is not None:
-                parts.launcher.signal(key, SIGKILL)  # its end drops it
-            if end.done():
-                self._drop(key)
+            self._forwarding.end_command(key)
+            self._stdin.drop(key)
+            self.commands.finish(key)
         told = {"exit_code": exit_.exit_code, "signal": exit_.signal, "reason": exit_.reason}
         connection.ok(request.id, told)
 
     def _order(self, request: control.Exec) -> tuple[str, SpawnTask, int]:
         """The key of the attempt that it goes inside of, what the launcher is to start, and the uid of the task's user here.
         Raises BadRequest, SlowDown."""
-        parts, here = self._parts, self._parts.config.node
-        key, task = running_here(parts, TaskIds(parts), request.task)
+        node, here = self._node, self._node.state.node
+        key, task = running_here(node, self._task_ids, request.task)
         if not key:
             raise BadRequest(f"{task} does not run on {here}", hint=f"where it is:  peerload show {task}")
-        if not parts.launcher.goes_inside:
+        if not self.commands.is_possible:
             hint = "peerload down --all ; peerload up"
             raise BadRequest("the launcher here is of an earlier version, which knows no commands inside", hint=hint)
-        if len(self._commands) >= COMMANDS_MAX:
-            raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are under way")
-        guest = parts.node.executor.guests.get(key)
-        own = parts.node.home.by_id[task] if guest is None else None
-        spec, home = (guest.spec, guest.home) if guest is not None else (parts.node.home.by_id[task].spec, here)
+        guest = node.executor.guests.get(key)
+        own = node.home.by_id[task] if guest is None else None
+        spec, home = (guest.spec, guest.home) if guest is not None else (node.home.by_id[task].spec, here)
         command = TaskSpec(
             request.argv,
             b"/",
@@ -161,35 +221,14 @@ class InsideCommands:
         action = SpawnTask(PREFIX + secrets.token_hex(8), task, 1, home, command)
         return key, action, -1 if own is None else own.terms.owner
 
-    # -- its client ----------------------------------------------------------------------------------------------------
-
     async def input(self, connection: Connection, request: control.Input) -> None:
         """More of a command's standard input; answered when there is room for more than this."""
-        source = self._of(connection, request.command).input
+        source = self.commands.get(connection, request.command).input
         if source is None:
             raise BadRequest("this command does not read its standard input", why="it was started without one")
-        self._parts.disk.admit_input(len(request.data))
+        self._disk.admit_input(len(request.data))
         source.add(request.data, request.offset)
         if request.ends:
             source.end()
-        self._parts.feeding.grown(request.command, source)
+        self._forwarding.grown(request.command, source)
         connection.ok(request.id, await source.room())
-
-    def resize(self, connection: Connection, request: control.Resize) -> None:
-        """The window of a command's terminal is another."""
-        self._of(connection, request.command)
-        self._parts.launcher.resize(request.command, request.rows, request.columns)
-        connection.ok(request.id, {})
-
-    def signal(self, connection: Connection, request: control.Signal) -> None:
-        """Send a signal to the processes of a command."""
-        self._of(connection, request.command)
-        self._parts.launcher.signal(request.command, request.signal)
-        connection.ok(request.id, {})
-
-    def _of(self, connection: Connection, key: str) -> Command:
-        """A command of this client. Raises BadRequest."""
-        command = self._commands.get(key)
-        if command is None or command.connection is not connection:
-            raise BadRequest("no such command", why="it has ended, or is another client's")
-        return command

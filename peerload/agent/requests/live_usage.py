@@ -10,7 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.agent.control.task_ids import REF
-from peerload.agent.requests import remote_task_view
+from peerload.agent.node_info import now
+from peerload.agent.views import remote_task
 from peerload.core.tasks.work import HomePhase, RemotePhase
 from peerload.model.task import execution_key
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.parts import Parts
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceGrant, DeviceState
 
 FRESH_S = 0.5
@@ -41,31 +43,32 @@ class UsageReading(NamedTuple):
 
 
 class LiveUsage:
-    """One per agent."""
+    """Reads of one agent, with the last reading of each task."""
 
-    def __init__(self, parts: Parts, names: TaskIds) -> None:
-        self._parts = parts
-        self._names = names
+    def __init__(self, node: Node, launcher: LauncherLink, task_ids: TaskIds) -> None:
+        self._node = node
+        self._launcher = launcher
+        self._task_ids = task_ids
         self._lock = asyncio.Lock()
         self._last: dict[str, UsageReading] = {}
 
     async def about(self, refs: Sequence[str]) -> list[dict[str, object]]:
         """Of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes gpus, null for what is not
         known. Raises NoSuchTask and BadRequest for a name that no task of this home has."""
-        keys = {key: task for ref in refs for key, task in [running_here(self._parts, self._names, ref)] if key}
+        keys = {key: task for ref in refs for key, task in [running_here(self._node, self._task_ids, ref)] if key}
         async with self._lock:  # who comes meanwhile finds it fresh
             await self._look([key for key in keys if not self._is_fresh(key)])
         return [self._told(task, key, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
 
     def _is_fresh(self, key: str) -> bool:
         last = self._last.get(key)
-        return last is not None and self._parts.now().boot_s - last.at_s < FRESH_S
+        return last is not None and now().boot_s - last.at_s < FRESH_S
 
     async def _look(self, keys: list[str]) -> None:
         """Have the launcher read these."""
         if not keys:
             return
-        told = await self._parts.launcher.usage(keys)
+        told = await self._launcher.usage(keys)
         if not told:
             return
         at_s = float(told["at_s"])
@@ -79,26 +82,26 @@ class LiveUsage:
     def _told(self, task: str, key: str, reading: UsageReading) -> dict[str, Any]:
         return {
             "id": task,
-            "node": self._parts.config.node,
+            "node": self._node.state.node,
             "cpu_s": reading.cpu_s if reading.cpu_s >= 0 else None,
             "cpus_busy": reading.cpus_busy,
             "memory_bytes": reading.memory_bytes if reading.memory_bytes >= 0 else None,
             "processes": reading.processes,
-            "gpus": [_gpu(state, state.grants[key]) for state in self._parts.node.ledger.devices.of_grant(key)],
+            "gpus": [_gpu(state, state.grants[key]) for state in self._node.ledger.devices.of_grant(key)],
         }
 
 
-def running_here(parts: Parts, names: TaskIds, ref: str) -> tuple[str, str]:
+def running_here(node: Node, task_ids: TaskIds, ref: str) -> tuple[str, str]:
     """The key and the whole id of the attempt of this task that runs here; no key if none does. Raises NoSuchTask and
     BadRequest for a name that no task of this home has."""
-    guest = remote_task_view.find(parts, ref)
+    guest = remote_task.find(node, ref)
     if guest is not None:
         return (guest.key if guest.phase is RemotePhase.HERE else ""), guest.task
     parsed = REF.fullmatch(ref)
-    if parsed is not None and parsed["home"] not in (None, parts.config.node):
+    if parsed is not None and parsed["home"] not in (None, node.state.node):
         return "", ref
-    record = names.single(ref)
-    task = parts.node.home.tasks.get(record.uid)
+    record = task_ids.single(ref)
+    task = node.home.tasks.get(record.uid)
     is_here = task is not None and task.phase is HomePhase.HERE and task.running_at
     return (execution_key(record.uid, record.attempt) if is_here else ""), record.task
 

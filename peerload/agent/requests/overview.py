@@ -12,9 +12,10 @@ import pwd
 import secrets
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.control.authorization import user_shown
+from peerload.agent.node_info import now
 from peerload.agent.views import node as node_answers
 from peerload.agent.views import task as answers
 from peerload.core.tasks.work import HomePhase, RemotePhase
@@ -22,9 +23,15 @@ from peerload.core.tasks.work import HomePhase, RemotePhase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.principal import Principal
-    from peerload.agent.parts import Parts
+    from peerload.agent.store.reader import StoreReader
+    from peerload.agent.store.store import Store
+    from peerload.agent.views.agent import AgentView
+    from peerload.agent.views.cluster import ClusterView
+    from peerload.agent.views.node import NodesView
     from peerload.core.membership.membership import PeerInfo
+    from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask, RemoteTask
     from peerload.wire import control
 
@@ -92,12 +99,22 @@ class RevisionIndex:
         return [name for name, number in self._gone.items() if number > since]
 
 
-class OverviewCache:
-    """Who sees all tasks shares one; the others have one each, for their own."""
+class OverviewViews(NamedTuple):
+    """The views of nodes that an overview is made of."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._all = OverviewBuilder(parts, None)
+    agent: AgentView
+    nodes: NodesView
+    cluster: ClusterView
+
+
+class OverviewCache:
+    """The overviews of one agent: callers who see all tasks share one, the others have one each, for their own."""
+
+    def __init__(self, node: Node, access: Authorization, store: Store, views: OverviewViews) -> None:
+        self._node = node
+        self._access = access
+        self._views = views
+        self._all = OverviewBuilder(node, access, store, self._views, None)
         self._each: OrderedDict[str, OverviewBuilder] = OrderedDict()
 
     def of(self, caller: Principal) -> OverviewBuilder:
@@ -106,7 +123,9 @@ class OverviewCache:
             return self._all
         found = self._each.get(caller.who)
         if found is None:
-            found = self._each[caller.who] = OverviewBuilder(self._parts, caller)
+            store = self._access.store(caller)
+            found = OverviewBuilder(self._node, self._access, store, self._views, caller)
+            self._each[caller.who] = found
             if len(self._each) > VIEWERS_KEPT_MAX:
                 self._each.popitem(last=False)
         self._each.move_to_end(caller.who)
@@ -116,10 +135,19 @@ class OverviewCache:
 class OverviewBuilder:
     """The answers to `control.Overview`. caller: whose tasks are told of alone; None: all."""
 
-    def __init__(self, parts: Parts, caller: Principal | None) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        node: Node,
+        access: Authorization,
+        store: StoreReader,
+        views: OverviewViews,
+        caller: Principal | None,
+    ) -> None:
+        self._node = node
+        self._access = access
+        self._store = store
+        self._views = views
         self._caller = caller
-        self._store = parts.store if caller is None else parts.access.store(caller)
         self._name = secrets.token_hex(4)
         self._user = own_user()
         self._number = 0
@@ -131,9 +159,9 @@ class OverviewBuilder:
         """What has changed since ``request.since``, or all there is, ``complete``, where that is not known here."""
         began_s = time.thread_time()
         self._number += 1
-        boot = f"{self._parts.identity.boot}-{self._name}"
+        boot = f"{self._node.state.identity.boot}-{self._name}"
         since = self._since(request.since, boot)
-        peers = {peer.identity.node: peer for peer in self._parts.node.membership}
+        peers = {peer.identity.node: peer for peer in self._node.membership}
         tasks, counts = self._chosen()
         guests = self._guests_here()
         self._nodes.look(self._number, {name: self._node_mark(peer) for name, peer in peers.items()})
@@ -143,12 +171,12 @@ class OverviewBuilder:
         is_complete = since == 0 or any(since < table.whole_from for table in tables)
         if is_complete:
             since = 0
-        agent = node_answers.agent_object(self._parts)
+        agent = self._views.agent.info()
         told: dict[str, object] = {
             "revision": f"{boot}.{self._number}",
             "complete": is_complete,
             "agent": {key: agent[key] for key in AGENT_KEYS},
-            "nodes": node_answers.some_nodes(self._parts, [peers[name] for name in sorted(self._nodes.changed(since))]),
+            "nodes": self._views.nodes.objects_of([peers[name] for name in sorted(self._nodes.changed(since))]),
             "nodes_gone": [] if is_complete else self._nodes.gone(since),
             "tasks": self._task_objects([tasks[name] for name in self._tasks.changed(since)]),
             "tasks_gone": [] if is_complete else self._tasks.gone(since),
@@ -168,11 +196,11 @@ class OverviewBuilder:
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _node_mark(self, peer: PeerInfo) -> object:
-        heard = self._parts.node.membership.last_report(peer.identity.node)
+        heard = self._node.membership.last_report(peer.identity.node)
         heard_s = peer.heard_s if heard is None else heard.at_s
-        is_in = self._parts.trust.trust.admits(peer.identity.node, peer.identity.boot)
-        declines = node_answers.declines(self._parts.node, peer)
-        return peer.state, peer.identity, peer.profile, heard_s, is_in, declines
+        is_revoked = self._views.cluster.is_peer_revoked(peer)
+        declines = node_answers.declines(self._node, peer)
+        return peer.state, peer.identity, peer.profile, heard_s, is_revoked, declines
 
     # -- the tasks of this home ----------------------------------------------------------------------------------------
 
@@ -181,8 +209,8 @@ class OverviewBuilder:
         placed: dict[str, HomeTask] = {}
         waiting: list[HomeTask] = []
         held = waits = others = 0
-        access, caller = self._parts.access, self._caller
-        for task in self._parts.node.home.tasks.values():
+        access, caller = self._access, self._caller
+        for task in self._node.home.tasks.values():
             if caller is not None and not access.sees(caller, task):
                 continue
             phase = task.phase
@@ -205,7 +233,7 @@ class OverviewBuilder:
 
     def _task_mark(self, task: HomeTask) -> object:
         if not task.record.node:  # why it waits may change although nothing of it does
-            return task.record, task.phase, answers.why_waiting(self._parts.node, task, task.record)
+            return task.record, task.phase, answers.why_waiting(self._node, task, task.record)
         return task.record, task.running_at, task.phase, task.devices
 
     def _task_objects(self, tasks: Iterable[HomeTask]) -> list[dict[str, object]]:
@@ -213,9 +241,9 @@ class OverviewBuilder:
 
     def _task_object(self, task: HomeTask) -> dict[str, object]:
         user = user_shown(task.spec, self._user)
-        told = answers.task_here(self._parts.node, task.record, task.spec, user)
+        told = answers.task_here(self._node, task.record, task.spec, user)
         if told["state"] == "queued":
-            told["reason"] = answers.why_waiting(self._parts.node, task, task.record)
+            told["reason"] = answers.why_waiting(self._node, task, task.record)
         del told["argv"]  # it may be a megabyte
         return told | {"command": _command(task.spec.argv), "priority": task.spec.priority}
 
@@ -223,17 +251,16 @@ class OverviewBuilder:
 
     def _guests_here(self) -> dict[str, RemoteTask]:
         found: dict[str, RemoteTask] = {}
-        for guest in self._parts.node.executor.guests.values():
+        for guest in self._node.executor.guests.values():
             if len(found) >= GUESTS_SHOWN_MAX:
                 break
-            if self._caller is not None and not self._parts.access.sees_guest(self._caller, guest):
+            if self._caller is not None and not self._access.sees_guest(self._caller, guest):
                 continue
             found[guest.task] = guest
         return found
 
     def _guest_object(self, guest: RemoteTask) -> dict[str, object]:
-        node = self._parts.node
-        now = self._parts.now()
+        node, moment = self._node, now()
         spec = guest.spec
         names = answers.device_names(node, node.state.node, guest.devices)
         return {
@@ -246,7 +273,7 @@ class OverviewBuilder:
             "mem_bytes": spec.request.mem_bytes,
             "gpus": spec.request.gpus,
             "attempt": guest.attempt,
-            "submitted_at": now.wall_s - (now.boot_s - guest.arrived_s),
+            "submitted_at": moment.wall_s - (moment.boot_s - guest.arrived_s),
             "started_at": guest.running_at or None,
             "device_names": names,
             "command": _command(spec.argv),

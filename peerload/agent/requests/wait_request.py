@@ -1,4 +1,4 @@
-"""`wait`: the ends of tasks, told as they come, at the client's pace."""
+"""The verb `wait`: the ends of tasks, told as they come, at the client's pace."""
 
 from __future__ import annotations
 
@@ -7,60 +7,125 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.completion import output_files
 from peerload.agent.store.rows import order_of
-from peerload.agent.views import task as answers
+from peerload.agent.views import task as views
 from peerload.model.task import TaskState, execution_key
 from peerload.wire import control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.control.connection import Connection
+    from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.parts import Parts
-    from peerload.agent.requests.output_stream import TaskWatch
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.requests.durable_reads import DurableReads
+    from peerload.agent.requests.task_watch import TaskWatches
+    from peerload.agent.store.store import Store
     from peerload.model.task import TaskRecord
 
 
+class TaskEnds:
+    """The ends of tasks of this home, as `wait` tells them."""
+
+    def __init__(self, store: Store, spool: Spool, jobs: CompletionJobs, output_bytes_max: int) -> None:
+        self._store = store
+        self._spool = spool
+        self._jobs = jobs
+        self._output_bytes_max = output_bytes_max
+
+    def told(self, record: TaskRecord, *, with_output: bool) -> dict[str, object]:
+        """How a task ended, with what it wrote if that is asked; or that it is unknown."""
+        told = views.ended_object(record)
+        if with_output:
+            told |= views.error_line(self._spool, record)
+            if record.state.is_final:
+                told |= self._output(record)
+        return told
+
+    def has_files(self, record: TaskRecord) -> bool:
+        """True if the output of a task is wanted in files."""
+        return bool(output_files.patterns(self._store.terms(order_of(record.task)[0])))
+
+    async def saved(self, record: TaskRecord) -> dict[str, object]:
+        """What has become of the files with its output, when that is known."""
+        state, why = await self._jobs.saved(record)
+        return {"files": {"id": record.task, "state": state, "why": why}}
+
+    def _output(self, record: TaskRecord) -> dict[str, object]:
+        exit_ = record.exit
+        sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else (0, 0)
+        told: dict[str, object] = {"started_at": record.started_at or None, "ended_at": record.ended_at or None}
+        told |= dict(zip(("stdout_bytes", "stderr_bytes"), sizes, strict=True))
+        was_cut = max(sizes) > self._output_bytes_max  # what is missing would be read as zeros
+        if was_cut or sum(sizes) > control.OUTPUT_TOLD_BYTES_MAX:
+            return told
+        key = execution_key(record.uid, record.attempt)
+        stdout, stderr = self._spool.read_small(key, *sizes) if any(sizes) else (b"", b"")
+        return told | {"stdout": stdout, "stderr": stderr} if (len(stdout), len(stderr)) == sizes else told
+
+
+class WaitRequests:
+    """The verb `wait` of one agent."""
+
+    def __init__(
+        self, reads: DurableReads, task_ids: TaskIds, watches: TaskWatches, quotas: Quotas, ends: TaskEnds
+    ) -> None:
+        self._reads = reads
+        self._task_ids = task_ids
+        self._watches = watches
+        self._quotas = quotas
+        self._ends = ends
+
+    async def wait(self, connection: Connection, request: control.Wait) -> None:
+        """Tell each end as it comes."""
+        await self._reads.durable()
+        await self._task_ids.all_known(request.tasks)
+        work = WaitRequest(self._task_ids, self._watches, self._quotas, self._ends, connection, request)
+        connection.ok(request.id, {"timed_out": not await work.run()})
+
+
 class WaitRequest:
-    """One request. ``begin(names)``: from now on the changes of these tasks are told to the watch; may raise SlowDown."""
+    """One request on its way."""
 
     def __init__(
         self,
-        parts: Parts,
-        names: TaskIds,
+        task_ids: TaskIds,
+        watches: TaskWatches,
+        quotas: Quotas,
+        ends: TaskEnds,
         connection: Connection,
         request: control.Wait,
-        watch: TaskWatch,
-        begin: Callable[[set[str]], None],
     ) -> None:
-        self._parts = parts
-        self._names = names
+        self._task_ids = task_ids
+        self._watches = watches
+        self._charge = quotas.charge(connection)
+        self._ends = ends
         self._connection = connection
         self._request = request
-        self._watch = watch
-        self._begin = begin
         self._left: set[str] = set()
         self._unknown: set[str] = set()
-        self._saved: list[TaskRecord] = []
+        self._to_be_saved: list[TaskRecord] = []
 
     async def run(self) -> bool:
         """Tell each end as it comes, of which task it has become unknown, once, and at last, if that is asked, what has become of
-        the files with their output; False if time ran out first."""
+        the files with their output; False if time ran out first. Raises SlowDown."""
         loop, timeout_s = asyncio.get_running_loop(), self._request.timeout_s
         until_s = None if timeout_s is None else loop.time() + timeout_s
-        if not await self._ends():
-            return False
         try:
-            async with asyncio.timeout_at(until_s):
-                for record in self._saved:
-                    state, why = await self._parts.chores.saved(record)
-                    await self._connection.drain()
-                    self._connection.more(self._request.id, {"files": {"id": record.task, "state": state, "why": why}})
+            with self._watches.watch() as self._watch:
+                if not await self._all_ended():
+                    return False
+                async with asyncio.timeout_at(until_s):
+                    for record in self._to_be_saved:
+                        told = await self._ends.saved(record)
+                        await self._connection.drain()
+                        self._connection.more(self._request.id, told)
         except TimeoutError:
             return False
+        finally:
+            self._charge.end()
         return True
 
-    async def _ends(self) -> bool:
+    async def _all_ended(self) -> bool:
         if await self._ended_by_now():
             return True
         try:
@@ -81,10 +146,11 @@ class WaitRequest:
 
     async def _ended_by_now(self) -> bool:
         """Tell what has ended, or is unknown, when it is read; whether that was enough. The others are watched and left."""
-        async for page in self._names.all_pages(self._request.tasks):
+        async for page in self._task_ids.all_pages(self._request.tasks):
             # No await between reading the store and watching: what ends later is told to the watch.
             unfinished = {record.task for record in page if not record.state.is_final}
-            self._begin(unfinished)
+            self._charge.add(max(len(unfinished) - 1, 0))  # the name of a task, or of an array, counts already
+            self._watches.add(self._watch, unfinished)
             self._left |= unfinished
             self._unknown.update(record.task for record in page if record.state is TaskState.UNKNOWN)
             for record in page:
@@ -92,7 +158,7 @@ class WaitRequest:
                     self._left.discard(record.task)
                 if record.task not in unfinished or record.state is TaskState.UNKNOWN:
                     await self._connection.drain()
-                    self._tell(record)
+                    self._send_end(record)
             if self._request.any and len(unfinished) < len(page):
                 return True
         return not self._left
@@ -103,37 +169,17 @@ class WaitRequest:
         record = self._watch.records.pop(name)
         if record.state.is_final and name in self._left:
             self._left.discard(name)
-            self._tell(record)
+            self._send_end(record)
             return self._request.any
         if record.state is not TaskState.UNKNOWN:
             self._unknown.discard(name)
         elif name not in self._unknown:
             self._unknown.add(name)
-            self._tell(record)
+            self._send_end(record)
         return False
 
-    def _tell(self, record: TaskRecord) -> None:
-        """How a task ended, with what it wrote if that is asked; or that it is unknown."""
-        told = answers.ended_object(record)
-        if self._request.outputs:
-            told |= answers.error_line(self._parts.spool, record)
-        if self._request.files and record.state.is_final and self._has_files(record):
-            self._saved.append(record)
-        if self._request.outputs and record.state.is_final:
-            told |= self._with_output(record)
+    def _send_end(self, record: TaskRecord) -> None:
+        if self._request.files and record.state.is_final and self._ends.has_files(record):
+            self._to_be_saved.append(record)
+        told = self._ends.told(record, with_output=self._request.outputs)
         self._connection.more(self._request.id, told)
-
-    def _has_files(self, record: TaskRecord) -> bool:
-        return bool(output_files.patterns(self._parts.store.terms(order_of(record.task)[0])))
-
-    def _with_output(self, record: TaskRecord) -> dict[str, object]:
-        exit_ = record.exit
-        sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else (0, 0)
-        told: dict[str, object] = {"started_at": record.started_at or None, "ended_at": record.ended_at or None}
-        told |= dict(zip(("stdout_bytes", "stderr_bytes"), sizes, strict=True))
-        was_cut = max(sizes) > self._parts.config.output_bytes_max  # what is missing would be read as zeros
-        if was_cut or sum(sizes) > control.OUTPUT_TOLD_BYTES_MAX:
-            return told
-        key = execution_key(record.uid, record.attempt)
-        stdout, stderr = self._parts.spool.read_small(key, *sizes) if any(sizes) else (b"", b"")
-        return told | {"stdout": stdout, "stderr": stderr} if (len(stdout), len(stderr)) == sizes else told

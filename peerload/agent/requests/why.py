@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.node_info import now
 from peerload.agent.views import task as answers
 from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons, holds_words, uncollected_words
 from peerload.core.explain.suggestion import Suggestion, smallest_change
@@ -17,9 +18,10 @@ from peerload.model.errors import NoSuchTask
 from peerload.model.task import how_it_ended
 
 if TYPE_CHECKING:
-    from peerload.agent.control.pending_replies import Decisions
+    from peerload.agent.control.core_requests import Decisions
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.parts import Parts
+    from peerload.agent.store.reader import StoreReader
+    from peerload.agent.views.cluster import ClusterView
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
@@ -47,28 +49,32 @@ def waits(task: HomeTask | None) -> bool:
 
 
 class WhyRequest:
-    """One per agent."""
+    """Answers `why` for the tasks of one home."""
 
-    def __init__(self, parts: Parts, names: TaskIds, decisions: Decisions) -> None:
-        self._parts = parts
-        self._names = names
+    def __init__(
+        self, node: Node, store: StoreReader, task_ids: TaskIds, decisions: Decisions, cluster: ClusterView
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._task_ids = task_ids
         self._decisions = decisions
+        self._cluster = cluster
 
     async def about(self, ref: str) -> dict[str, object]:
         """About one task, or an array. Raises NoSuchTask, and BadRequest for what is no id."""
-        counter, _ = self._names.resolve(ref)
+        counter, _ = self._task_ids.resolve(ref)
         records: list[TaskRecord] = []
-        async for page in self._names.pages(ref):
+        async for page in self._task_ids.pages(ref):
             records += page
             if len(records) >= MEMBERS_MAX:
                 break
         if not records:
             raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
-        spec = self._parts.store.spec(counter)
+        spec = self._store.spec(counter)
         return self._array(records, spec) if len(records) > 1 else self._task(records[0], spec)
 
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
-        task = self._parts.node.home.tasks.get(record.uid)
+        task = self._node.home.tasks.get(record.uid)
         told = self._about(record, spec)
         if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_words(task)):
             told["says"] = uncollected_words(task) or holds_words(task)
@@ -76,13 +82,13 @@ class WhyRequest:
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
         """How many members are in which state and why, and all that is told of one about the next to start."""
-        home = self._parts.node.home
+        home = self._node.home
         groups: Counter[tuple[str, str]] = Counter()
         for record in records:
             task = home.tasks.get(record.uid)
             is_queued = task is not None and task.phase in WAITS
             state = "running" if task is not None and task.running_at else record.state.value
-            reason = answers.why_waiting(self._parts.node, task, record) if is_queued else record.reason
+            reason = answers.why_waiting(self._node, task, record) if is_queued else record.reason
             groups[state, reason] += 1
         name = records[0].task.rpartition(".")[0]
         unfinished = home.arrays.get(name, {}).values()
@@ -101,8 +107,8 @@ class WhyRequest:
 
     def _about(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         """What is told of every task, whatever has become of it."""
-        shown = answers.task_here(self._parts.node, record, spec, "")
-        history = self._parts.store.history(record.task)
+        shown = answers.task_here(self._node, record, spec, "")
+        history = self._store.history(record.task)
         return {
             "id": record.task,
             "name": shown["name"],
@@ -126,13 +132,13 @@ class WhyRequest:
 
     def _waiting(self, task: HomeTask) -> dict[str, object]:
         """Why it does not start: a reason for every node."""
-        node, now_s = self._parts.node, self._parts.now().boot_s
+        node, now_s = self._node, now().boot_s
         reasons = WaitReasons(node, task, now_s)
         verdicts = [*map(self._as_trusted, reasons.verdicts()), *self._pinned_elsewhere(task)]
         ages = {verdict.node: verdict.age_s for verdict in verdicts if verdict.age_s is not None}
         oldest = max(ages, key=lambda name: ages[name], default=None)
         change = None
-        gate = node.gates.words(task)
+        gate = node.eligibility.words(task)
         if gate:
             change = _opened(node, task, verdicts)
         elif not any(verdict.now for verdict in verdicts):
@@ -159,30 +165,25 @@ class WhyRequest:
 
     def _as_trusted(self, verdict: EligibilityVerdict) -> EligibilityVerdict:
         """Of a node that was shut out nothing else is of interest."""
-        trust, node = self._parts.trust.trust, verdict.node
-        peer = self._parts.node.membership.get(node)
-        if peer is None or not trust.was_revoked(node) or trust.admits(node, peer.identity.boot):
+        peer = self._node.membership.get(verdict.node)
+        if peer is None or not self._cluster.was_revoked(verdict.node) or not self._cluster.is_peer_revoked(peer):
             return verdict
         return msgspec.structs.replace(verdict, can_ever=False, now=None, reason=REVOKED)
 
     def _pinned_elsewhere(self, task: HomeTask) -> list[EligibilityVerdict]:
         """The node that the task is for, if it is none that is known here (any more)."""
-        own, name = self._parts.node.state.node, task.spec.placement.node or ""
-        peer = self._parts.node.membership.get(name)
+        own, name = self._node.state.node, task.spec.placement.node or ""
+        peer = self._node.membership.get(name)
         if name in ("", own) or (peer is not None and peer.state is not PeerState.LEFT):
             return []
-        reason = REVOKED if self._parts.trust.trust.was_revoked(name) else UNKNOWN if peer is None else LEFT
+        reason = REVOKED if self._cluster.was_revoked(name) else UNKNOWN if peer is None else LEFT
         return [EligibilityVerdict(name, can_ever=False, now=None, reason=reason)]
 
     def _works_alone(self, verdicts: list[EligibilityVerdict]) -> str:
         """Why there are no others, of a task that cannot start here; "" if this node was not shut out."""
-        facts = self._parts.tls.facts
-        is_shut_out = facts is not None and self._parts.trust.trust.refuses(facts)
-        if not is_shut_out or any(verdict.now for verdict in verdicts):
+        if not self._cluster.is_revoked() or any(verdict.now for verdict in verdicts):
             return ""
-        return (
-            f"{self._parts.node.state.node} was shut out of its cluster (revoked) and works alone: {verdicts[0].reason}"
-        )
+        return f"{self._node.state.node} was shut out of its cluster (revoked) and works alone: {verdicts[0].reason}"
 
 
 def _says(record: TaskRecord) -> str:
@@ -195,12 +196,12 @@ def _says(record: TaskRecord) -> str:
 def _opened(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
     """What a user could do about the gate before which this task waits, if there is room for it behind."""
     room = next((verdict.node for verdict in verdicts if verdict.now), "")
-    awaited = node.gates.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
+    awaited = node.eligibility.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
     if room and awaited:
         names = [name.partition(" (")[0] for name in awaited[:AWAITED_NAMED_MAX]]
         more = f" and {len(awaited) - len(names)} more" if len(awaited) > len(names) else ""
         return Suggestion(f"when {', '.join(names)}{more} {'has' if len(awaited) == 1 else 'have'} ended,", room)
-    words = node.gates.opened_by(task)
+    words = node.eligibility.opened_by(task)
     return Suggestion(f"after  {words} ", room) if room and words else None
 
 

@@ -71,6 +71,9 @@ async def find_out(path: Path, put: Callable[[SpeedMeasured], None], after_s: fl
     except asyncio.CancelledError:
         process.kill()  # its output ends, and with it the thread that reads it
         raise
+    except OSError as error:
+        log.warning("the speed of this node could not be measured: %s; the next start tries again", error.strerror)
+        return
     speed = _speed(said)
     if speed is None:
         log.warning("the speed of this node could not be measured (exit code %s)", process.returncode)

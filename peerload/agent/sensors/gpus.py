@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -65,13 +65,39 @@ NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
 Read = list[tuple[CardReading, dict[int, str | None]]]
 
 
+class GpuHost(Protocol):
+    """The node, as far as the GPU sensors have to do with it."""
+
+    def holding(self) -> Mapping[str, tuple[str, ...]]:
+        """Ids of the devices that each attempt holds."""
+
+    def wants_gpus(self) -> bool:
+        """Whether a task holds a GPU or waits for one."""
+
+    def gpu_changed(self, state: str, words: str) -> None:
+        """A GPU was found, or its health has changed."""
+
+
+class NoHost:
+    """The host of GPUs that no node uses yet."""
+
+    def holding(self) -> Mapping[str, tuple[str, ...]]:
+        """Nothing is held."""
+        return {}
+
+    def wants_gpus(self) -> bool:
+        """True: the sensors read often."""
+        return True
+
+    def gpu_changed(self, state: str, words: str) -> None:
+        """Nobody is told."""
+
+
 class Gpus:
     """Puts DevicesFound when other GPUs are there than before, and DevicesSampled when readings have changed noticeably.
 
     library: what speaks like `pynvml`; None: the driver of this machine is looked for. others: this node's devices of
-    other kinds, told along with the GPUs. usable(devices): those of the GPUs found that this agent may use. held(): which
-    devices each attempt was given, by ids. is_wanted(): whether a task has a GPU or waits for one. happened(what, words):
-    a GPU was found, or has another health.
+    other kinds, told along with the GPUs. usable(devices): those of the GPUs found that this agent may use.
     """
 
     def __init__(
@@ -80,23 +106,17 @@ class Gpus:
         library: Any = None,  # noqa: ANN401 -- a module without types
         others: tuple[Device, ...] = (),
         usable: Callable[[tuple[Device, ...]], tuple[Device, ...]] = lambda devices: devices,
-        *,
-        held: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
-        is_wanted: Callable[[], bool] = lambda: True,
-        happened: Callable[[str, str], None] = lambda _what, _words: None,
-        illnesses: GpuFaults | None = None,
+        faults: GpuFaults | None = None,
         owners: ProcessOwners | None = None,
     ) -> None:
         self._put = put
         self._library = library
         self._others = others
         self._usable = usable
-        self._illnesses = illnesses
+        self._faults = faults
         self._owners = owners or ProcessOwners()
         self._is_contained = self._owners.is_contained()
-        self.held = held
-        self.is_wanted = is_wanted
-        self.happened = happened
+        self._host: GpuHost = NoHost()
         self._nvml: Nvml | None = None
         self._thread: GpuThread | None = None
         self._wanted = asyncio.Event()
@@ -155,8 +175,9 @@ class Gpus:
         self._wanted.set()
         await asyncio.wait((over,), timeout=READ_S_MAX)
 
-    async def run(self) -> None:
-        """Look for ever."""
+    async def run(self, host: GpuHost) -> None:
+        """Look for ever, for the tasks of this host."""
+        self._host = host
         while True:
             await self._wait()
             if not self._gpus or self._is_away:
@@ -187,7 +208,7 @@ class Gpus:
         if library is None:
             return (), NOT_INSTALLED
         if self._nvml is None:
-            self._nvml = Nvml(library, self._illnesses)
+            self._nvml = Nvml(library, self._faults)
         try:
             gpus = self._nvml.find_anew() if is_anew else self._nvml.find()
         except OSError as error:
@@ -229,7 +250,7 @@ class Gpus:
         elif time.monotonic() < self._look_until_s:
             pause_s = LOOK_AGAIN_S
         else:
-            pause_s = SAMPLE_S if self.is_wanted() else IDLE_SAMPLE_S
+            pause_s = SAMPLE_S if self._host.wants_gpus() else IDLE_SAMPLE_S
         try:
             async with asyncio.timeout(pause_s):
                 await self._wanted.wait()
@@ -370,7 +391,7 @@ class Gpus:
 
     def _readings(self, cards: Read, gap_s: float) -> tuple[DeviceReading, ...]:
         by_device: dict[str, list[str]] = {}
-        for key, names in self.held().items():
+        for key, names in self._host.holding().items():
             for name in names:
                 by_device.setdefault(name, []).append(key)
         readings = []
@@ -402,7 +423,7 @@ class Gpus:
         device = next(device for device in self.devices if device.id == now.id)
         words = f"GPU {device.index} ({device.model})" + (f": {now.why}" if now.why else "")
         is_new = before is None and now.health is Health.OK
-        self.happened("found" if is_new else now.health.name.lower(), words)
+        self._host.gpu_changed("found" if is_new else now.health.name.lower(), words)
 
     def _tell_unknown(self, why: str) -> None:
         unknown = tuple(

@@ -111,12 +111,12 @@ class Nvml:
     def __init__(
         self,
         module: Any,  # noqa: ANN401 -- a module without types
-        illnesses: GpuFaults | None = None,
+        faults: GpuFaults | None = None,
         now_s: Callable[[], float] = time.monotonic,
         sys: Path = Path("/sys"),
     ) -> None:
         self._library = Library(module)
-        self._illnesses = illnesses or GpuFaults()
+        self._faults = faults or GpuFaults()
         self._now_s = now_s
         self._sys = sys
         self._cards: list[_Card] = []
@@ -142,7 +142,7 @@ class Nvml:
             if why:
                 raise OSError(why)
             self._is_open = True
-        self._illnesses.begin(text(self._library.ask("nvmlSystemGetDriverVersion")))
+        self._faults.begin(text(self._library.ask("nvmlSystemGetDriverVersion")))
         clocks = {card.device.id: card.clocks for card in self._cards}
         self._cards = []
         self._shapes = {}
@@ -181,7 +181,7 @@ class Nvml:
     def close(self, *, is_over: bool = False) -> None:
         """End the session. ``is_over``: the driver went away, and what was wrong with its cards with it."""
         if is_over:
-            self._illnesses.forget()
+            self._faults.forget()
         if self._is_open:
             self._close_session()
             self._cards = []
@@ -361,9 +361,9 @@ class Nvml:
             speed = min(now / most, 1.0) if now and most else 1.0
         is_there = not self._library.codes & NOT_THERE
         if not is_there:
-            self._illnesses.lost(card.whole_name)
+            self._faults.lost(card.whole_name)
         return judged(
-            self._illnesses.of(card.device.name, card.whole_name),
+            self._faults.of(card.device.name, card.whole_name),
             is_there,
             uncorrected,
             (bool(rows[2]), bool(rows[3])),
@@ -420,7 +420,7 @@ class Nvml:
             if event is None:
                 return
             if int(event.eventType) == XID_EVENT:
-                self._illnesses.note(self._meant(self._name(event.device), event), int(event.eventData))
+                self._faults.note(self._meant(self._name(event.device), event), int(event.eventData))
 
     def _name(self, handle: object) -> str:
         """Of the card of this handle; one that is lost does not tell its name any more."""

@@ -11,6 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from peerload.agent.background import BackgroundTasks
 from peerload.agent.output.spool import remove
 from peerload.agent.stdin.stdin_store import opened
 from peerload.launcher.process import HolePuncher
@@ -18,9 +19,14 @@ from peerload.model.errors import PeerloadError
 from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow
 
 if TYPE_CHECKING:
-    from peerload.agent.parts import Parts
+    from pathlib import Path
+
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.output.spool import Spool
     from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.streams import StreamReader
+    from peerload.agent.run_state import RunState
     from peerload.core.tasks.work import RemoteTask
 
 log = logging.getLogger("peerload.input")
@@ -38,10 +44,10 @@ RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
 class StdinFetch:
     """The input of one attempt: ``size_bytes`` are here, ``fed_bytes`` of these its task has read."""
 
-    def __init__(self, parts: Parts, guest: RemoteTask) -> None:
-        self._parts = parts
+    def __init__(self, launcher: LauncherLink, links: PeerLinks, path: Path, guest: RemoteTask) -> None:
+        self._launcher = launcher
+        self._links = links
         self.guest = guest
-        path = parts.spool.input_path(guest.key)
         self._file = opened(path)
         self.path = path
         self.size_bytes = os.fstat(self._file).st_size
@@ -56,7 +62,7 @@ class StdinFetch:
 
     def feed(self) -> None:
         """Tell the launcher what is here."""
-        self._parts.launcher.feed(self.guest.key, self.size_bytes, has_ended=self.has_ended)
+        self._launcher.feed(self.guest.key, self.size_bytes, has_ended=self.has_ended)
 
     async def run(self) -> None:
         """Pull until the end has come, or the home knows that no more is read; whatever breaks, again from where it
@@ -77,7 +83,7 @@ class StdinFetch:
     async def _pull(self) -> bool:
         """One stream, as long as it lasts. → whether that was all; False if its home knows nothing of it."""
         guest = self.guest
-        reader, link = await self._parts.links.open_stream(guest.home, (InputChunk, InputEnd, InputWindow))
+        reader, link = await self._links.open_stream(guest.home, (InputChunk, InputEnd, InputWindow))
         self._stream = reader, link
         try:
             self._tell()
@@ -86,7 +92,7 @@ class StdinFetch:
                 if isinstance(message, InputChunk):
                     self._take(message)
                 elif isinstance(message, InputWindow):
-                    self._parts.launcher.resize(guest.key, message.rows, message.columns)
+                    self._launcher.resize(guest.key, message.rows, message.columns)
                 elif isinstance(message, InputEnd):
                     if message.gone:
                         return False
@@ -159,8 +165,11 @@ class StdinFetch:
 class StdinFetches:
     """Those of one agent, by execution key."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, launcher: LauncherLink, links: PeerLinks, spool: Spool, run: RunState) -> None:
+        self._launcher = launcher
+        self._links = links
+        self._spool = spool
+        self._background = BackgroundTasks(run)
         self._pulls: dict[str, StdinFetch] = {}
 
     def begin(self, guest: RemoteTask) -> None:
@@ -168,16 +177,10 @@ class StdinFetches:
         OSError."""
         pull = self._pulls.get(guest.key)
         if pull is None:
-            pull = self._pulls[guest.key] = StdinFetch(self._parts, guest)
-            pull.work = asyncio.get_running_loop().create_task(self._run(pull))
+            pull = StdinFetch(self._launcher, self._links, self._spool.input_path(guest.key), guest)
+            self._pulls[guest.key] = pull
+            pull.work = self._background.start(pull.run())
         pull.feed()
-
-    async def _run(self, pull: StdinFetch) -> None:
-        try:
-            await pull.run()
-        except Exception as error:
-            log.exception("a bug")
-            self._parts.run.fail(f"a bug: {error!r}")
 
     def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
         """The launcher has fed so much to this attempt."""
@@ -198,4 +201,4 @@ class StdinFetches:
         self._pulls.clear()
         for pull in pulls:
             pull.close()
-        await asyncio.gather(*(pull.work for pull in pulls if pull.work is not None), return_exceptions=True)
+        await self._background.close()

@@ -13,117 +13,138 @@ from peerload.model.errors import PeerloadError
 from peerload.model.events import InputCame, InputCut
 
 if TYPE_CHECKING:
-    from peerload.agent.parts import Parts
-    from peerload.agent.stdin.stdin_store import StoredStdin
+    from peerload.agent.inbox import Inbox
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.stdin.stdin_fetch import StdinFetches
+    from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
+    from peerload.core.node import Node
     from peerload.model.actions import SpawnTask, TaskChanged
     from peerload.model.task import TaskRecord
 
 
 class StdinForwarding:
-    """One per agent; ``parts.inputs`` are what it feeds from."""
+    """One per agent. inputs: what tasks of this home read; pulls: what attempts of other homes read."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        node: Node,
+        launcher: LauncherLink,
+        inbox: Inbox,
+        spool: Spool,
+        inputs: StdinStore,
+        pulls: StdinFetches,
+    ) -> None:
+        self._node = node
+        self._launcher = launcher
+        self._inbox = inbox
+        self._spool = spool
+        self._inputs = inputs
+        self._pulls = pulls
         self._here: dict[str, StoredStdin] = {}
+        self._commands: set[str] = set()
         self._asked_to_cut: set[bytes] = set()
-        parts.launcher.fed = self._fed
 
     def source(self, action: SpawnTask) -> str:
         """The file that the stdin of an attempt is to be fed from, "" = /dev/null. `begin` when it was ordered. Raises
         OSError."""
         spec = action.spec
-        if (spec.takes_input or spec.terminal is not None) and not self._parts.launcher.feeds:
+        if (spec.takes_input or spec.terminal is not None) and not self._launcher.feeds:
             hint = "on that node, when its tasks have ended:  peerload down --all; peerload up"
             raise PeerloadError(
                 "the launcher of this node is of an earlier version", why="it passes none on", hint=hint
             )
         if not spec.takes_input:
             return ""
-        task = self._parts.node.home.by_id.get(action.task) if action.home == self._parts.config.node else None
+        task = self._node.home.by_id.get(action.task) if action.home == self._node.state.identity.node else None
         if task is not None:
-            return str(self._parts.inputs.get(task.record.input).path) if task.record.input else ""
-        return str(self._parts.spool.input_path(action.key))
+            return str(self._inputs.get(task.record.input).path) if task.record.input else ""
+        return str(self._spool.input_path(action.key))
 
     def begin(self, key: str) -> None:
         """The launcher was told to start this attempt, or runs it still: tell it what there is to read, and go on with
         that."""
         uid = bytes.fromhex(key.partition("-")[0])
-        task = self._parts.node.home.tasks.get(uid)
+        task = self._node.home.tasks.get(uid)
         if task is not None and task.key == key and task.phase is HomePhase.HERE:
             if task.record.input:
                 source = self._here.get(key)
                 if source is None:
-                    source = self._here[key] = self._parts.inputs.get(task.record.input)
+                    source = self._here[key] = self._inputs.get(task.record.input)
                     source.is_cut = task.record.input_is_cut
                     source.began(key)
                 self.grown(key, source)
             return
-        guest = self._parts.node.executor.guests.get(key)
+        guest = self._node.executor.guests.get(key)
         if guest is not None and guest.spec.takes_input and guest.phase is RemotePhase.HERE:
-            self._parts.pulls.begin(guest)
+            self._pulls.begin(guest)
 
     def begin_command(self, key: str, source: StoredStdin) -> None:
         """The launcher was told to start this command of `exec`, which reads from there, or runs it still."""
         self._here[key] = source
+        self._commands.add(key)
         self.grown(key, source)
 
     def end_command(self, key: str) -> None:
         """It is over."""
+        self._commands.discard(key)
         self._here.pop(key, None)
 
     def grown(self, key: str, source: StoredStdin) -> None:
         """More of it has come, or its end."""
-        self._parts.launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
+        self._launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
 
     def adopt(self, *, is_first: bool) -> None:
         """A launcher was listed: go on with all that runs here, whatever it was told before. ``is_first``: this agent has
         just been started, and what is nobody's may go."""
-        node = self._parts.node
+        node = self._node
         if is_first:
-            self._parts.inputs.drop_others({task.record.input for task in node.home.tasks.values()})
-            self._parts.clients.restored()
+            self._inputs.drop_others({task.record.input for task in node.home.tasks.values()})
         for task in list(node.home.tasks.values()):
             if task.phase is HomePhase.HERE and task.record.input:
                 self.begin(task.key)
         for guest in list(node.executor.guests.values()):
             if guest.phase is RemotePhase.HERE and guest.spec.takes_input:
                 self.begin(guest.key)
+        for key in sorted(self._commands):
+            self.grown(key, self._here[key])
 
     def sent(self, uid: bytes) -> None:
         """A client has sent more to a task of this home."""
-        task = self._parts.node.home.tasks.get(uid)
+        task = self._node.home.tasks.get(uid)
         if task is None or not task.record.input:
             return
-        source = self._parts.inputs.get(task.record.input)
+        source = self._inputs.get(task.record.input)
         if task.key in self._here:
             self.grown(task.key, source)
         self.cut_if_due(uid, source)
 
     def resized(self, uid: bytes) -> None:
         """The window of a client is another."""
-        task = self._parts.node.home.tasks.get(uid)
+        task = self._node.home.tasks.get(uid)
         if task is not None and task.key in self._here:
             window = self._here[task.key].window
             if window is not None:
-                self._parts.launcher.resize(task.key, *window)
+                self._launcher.resize(task.key, *window)
 
     def cut_if_due(self, uid: bytes, source: StoredStdin) -> None:
         """Have the beginning of what is too large dropped: that is durable before it is done."""
         if source.is_too_large and uid not in self._asked_to_cut:
             self._asked_to_cut.add(uid)
-            self._parts.inbox.put(InputCut(uid))
+            self._inbox.put(InputCut(uid))
 
-    def _fed(self, key: str, offset: int, is_closed: bool) -> None:
+    def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
+        """The launcher has fed so much to this attempt; ``is_closed``: it reads no more."""
         source = self._here.get(key)
         if source is not None:
             source.take(offset, is_closed=is_closed)
         else:
-            self._parts.pulls.fed(key, offset, is_closed=is_closed)
+            self._pulls.fed(key, offset, is_closed=is_closed)
 
     def came(self, record: TaskRecord, source: StoredStdin) -> None:
         """Have the record say that something has come, if it has."""
         if source.size_bytes and not record.input_came:
-            self._parts.inbox.put(InputCame(record.uid))
+            self._inbox.put(InputCame(record.uid))
 
     def changed(self, action: TaskChanged) -> None:
         """A task of this home has another record: what was fed from its input is over if it does not run here any more."""
@@ -132,12 +153,12 @@ class StdinForwarding:
             return
         if record.state.is_final:
             self._asked_to_cut.discard(record.uid)
-            self._parts.inputs.drop(record.input)
+            self._inputs.drop(record.input)
         else:
-            source = self._parts.inputs.get(record.input)
+            source = self._inputs.get(record.input)
             source.uid = record.uid
             source.is_cut = record.input_is_cut
             self.came(record, source)
-        current = f"{record.uid.hex()}-{record.attempt}" if record.node == self._parts.config.node else ""
+        current = f"{record.uid.hex()}-{record.attempt}" if record.node == self._node.state.identity.node else ""
         for key in [key for key in self._here if key.startswith(record.uid.hex()) and key != current]:
             del self._here[key]

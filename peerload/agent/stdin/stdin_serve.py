@@ -5,20 +5,23 @@ What a node asks for says what it has: that need not be kept for it any more, an
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from typing import TYPE_CHECKING
 
+from peerload.agent.background import BackgroundTasks
 from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow
 from peerload.model.task import TaskState, execution_key
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
-    from peerload.agent.parts import Parts
     from peerload.agent.peers.connection import PeerConnection
-    from peerload.agent.stdin.stdin_store import StoredStdin
+    from peerload.agent.run_state import RunState
+    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
+    from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
     from peerload.model.messages import Message
 
@@ -31,9 +34,14 @@ class ServedStdin:
     """One stream: what ``node`` has asked for last, and how far it was sent."""
 
     def __init__(
-        self, parts: Parts, link: PeerConnection, node: str, request: InputRequest, say: Callable[[Message], None]
+        self,
+        server: StdinServer,
+        link: PeerConnection,
+        node: str,
+        request: InputRequest,
+        say: Callable[[Message], None],
     ) -> None:
-        self._parts = parts
+        self._server = server
         self._link = link
         self._node = node
         self.request = request
@@ -50,7 +58,7 @@ class ServedStdin:
             self._say(InputEnd(gone=True))
             await self._link.drain()
             return
-        source = self._parts.inputs.get(task.record.input)
+        source = self._server.inputs.get(task.record.input)
         source.began(execution_key(self.request.uid, self.request.attempt))
         file = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -63,7 +71,7 @@ class ServedStdin:
     def _task(self) -> HomeTask | None:
         """The task that this node runs for us, None if it does not (any more)."""
         request = self.request
-        task = self._parts.node.home.tasks.get(request.uid)
+        task = self._server.node.home.tasks.get(request.uid)
         if task is None or not task.record.input or task.record.state is not TaskState.LEASED:
             return None
         is_its = (task.record.node, task.record.attempt, task.task) == (self._node, request.attempt, request.task)
@@ -74,7 +82,7 @@ class ServedStdin:
         while self._task() is task:
             changed.clear()
             source.take(self.request.have, is_closed=self.request.is_closed)
-            self._parts.feeding.cut_if_due(task.uid, source)
+            self._server.forwarding.cut_if_due(task.uid, source)
             if source.window is not None and source.window != self._window:
                 self._window = source.window
                 self._say(InputWindow(*source.window))
@@ -96,16 +104,19 @@ class ServedStdin:
 class StdinServer:
     """Those of one home, by stream."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, node: Node, inputs: StdinStore, forwarding: StdinForwarding, run: RunState) -> None:
+        self.node = node
+        self.inputs = inputs
+        self.forwarding = forwarding
+        self._background = BackgroundTasks(run)
         self._served: dict[PeerConnection, ServedStdin] = {}
 
     def received(self, link: PeerConnection, node: str, message: InputRequest, say: Callable[[Message], None]) -> None:
         """A node asks for the input of an attempt, or for more of it; ``say`` answers."""
         served = self._served.get(link)
         if served is None:
-            served = self._served[link] = ServedStdin(self._parts, link, node, message, say)
-            served.work = asyncio.get_running_loop().create_task(self._run(served, link))
+            served = self._served[link] = ServedStdin(self, link, node, message, say)
+            served.work = self._background.start(self._run(served, link))
             return
         known = served.request
         if (known.uid, known.attempt) != (message.uid, message.attempt):
@@ -122,9 +133,6 @@ class StdinServer:
             return  # the asker went away, and asks again from where it was
         except OSError as error:
             log.warning("the input of %s breaks off: %s", served.request.task, error)
-        except Exception as error:
-            log.exception("a bug")
-            self._parts.run.fail(f"a bug: {error!r}")
         link.close("the input is complete")
 
     def closed(self, link: PeerConnection) -> None:
@@ -135,7 +143,4 @@ class StdinServer:
 
     async def close(self) -> None:
         """Serve nobody any more."""
-        work = [served.work for served in self._served.values() if served.work is not None]
-        for one in work:
-            one.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await self._background.close()

@@ -13,8 +13,10 @@ from peerload.model.actions import PutEvent
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from peerload.agent.parts import Parts
+    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.recovery import Recovered
+    from peerload.agent.store.store import Store
+    from peerload.model.config import AgentConfig
 
 log = logging.getLogger("peerload.agent")
 
@@ -35,58 +37,57 @@ def _has_any(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
-def begin_anew(parts: Parts, found: list[str]) -> None:
-    """If the database is new and something of a former one is ``found``: remember to say so, and let ids go on beyond the
-    high-water mark and the moment in seconds, which no home has reached that was given less than a task a second."""
-    if not parts.store.is_new or not found:
-        return
-    node, mark = parts.config.node, parts.store.found_mark
+def begin_anew(store: Store, config: AgentConfig, found: list[str]) -> str:
+    """If the database is new and traces of a former one are ``found``: let ids go on beyond the high-water mark and the
+    moment in seconds, which no home has reached that was given less than a task a second. → a notice, or ""."""
+    if not store.is_new or not found:
+        return ""
+    node, mark = config.node, store.found_mark
     counter = max(int(time.time()), JUMP, mark.counter + GAP if mark is not None else 0)
-    parts.store.count_on_from(counter)
+    store.count_on_from(counter)
     last = f", of which {node}/{mark.counter} was the last," if mark is not None and mark.counter else ""
-    said = (
-        f"the database of {parts.config.state} is new, though an agent was here before (there is {', '.join(found)}): "
+    notice = (
+        f"the database of {config.state} is new, though an agent was here before (there is {', '.join(found)}): "
         f"what it had acknowledged{last} is not known any more; new ids begin at {node}/{counter + 1}"
     )
-    log.warning("%s", said)
-    parts.notices.append(said)
+    log.warning("%s", notice)
+    return notice
 
 
-def begin_as_copy(parts: Parts) -> None:
+def begin_as_copy(store: Store, config: AgentConfig) -> str:
     """This state directory is a copy of one whose launcher ran tasks until now, which were ended: what the database knows may
-    be older than what was promised, so it takes a new id, and peers believe none of its promises about earlier attempts."""
-    parts.store.take_new_id()
-    said = (
-        f"{parts.config.state} is a copy, or was put back from one: the launcher of the original still ran and was ended with"
+    be older than what was promised, so it takes a new id, and peers believe none of its promises about earlier attempts. → a
+    notice."""
+    store.take_new_id()
+    notice = (
+        f"{config.state} is a copy, or was put back from one: the launcher of the original still ran and was ended with"
         " its tasks, and what was done since the copy was made is not known here"
     )
-    log.error("%s", said)
-    parts.notices.append(said)
+    log.error("%s", notice)
+    return notice
 
 
-def tell_loss(parts: Parts) -> None:
-    """If the database has lost commits: say so in the log and to whoever starts the agent; the event is kept already."""
-    if parts.store.lost is not None:
-        said = parts.store.lost.words(parts.config.node)
-        log.error("%s", said)
-        parts.notices.append(said)
-
-
-def tell(parts: Parts, kept: Recovered) -> None:
-    """Name what cannot be read, in the log and as events; remember it for who starts the agent."""
-    for said in parts.notices:
-        parts.journal.happened("store", "lost", reason=said)
+def report(notices: list[str], store: Store, kept: Recovered, journal: EventLog) -> list[str]:
+    """Write to the log and the event log what of the database is lost or cannot be read. notices: of `begin_anew` and
+    `begin_as_copy`. → all notices for whoever starts the agent."""
+    notices = list(notices)
+    for notice in notices:
+        journal.happened("store", "lost", reason=notice)
     for damage in kept.damaged[:TOLD_MAX]:
         log.error("%s is damaged and is not served: %s", damage.task, damage.why)
         task, reason = (damage.task, damage.why) if is_id(damage.task) else ("", f"{damage.task}: {damage.why}")
-        parts.journal.note(PutEvent(time.time(), "store", "damaged", task=task, reason=reason))
+        journal.note(PutEvent(time.time(), "store", "damaged", task=task, reason=reason))
     for reason in kept.unreadable[:TOLD_MAX]:
         log.error("in the database: %s", reason)
-        parts.journal.happened("store", "damaged", reason=reason)
+        journal.happened("store", "damaged", reason=reason)
     if kept.damaged:
         names = ", ".join(damage.task for damage in kept.damaged[:3]) + (" ..." if len(kept.damaged) > 3 else "")  # noqa: PLR2004
-        parts.notices.append(f"{len(kept.damaged)} damaged tasks are not served ({names}); see:  peerload ls")
+        notices.append(f"{len(kept.damaged)} damaged tasks are not served ({names}); see:  peerload ls")
     if kept.unreadable:
-        parts.notices.append(
+        notices.append(
             f"{len(kept.unreadable)} other rows of the database cannot be read; see:  peerload events --what store"
         )
+    if store.lost is not None:  # its event is in the database already
+        notices.append(store.lost.words(store.node))
+        log.error("%s", notices[-1])
+    return notices

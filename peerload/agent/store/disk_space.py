@@ -14,12 +14,11 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from peerload.model.errors import DiskFull
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 log = logging.getLogger("peerload.agent")
@@ -92,9 +91,18 @@ class DiskReserve:
             return True
 
 
+class DiskListener(Protocol):
+    """Learns, in the loop's thread, how the disk is."""
+
+    def changed(self, state: str, reason: str, /) -> None:
+        """Its state is another."""
+
+    def lost(self, why: str, /) -> None:
+        """It cannot be looked at any more."""
+
+
 class DiskSpace:
-    """The disk below ``directory``. ``changed(state, reason)`` is called, in the loop's thread, when it gets ``low``,
-    ``full`` or ``ok`` again (``full``: the reserve has been touched); ``lost(why)`` if it cannot be told any more."""
+    """The disk below ``directory``. Its state is ``ok``, ``low`` or ``full`` (the reserve has been touched)."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -105,8 +113,6 @@ class DiskSpace:
         size = min(RESERVE_BYTES, int(self.total_bytes * RESERVE_SHARE_MAX))
         self.reserve = DiskReserve(directory / "reserve", size)
         self.state = "ok"
-        self.changed: Callable[[str, str], None] = lambda _state, _reason: None
-        self.lost: Callable[[str], None] = lambda _why: None
 
     @property
     def low_bytes(self) -> int:
@@ -169,26 +175,26 @@ class DiskSpace:
                 hint=f"make room, then {then}:  peerload clean --outputs --older 1d        running tasks go on, and their results are kept",
             )
 
-    async def watch(self) -> None:
+    async def watch(self, listener: DiskListener) -> None:
         """Look every LOOK_EVERY_S, until cancelled. The reserve is filled in a thread of its own: some disks take their
         time to find that much room."""
         while True:
             try:
                 await asyncio.to_thread(self.refill)
-                self.look()
+                self.look(listener)
             except OSError as error:
-                self.lost(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
+                listener.lost(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def look(self) -> None:
-        """How is it now?"""
+    def look(self, listener: DiskListener) -> None:
+        """Look at it now."""
         now = self._judged()
         if now != self.state:
             self.state = now
             free = f"{_mib(self.free_bytes())} of {_mib(self.total_bytes)}"
             files = f", {self.free_files()} of {self.total_files} inodes" if self.total_files else ""
-            self.changed(now, f"{free}{files} are free")
+            listener.changed(now, f"{free}{files} are free")
 
     def refill(self) -> None:
         """Take what is missing of the reserve, if there is room enough for that and for more. From any thread; it may

@@ -15,8 +15,9 @@ from peerload.model.actions import PutEvent
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from peerload.agent.run_state import RunState
     from peerload.agent.store.write_ahead import Outbox
 
 NOTES_WITHIN_S = 1.0
@@ -24,18 +25,18 @@ NOTES_WITHIN_S = 1.0
 
 
 class EventLog:
-    """The events of one agent; ``failed(why)`` is called if they cannot be kept. From the loop's thread only."""
+    """The events of one agent, which stops if they cannot be kept. From the loop's thread only."""
 
-    def __init__(self, release: Outbox, failed: Callable[[str], None]) -> None:
-        self._release = release
-        self._failed = failed
+    def __init__(self, outbox: Outbox, run: RunState) -> None:
+        self._outbox = outbox
+        self._run = run
         self._timer: asyncio.TimerHandle | None = None
         self._followers: set[asyncio.Event] = set()
-        release.committed = self._committed
+        outbox.on_commit(self._committed)
 
     def note(self, event: PutEvent) -> None:
         """Something happened."""
-        self._release.note(event)
+        self._outbox.note(event)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(NOTES_WITHIN_S, self.settle)
 
@@ -49,9 +50,9 @@ class EventLog:
             self._timer.cancel()
             self._timer = None
         try:
-            self._release.settle()
+            self._outbox.settle()
         except StoreError as error:
-            self._failed(f"the store failed: {error}")
+            self._run.fail(f"the store failed: {error}")
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[asyncio.Event]:

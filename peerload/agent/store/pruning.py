@@ -32,7 +32,6 @@ PRUNED_MAX = 200
 """Old events and submissions that one transaction removes."""
 FINAL = tuple(state.value for state in TaskState if state.is_final)
 
-_exit = msgspec.msgpack.Decoder(Exit)
 _FINAL = ", ".join(f"'{state}'" for state in FINAL)
 _COLUMNS = "t.counter, t.member, t.uid, t.attempt, t.ended_at, t.output_bytes"
 _FREE = (
@@ -120,16 +119,6 @@ def output_bytes(exit_: Exit, stream_bytes_max: int) -> int:
     """What the output of an ended task takes on disk, at most: what was cut out of its middle does not count."""
     sizes = (min(size, stream_bytes_max) for size in (exit_.stdout_bytes, exit_.stderr_bytes))
     return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)
-
-
-def output_bytes_of(packed: object, stream_bytes_max: int) -> int:
-    """The same of an exit as the database has it; 0 for one that cannot be read."""
-    if not isinstance(packed, bytes):
-        return 0
-    try:
-        return output_bytes(_exit.decode(packed), stream_bytes_max)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return 0
 
 
 # -- the writer's part -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What is read from a node's database. Nothing here writes. What tasks run is read by `submissions.py`.
+"""What is read from a node's database. Nothing here writes.
 
 A row that cannot be read (a disk that lies, a hand that slipped) is named where it is asked for, and never hides the
 others from a list.
@@ -11,7 +11,6 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent.store import schema
-from peerload.agent.store.gathered import ArrayRow, rows
 from peerload.agent.store.rows import (
     COLUMNS,
     KEPT_S,
@@ -35,8 +34,17 @@ from peerload.agent.store.rows import (
     spec_of_member,
     task_name,
 )
-from peerload.agent.store.selector import Criteria, Selected, is_wanted_by, selected
-from peerload.agent.store.submissions import SUBMISSIONS_AT_A_TIME, SubmissionRows, marks
+from peerload.agent.store.selector import (
+    SUBMISSIONS_AT_A_TIME,
+    ArrayRow,
+    Criteria,
+    Selected,
+    SubmissionRows,
+    is_wanted_by,
+    marks,
+    rows,
+    selected,
+)
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
 from peerload.model.submit_options import NO_TERMS, SubmitOptions, failed_words
@@ -249,7 +257,7 @@ class StoreReader:
         self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "", gathered: bool = False
     ) -> tuple[list[ArrayRow], bool]:
         """Unfinished tasks and those that ended after that moment (Unix s), oldest first, as rows that are to be read yet
-        (`read`), and whether there were more. gathered: members of arrays together (`store_gathered`).
+        (`read`), and whether there were more. gathered: members of arrays together .
 
         Of more than ``limit`` rows those that a node has come first, then as many of those that wait (who is next) as of
         those that ended (who was last). ``states`` (none: all) and ``node`` ("": any) narrow it; what cannot be read is

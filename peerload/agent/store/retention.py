@@ -18,7 +18,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from peerload.agent.store.pruning import (
     PRUNED_MAX,
@@ -37,10 +37,16 @@ from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-    from peerload.agent.parts import Parts
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.output.output import TaskOutputs
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.run_state import RunState
+    from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.pruning import MaintenanceRow
+    from peerload.agent.store.store import Store
+    from peerload.core.node import Node
 
 log = logging.getLogger("peerload.agent")
 
@@ -83,105 +89,25 @@ class Removed:
         self.names += names
 
 
-class Retention:
-    """One per agent; from the loop's thread only."""
+class WatchedTasks(Protocol):
+    """Knows which tasks clients watch."""
 
-    def __init__(self, parts: Parts, database: Path) -> None:
-        self._parts = parts
-        self._database = database
-        self._date_kept = parts.store.date.anchor
-        self.early = 0
-        """Number of tasks or outputs removed for want of room within EARLY_S of their end; the last time, and why."""
-        self.early_at, self.early_why = 0.0, ""
+    def is_watched(self, task: str, /) -> bool:
+        """True if a client watches this task right now."""
 
-    async def run(self) -> None:
-        """Look every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it starts."""
-        work = self._finish_files
-        while True:
-            try:
-                await work()
-            except (sqlite3.Error, OSError) as error:
-                log.warning("what may be removed cannot be looked for, or not be removed: %s", error)
-            else:
-                work = self.enforce
-            await asyncio.sleep(self._parts.config.retention_every_s)
 
-    async def enforce(self) -> None:
-        """Remove what has been kept for long enough, or is too much; nothing while the disk has no room for saying so."""
-        parts = self._parts
-        if parts.disk.state == "full" or parts.store.is_stalled:
-            return
-        config = parts.config
-        oldest = parts.store.date.now() - config.ended_kept_s
-        gone = await self.remove(RemovalCriteria(before=oldest))
-        self._tell(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
-        await self._enforce_number()
-        await self._enforce_size()
-        await parts.output.cut_old(parts.store.date.now())
-        await self._prune(oldest)
-        await self._keep_date()
+class TaskRemover:
+    """Removes ended tasks of one agent, or their outputs alone; from the loop's thread only."""
 
-    async def _enforce_number(self) -> None:
-        most = self._parts.config.ended_tasks_max
-        excess = await self._look(lambda removable: removable.ended()) - most
-        if excess <= 0:
-            return
-        why = f"more than {most} ended tasks were kept"
-        gone = await self._trim(excess, most, outputs_only=False)
-        self._tell(gone, f"{why}, and of these submissions more than others have")
-        if gone.tasks < excess:
-            self._tell(await self.remove(RemovalCriteria(keep=most)), why)
-
-    async def _enforce_size(self) -> None:
-        most = self._parts.config.ended_output_bytes_max
-        excess = await self._look(lambda removable: removable.output_bytes()) - most
-        if excess <= 0:
-            return
-        why = f"the outputs of ended tasks took more than {most} bytes"
-        gone = await self._trim(excess, most, outputs_only=True)
-        self._tell(gone, f"{why}, those of these submissions more than others", outputs_only=True)
-        if gone.output_bytes < excess:
-            left = excess - gone.output_bytes
-            gone = await self.remove(RemovalCriteria(with_output=True), outputs_only=True, enough=left)
-            self._tell(gone, why, outputs_only=True)
-
-    async def _trim(self, excess: int, most: int, *, outputs_only: bool) -> Removed:
-        """Take the oldest of the submissions that have more than their share, each down to its share at most. A submission is
-        the unit of fairness: one large array does not push out what others have."""
-        share = max(most // self._parts.config.ended_submissions_kept, 1)
-        surplus = await self._look(lambda removable: removable.beyond_share(share, of_output=outputs_only))
-        if not surplus:
-            return Removed()
-        wanted = RemovalCriteria(of=tuple(surplus), with_output=outputs_only)
-        return await self.remove(wanted, outputs_only=outputs_only, enough=excess, surplus=surplus)
-
-    async def _keep_date(self) -> None:
-        anchor, kept = self._parts.store.date.anchor, self._date_kept
-        if anchor.wall_s - kept.wall_s >= DATE_KEPT_EVERY_S or (anchor.ahead_s < 0.0) != (kept.ahead_s < 0.0):
-            await self._kept(KeepDate(anchor.packed()))
-            self._date_kept = anchor
-
-    def _tell(self, gone: Removed, why: str, *, outputs_only: bool = False) -> None:
-        """Say what has gone; what went soon after its end is more than is usual, and `doctor` tells of it, too."""
-        if not gone.tasks:
-            return
-        of = ", ".join(
-            f"{self._parts.config.node}/{counter} ({count})" for counter, count in gone.of.most_common(OF_TOLD_MAX)
-        )
-        what = (
-            f"the outputs of {gone.tasks} ended tasks, {gone.output_bytes} bytes"
-            if outputs_only
-            else f"{gone.tasks} ended tasks with {gone.output_bytes} bytes of output"
-        )
-        what += f", of {of}" + (
-            f" and {len(gone.of) - OF_TOLD_MAX} other submissions" if len(gone.of) > OF_TOLD_MAX else ""
-        )
-        if gone.early:
-            what += f"; {gone.early} of them had ended within a day"
-            self.early += gone.early
-            self.early_at, self.early_why = time.time(), why
-        log.log(logging.WARNING if gone.early else logging.INFO, "removed: %s, since %s", what, why)
-        self._parts.journal.happened("store", "removed", reason=f"{what}: {why}")
+    def __init__(
+        self, store: Store, spool: Spool, node: Node, output: TaskOutputs, watches: WatchedTasks, run: RunState
+    ) -> None:
+        self._store = store
+        self._spool = spool
+        self._node = node
+        self._output = output
+        self._watches = watches
+        self._run = run
 
     async def remove(
         self,
@@ -198,9 +124,9 @@ class Retention:
         submission no more than its ``surplus``, if there is one. With ``is_tried`` only count them. ``told`` is called
         after each part."""
         removed = Removed()
-        now = self._parts.store.date.now()
+        now = self._store.date.now()
         after: EndedTask | None = None
-        bounded = await self._look(lambda removable: removable.bounded(wanted))
+        bounded = await self.search(lambda removable: removable.bounded(wanted))
         if bounded is None:
             return removed
         while enough is None or (left := enough - (removed.output_bytes if outputs_only else removed.tasks)) > 0:
@@ -221,76 +147,184 @@ class Retention:
         return removed
 
     async def _page(self, wanted: RemovalCriteria, after: EndedTask | None) -> list[EndedTask]:
-        kept = tuple(int(array.rpartition("/")[2]) for array in self._parts.node.home.arrays)  # they have not ended
-        return await self._look(lambda removable: removable.page(wanted, kept, after, AT_A_TIME))
+        kept = tuple(int(array.rpartition("/")[2]) for array in self._node.home.arrays)  # they have not ended
+        return await self.search(lambda removable: removable.page(wanted, kept, after, AT_A_TIME))
 
     async def _remove(self, tasks: list[EndedTask], *, outputs_only: bool, why: str) -> None:
         """The rows, then the files, then the names of these."""
         gone = tuple(tasks)
-        await self._kept(RemoveOutputs(gone, time.time(), why) if outputs_only else RemoveTasks(gone))
+        await self.keep(RemoveOutputs(gone, time.time(), why) if outputs_only else RemoveTasks(gone))
         keys = [key for task in tasks for key in keys_of(task)]
         await self._drop_files(keys)
 
     async def _drop_files(self, keys: Sequence[str]) -> None:
         if keys:
             await asyncio.to_thread(self._drop, keys)
-            await self._kept(FilesRemoved(tuple(keys)))
+            await self.keep(FilesRemoved(tuple(keys)))
 
     def _drop(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._parts.spool.drop(key)
+            self._spool.drop(key)
 
-    async def _finish_files(self) -> None:
+    async def finish_files(self) -> None:
         """The files that an agent before this one had no time to remove."""
-        while keys := await self._look(lambda removable: removable.doomed(AT_A_TIME)):
+        while keys := await self.search(lambda removable: removable.doomed(AT_A_TIME)):
             await self._drop_files(keys)
             await asyncio.sleep(PAUSE_S)
 
-    async def _prune(self, oldest: float) -> None:
-        """Old events, and submissions of which nothing is left: their tokens are remembered for a while."""
-        remembered = self._parts.store.date.now() - KEPT_S
-        while True:
-            empty = await self._look(lambda removable: removable.empty_submissions(remembered, PRUNED_MAX))
-            if not empty and not await self._look(lambda removable: removable.has_events_before(oldest)):
-                return
-            await self._kept(Prune(oldest, empty))
-            await asyncio.sleep(PAUSE_S)
-
-    # -- what may go ---------------------------------------------------------------------------------------------------
-
     def _is_in_use(self, task: EndedTask) -> bool:
         """Whether somebody follows it right now or is to be told of its end, or its process is not gone yet."""
-        parts, name = self._parts, self._name(task)
+        name = self._name(task)
         if (
-            task.uid in parts.node.home.tasks
-            or parts.clients.follows(name)
-            or parts.node.gates.inquiries.is_watched(name)
+            task.uid in self._node.home.tasks
+            or self._watches.is_watched(name)
+            or self._node.eligibility.remote_status.is_watched(name)
         ):
             return True
-        return any(parts.output.is_busy(key) for key in keys_of(task))
+        return any(self._output.is_busy(key) for key in keys_of(task))
 
     def _name(self, task: EndedTask) -> str:
-        return f"{self._parts.config.node}/{task.counter}" + (f".{task.member}" if task.member != SINGLE else "")
+        return f"{self._node.state.node}/{task.counter}" + (f".{task.member}" if task.member != SINGLE else "")
 
-    # -- the database --------------------------------------------------------------------------------------------------
-
-    async def _look(self, ask: Callable[[RemovalSearch], Found]) -> Found:
+    async def search(self, ask: Callable[[RemovalSearch], Found]) -> Found:
         """Ask the database, in a thread."""
         return await asyncio.to_thread(self._ask, ask)
 
     def _ask(self, ask: Callable[[RemovalSearch], Found]) -> Found:
-        with contextlib.closing(RemovalSearch(self._database)) as removable:
+        with contextlib.closing(RemovalSearch(self._store.path)) as removable:
             return ask(removable)
 
-    async def _kept(self, *rows: MaintenanceRow) -> None:
+    async def keep(self, *rows: MaintenanceRow) -> None:
         """Have the writer do it, and wait until it is durable."""
         durable = asyncio.Event()
         try:
-            self._parts.store.persist(rows, durable.set)
+            self._store.persist(rows, durable.set)
         except StoreError as error:
-            self._parts.run.fail(f"the store failed: {error}")
+            self._run.fail(f"the store failed: {error}")
             raise
         await durable.wait()
+
+
+class Retention:
+    """One per agent; from the loop's thread only."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        store: Store,
+        disk: DiskSpace,
+        remover: TaskRemover,
+        output: TaskOutputs,
+        journal: EventLog,
+    ) -> None:
+        self._info = info
+        self._store = store
+        self._disk = disk
+        self._remover = remover
+        self._output = output
+        self._journal = journal
+        self._date_kept = store.date.anchor
+        self.early = 0
+        """Number of tasks or outputs removed for want of room within EARLY_S of their end; the last time, and why."""
+        self.early_at, self.early_why = 0.0, ""
+
+    async def run(self) -> None:
+        """Look every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it starts."""
+        work = self._remover.finish_files
+        while True:
+            try:
+                await work()
+            except (sqlite3.Error, OSError) as error:
+                log.warning("what may be removed cannot be looked for, or not be removed: %s", error)
+            else:
+                work = self.enforce
+            await asyncio.sleep(self._info.config.retention_every_s)
+
+    async def enforce(self) -> None:
+        """Remove what has been kept for long enough, or is too much; nothing while the disk has no room for saying so."""
+        if self._disk.state == "full" or self._store.is_stalled:
+            return
+        config = self._info.config
+        oldest = self._store.date.now() - config.ended_kept_s
+        gone = await self._remover.remove(RemovalCriteria(before=oldest))
+        self._tell(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
+        await self._enforce_number()
+        await self._enforce_size()
+        await self._output.cut_old(self._store.date.now())
+        await self._prune(oldest)
+        await self._keep_date()
+
+    async def _enforce_number(self) -> None:
+        most = self._info.config.ended_tasks_max
+        excess = await self._remover.search(lambda removable: removable.ended()) - most
+        if excess <= 0:
+            return
+        why = f"more than {most} ended tasks were kept"
+        gone = await self._trim(excess, most, outputs_only=False)
+        self._tell(gone, f"{why}, and of these submissions more than others have")
+        if gone.tasks < excess:
+            self._tell(await self._remover.remove(RemovalCriteria(keep=most)), why)
+
+    async def _enforce_size(self) -> None:
+        most = self._info.config.ended_output_bytes_max
+        excess = await self._remover.search(lambda removable: removable.output_bytes()) - most
+        if excess <= 0:
+            return
+        why = f"the outputs of ended tasks took more than {most} bytes"
+        gone = await self._trim(excess, most, outputs_only=True)
+        self._tell(gone, f"{why}, those of these submissions more than others", outputs_only=True)
+        if gone.output_bytes < excess:
+            left = excess - gone.output_bytes
+            gone = await self._remover.remove(RemovalCriteria(with_output=True), outputs_only=True, enough=left)
+            self._tell(gone, why, outputs_only=True)
+
+    async def _trim(self, excess: int, most: int, *, outputs_only: bool) -> Removed:
+        """Take the oldest of the submissions that have more than their share, each down to its share at most. A submission is
+        the unit of fairness: one large array does not push out what others have."""
+        share = max(most // self._info.config.ended_submissions_kept, 1)
+        surplus = await self._remover.search(lambda removable: removable.beyond_share(share, of_output=outputs_only))
+        if not surplus:
+            return Removed()
+        wanted = RemovalCriteria(of=tuple(surplus), with_output=outputs_only)
+        return await self._remover.remove(wanted, outputs_only=outputs_only, enough=excess, surplus=surplus)
+
+    async def _keep_date(self) -> None:
+        anchor, kept = self._store.date.anchor, self._date_kept
+        if anchor.wall_s - kept.wall_s >= DATE_KEPT_EVERY_S or (anchor.ahead_s < 0.0) != (kept.ahead_s < 0.0):
+            await self._remover.keep(KeepDate(anchor.packed()))
+            self._date_kept = anchor
+
+    def _tell(self, gone: Removed, why: str, *, outputs_only: bool = False) -> None:
+        """Say what has gone; what went soon after its end is more than is usual, and `doctor` tells of it, too."""
+        if not gone.tasks:
+            return
+        of = ", ".join(
+            f"{self._info.config.node}/{counter} ({count})" for counter, count in gone.of.most_common(OF_TOLD_MAX)
+        )
+        what = (
+            f"the outputs of {gone.tasks} ended tasks, {gone.output_bytes} bytes"
+            if outputs_only
+            else f"{gone.tasks} ended tasks with {gone.output_bytes} bytes of output"
+        )
+        what += f", of {of}" + (
+            f" and {len(gone.of) - OF_TOLD_MAX} other submissions" if len(gone.of) > OF_TOLD_MAX else ""
+        )
+        if gone.early:
+            what += f"; {gone.early} of them had ended within a day"
+            self.early += gone.early
+            self.early_at, self.early_why = time.time(), why
+        log.log(logging.WARNING if gone.early else logging.INFO, "removed: %s, since %s", what, why)
+        self._journal.happened("store", "removed", reason=f"{what}: {why}")
+
+    async def _prune(self, oldest: float) -> None:
+        """Old events, and submissions of which nothing is left: their tokens are remembered for a while."""
+        remembered = self._store.date.now() - KEPT_S
+        while True:
+            empty = await self._remover.search(lambda removable: removable.empty_submissions(remembered, PRUNED_MAX))
+            if not empty and not await self._remover.search(lambda removable: removable.has_events_before(oldest)):
+                return
+            await self._remover.keep(Prune(oldest, empty))
+            await asyncio.sleep(PAUSE_S)
 
 
 def _up_to(

@@ -2,64 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from peerload.model.task import FenceKind, TaskState
 
-if TYPE_CHECKING:
-    import sqlite3
-
-VERSION = 4
-
-_UNFINISHED = ", ".join(f"'{state.value}'" for state in TaskState if not state.is_final)
+VERSION = 1
+"""Version of the schema, which the database keeps as its `user_version`."""
 
 DATABASE = "peerload.db"
 """Its name in the state directory."""
-_EVENTS = """
-CREATE TABLE events (
-    number INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, state TEXT NOT NULL, counter INTEGER,
-    member INTEGER, task TEXT, attempt INTEGER NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL);
-CREATE INDEX event_of ON events (counter, member) WHERE counter IS NOT NULL;
-"""
-"""What happened. Of a task of this home counter and member are set, of another home's task its id; of an array as a
-whole, that is of its submission, member is SINGLE."""
 
-_KEPT = """
-CREATE INDEX IF NOT EXISTS outputs ON tasks (ended_at, counter, member, output_bytes) WHERE output_bytes > 0;
-CREATE INDEX IF NOT EXISTS failures ON tasks (counter, member) WHERE ended_at > 0 AND state IN ('failed', 'cancelled');
-CREATE INDEX IF NOT EXISTS submission_by_environment ON submissions (environment);
-CREATE TABLE IF NOT EXISTS doomed (key TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS chores (
-    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, counter INTEGER NOT NULL, member INTEGER NOT NULL,
-    due_at REAL NOT NULL, tries INTEGER NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '');
-CREATE UNIQUE INDEX IF NOT EXISTS chore_of ON chores (counter, member, kind);
-CREATE INDEX IF NOT EXISTS chore_due ON chores (kind, due_at, number);
-"""
-"""doomed: attempts of which the rows are gone and the files may not be yet; chores: what is owed for tasks that have ended."""
-
-_GATES = """
-CREATE TABLE IF NOT EXISTS fates (
-    task TEXT PRIMARY KEY, is_over INTEGER NOT NULL, failed TEXT NOT NULL, lost TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS groups (name TEXT PRIMARY KEY, slots INTEGER NOT NULL, is_paused INTEGER NOT NULL) WITHOUT ROWID;
-"""
-"""What has become of tasks that others here wait for; and the groups that a user has set."""
-
-BESIDES = """
-CREATE TABLE IF NOT EXISTS making (counter INTEGER PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS owners (counter INTEGER PRIMARY KEY, who TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS owner_of ON owners (who, counter);
-"""
-"""making: arrays of which only some members are kept so far; owners: whose the submissions are, in system mode (`owner_key`);
-those that are not in it are the agent's own. An agent that does not know of these tables leaves them alone, so that they
-take no version of their own."""
-WHOLE = "counter NOT IN (SELECT counter FROM making)"
-"""A condition on a task: its submission was kept to the end."""
-PUT_MAKING = "INSERT OR IGNORE INTO making VALUES (?)"
-DROP_MAKING = "DELETE FROM making WHERE counter = ?"
-MAKING = "SELECT counter FROM making ORDER BY counter"
-
-SCHEMA = (
-    """
+SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE environments (digest BLOB PRIMARY KEY, environment BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE submissions (
@@ -80,51 +31,47 @@ CREATE TABLE executions (
 CREATE TABLE floors (
     uid BLOB PRIMARY KEY, floor INTEGER NOT NULL, at REAL NOT NULL, kind INTEGER NOT NULL,
     home TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, state TEXT NOT NULL, counter INTEGER,
+    member INTEGER, task TEXT, attempt INTEGER NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE INDEX event_of ON events (counter, member) WHERE counter IS NOT NULL;
+CREATE INDEX outputs ON tasks (ended_at, counter, member, output_bytes) WHERE output_bytes > 0;
+CREATE INDEX failures ON tasks (counter, member) WHERE ended_at > 0 AND state IN ('failed', 'cancelled');
+CREATE INDEX submission_by_environment ON submissions (environment);
+CREATE TABLE doomed (key TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE chores (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, counter INTEGER NOT NULL, member INTEGER NOT NULL,
+    due_at REAL NOT NULL, tries INTEGER NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '');
+CREATE UNIQUE INDEX chore_of ON chores (counter, member, kind);
+CREATE INDEX chore_due ON chores (kind, due_at, number);
+CREATE TABLE fates (
+    task TEXT PRIMARY KEY, is_over INTEGER NOT NULL, failed TEXT NOT NULL, lost TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE groups (name TEXT PRIMARY KEY, slots INTEGER NOT NULL, is_paused INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE making (counter INTEGER PRIMARY KEY);
+CREATE TABLE owners (counter INTEGER PRIMARY KEY, who TEXT NOT NULL);
+CREATE INDEX owner_of ON owners (who, counter);
 """
-    + _EVENTS
-    + _KEPT
-    + _GATES
-)
+"""events: of a task of this home counter and member are set, of another home's task its id; of an array as a whole, that is of
+its submission, member is SINGLE. doomed: attempts of which the rows are gone and the files may not be yet. chores: completion
+jobs. fates: outcomes of tasks that others here wait for. groups: those that a user has set. making: arrays of which only some
+members are kept so far. owners: whose the submissions are, in system mode (`owner_key`); those that are not in it are the
+agent's own."""
 
-MIGRATIONS: dict[int, str] = {
-    2: _EVENTS  # noqa: S608 -- constants
-    + """
-INSERT INTO events (at, what, state, counter, member, attempt, node, reason)
-    SELECT at, 'task', state, counter, member, attempt, node, reason FROM history ORDER BY rowid;
-DROP TABLE history;
-DROP INDEX unfinished;
-CREATE INDEX unfinished ON tasks (state, counter, member) WHERE ended_at = 0;
-ALTER TABLE tasks ADD COLUMN more BLOB;
-ALTER TABLE floors ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
-""",
-    3: "",
-    4: "UPDATE tasks SET output_bytes = output_bytes_of(exit) WHERE exit IS NOT NULL;" + _KEPT + _GATES,  # noqa: S608 -- constants
-}
-"""What makes a database of version n - 1 one of version n, … ``output_bytes_of(exit)`` is given by who migrates."""
-
-ADDED_COLUMNS: dict[int, tuple[tuple[str, str, str], ...]] = {
-    3: (("floors", "home", "TEXT NOT NULL DEFAULT ''"),),
-    4: (
-        ("submissions", "terms", "BLOB"),
-        ("submissions", "commands", "BLOB"),
-        ("tasks", "output_bytes", "INTEGER NOT NULL DEFAULT 0"),
-        ("tasks", "output_gone_at", "REAL NOT NULL DEFAULT 0"),
-        ("tasks", "output_gone_why", "TEXT NOT NULL DEFAULT ''"),
-    ),
-}
-"""… after these columns (table, column, declaration), which some databases of version n - 1 have already."""
+MIGRATIONS: dict[int, str] = {}
+"""By version n, what makes a database of version n - 1 one of version n. There is no older version than 1."""
 
 
-def migration(connection: sqlite3.Connection, number: int) -> str:
-    """The script, all or nothing, that makes this database of version ``number`` - 1 one of version ``number``."""
-    added = "".join(
-        f"ALTER TABLE {table} ADD COLUMN {column} {declaration};"
-        for table, column, declaration in ADDED_COLUMNS.get(number, ())
-        if column not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-    )
-    return f"BEGIN; {added} {MIGRATIONS[number]} PRAGMA user_version = {number}; COMMIT;"
+def migration(number: int) -> str:
+    """The script, all or nothing, that makes a database of version ``number`` - 1 one of version ``number``."""
+    return f"BEGIN; {MIGRATIONS[number]} PRAGMA user_version = {number}; COMMIT;"
 
 
+_UNFINISHED = ", ".join(f"'{state.value}'" for state in TaskState if not state.is_final)
+WHOLE = "counter NOT IN (SELECT counter FROM making)"
+"""A condition on a task: its submission was kept to the end."""
+PUT_MAKING = "INSERT OR IGNORE INTO making VALUES (?)"
+DROP_MAKING = "DELETE FROM making WHERE counter = ?"
+MAKING = "SELECT counter FROM making ORDER BY counter"
 PUT_ENVIRONMENT = "INSERT OR IGNORE INTO environments VALUES (?, ?)"
 PUT_SUBMISSION = (
     "INSERT INTO submissions (counter, token, digest, spec, environment, members, submitted_at, terms, commands)"

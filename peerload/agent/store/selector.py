@@ -1,7 +1,8 @@
-"""Selectors: the tasks of this home that references, states, a node, a name, a group and tags select together.
+"""Selectors: the tasks of this home that references, states, a node, a name, a group and tags select; and their lists in rows.
 
 States and nodes are columns; names, groups and tags lie packed in submissions, which are decoded one by one. So all of it runs
-in a thread, on a connection of its own.
+in a thread, on a connection of its own. In a list the members of an array that wait, are held, are done or were cancelled count
+as one row of their state, so that an array of a million leaves room for others in a list of 200.
 """
 
 from __future__ import annotations
@@ -10,20 +11,44 @@ import fnmatch
 import re
 from bisect import bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from peerload.agent.store.rows import SINGLE, Found, TaskSelection, apart, spans_text
+from peerload.agent.store.rows import (
+    COLUMNS,
+    ENDED_AT,
+    SINGLE,
+    Each,
+    Found,
+    TaskSelection,
+    apart,
+    decoded_each,
+    decoded_spec,
+    spans_text,
+    spec_of_member,
+)
+from peerload.model.errors import StoreError
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from peerload.model.task import TaskSpec
     from peerload.wire import control
 
 REF_CHARS_MAX = 4000
 """A reference with more characters of ranges is made several."""
+SUBMISSIONS_AT_A_TIME = 500
+"""Submissions asked for in one query."""
+TOGETHER = (TaskState.HELD, TaskState.QUEUED, TaskState.DONE, TaskState.CANCELLED)
+"""The members of an array in one of these states are one row; each other task has its own."""
+SPANS_TOLD_MAX = 4
+FIRSTS_AT_A_TIME = 250
+_GROUPS = (
+    "t.counter, t.state, count(*), min(t.member), max(t.member), count(DISTINCT nullif(t.node, '')), max(t.node),"
+    " min(nullif(t.started_at, 0)), max(t.ended_at), count(DISTINCT t.reason)"
+)
 
 
 class Criteria(msgspec.Struct, frozen=True):
@@ -159,8 +184,8 @@ def selected(criteria: Criteria, reader: SelectionReader) -> Selected:
             found.members.setdefault(counter, []).append(member)
             found.states[state] += 1
     wanted = {*found.members, *(counter for counter, *_ in found.leased)}
-    rows = reader.each_row("SELECT counter, members FROM submissions")
-    found.sizes = {counter: members for counter, members in rows if counter in wanted}
+    sizes = reader.each_row("SELECT counter, members FROM submissions")
+    found.sizes = {counter: members for counter, members in sizes if counter in wanted}
     return found
 
 
@@ -173,11 +198,11 @@ def references(node: str, members: dict[int, list[int]], sizes: dict[int, int]) 
             names.append(f"{node}/{counter}")
             continue
         spans = [(first, last) for _, first, last in apart((0, member, member) for member in chosen)]
-        names += [f"{node}/{counter}.{part}" for part in _parts(spans)]
+        names += [f"{node}/{counter}.{part}" for part in _references(spans)]
     return names
 
 
-def _parts(spans: list[tuple[int, int]]) -> Iterator[str]:
+def _references(spans: list[tuple[int, int]]) -> Iterator[str]:
     """The spans as text, so many at a time as fit into a reference."""
     text = ""
     for span in spans:
@@ -189,3 +214,167 @@ def _parts(spans: list[tuple[int, int]]) -> Iterator[str]:
             text = f"{text},{more}" if text else more
     if text:
         yield text
+
+
+# -- lists in rows ------------------------------------------------------------------------------------------------------
+
+
+class ArrayRow(msgspec.Struct, frozen=True):
+    """The first of the members of one array in one state, and what they have together. spans: at most SPANS_TOLD_MAX of their
+    ranges; nodes: on how many they are or were; started_at: of the first that was, 0.0 = none; has_reason: it is that of all."""
+
+    first: Found
+    spans: tuple[tuple[int, int], ...] = ()
+    count: int = 1
+    nodes: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    has_reason: bool = True
+
+    @property
+    def place(self) -> tuple[float, float]:
+        """By which lists are in order."""
+        return _number(self.first[0]), _number(self.first[1])
+
+
+def rows(
+    reader: SelectionReader,
+    where: str,
+    values: tuple[object, ...],
+    states: Sequence[TaskState],
+    limit: int,
+    *,
+    newest: bool = False,
+    gathered: bool = False,
+) -> list[ArrayRow]:
+    """The first ``limit`` rows of tasks in these states: by their numbers, or those first that ended last. gathered: members of
+    arrays as above; else each task is a row."""
+    together = [state for state in states if gathered and state in TOGETHER]
+    single = [state for state in states if state not in together]
+    order = "t.ended_at DESC" if newest else "t.counter, t.member"
+    found = reader.each_found(
+        COLUMNS, f"{where} AND t.state IN ({marks(single)}) ORDER BY {order} LIMIT ?", (*values, *single, limit)
+    )
+    made = [ArrayRow(row, ended_at=_number(row[ENDED_AT])) for row in found] if single else []
+    order = "max(t.ended_at) DESC" if newest else "t.counter"
+    groups = reader.each_found(
+        _GROUPS,
+        f"{where} AND t.state IN ({marks(together)}) GROUP BY t.counter, t.state ORDER BY {order} LIMIT ?",
+        (*values, *together, limit),
+    )
+    if together:
+        made += _made(reader, where, values, list(groups))
+    made.sort(key=(lambda row: -row.ended_at) if newest else (lambda row: row.place))
+    return made[:limit]
+
+
+def _made(reader: SelectionReader, where: str, values: tuple[object, ...], groups: list[Found]) -> list[ArrayRow]:
+    """The groups with the first member of each."""
+    made: list[ArrayRow] = []
+    for at in range(0, len(groups), FIRSTS_AT_A_TIME):
+        some = groups[at : at + FIRSTS_AT_A_TIME]
+        places = [(group[0], group[3]) for group in some]
+        marked = ", ".join(["(?, ?)"] * len(places))
+        found = reader.each_found(
+            COLUMNS,
+            f"(t.counter, t.member) IN (VALUES {marked})",
+            tuple(value for place in places for value in place),
+        )
+        firsts = {(row[0], row[1]): row for row in found}
+        for group in some:
+            counter, state, count, first, last, nodes, _, started_at, ended_at, reasons = group
+            if (counter, first) in firsts:
+                spans = _spans(reader, where, values, counter, state, first, last, count)
+                told = firsts[counter, first]
+                made.append(ArrayRow(told, spans, count, nodes, _number(started_at), _number(ended_at), reasons == 1))
+    return made
+
+
+def _spans(
+    reader: SelectionReader,
+    where: str,
+    values: tuple[object, ...],
+    counter: int,
+    state: str,
+    first: object,
+    last: object,
+    count: int,
+) -> tuple[tuple[int, int], ...]:
+    if isinstance(first, int) and isinstance(last, int) and last - first + 1 == count:
+        return ((first, last),)
+    spans: list[tuple[int, int]] = []
+    members = reader.each_found(
+        "t.member", f"{where} AND t.counter = ? AND t.state = ? ORDER BY t.member", (*values, counter, state)
+    )
+    for (member,) in members:
+        if spans and member == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], member)
+        elif len(spans) == SPANS_TOLD_MAX:
+            break
+        else:
+            spans.append((member, member))
+    return tuple(spans)
+
+
+def _number(value: object) -> float:
+    """For an order that a damaged row does not upset."""
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+# -- submissions -------------------------------------------------------------------------------------------------------
+
+
+class SubmissionRows:
+    """The submissions of a list of tasks, read together; what many have in common is decoded, and in memory, once."""
+
+    def __init__(self, query: Callable[[str, tuple[object, ...]], list[Any]], counters: set[object]) -> None:
+        """query: what an SQL statement with these values finds; counters: which submissions."""
+        self._query = query
+        self._rows: dict[object, tuple[Any, ...]] = {}
+        self._specs: dict[tuple[object, object], TaskSpec] = {}
+        self._each: dict[object, Each] = {}
+        self._environments: dict[object, bytes] = {}
+        wanted = list(counters)
+        for first in range(0, len(wanted), SUBMISSIONS_AT_A_TIME):
+            some = wanted[first : first + SUBMISSIONS_AT_A_TIME]
+            sql = f"SELECT counter, spec, environment, commands FROM submissions WHERE counter IN ({marks(some)})"  # noqa: S608 -- constants
+            self._rows.update((row[0], row[1:]) for row in query(sql, tuple(some)))
+
+    def spec_of(self, counter: object, member: object, node: str) -> TaskSpec:
+        """What one task runs. Raises StoreError."""
+        spec = self.shared_spec(counter)
+        commands = self._rows[counter][2]
+        if commands is None:
+            return spec
+        if counter not in self._each:
+            self._each[counter] = decoded_each(commands, counter)
+        return spec_of_member(spec, self._each[counter], member, f"{node}/{counter}.{member}")
+
+    def shared_spec(self, counter: object) -> TaskSpec:
+        """What all tasks of a submission have in common. Raises StoreError."""
+        found = self._rows.get(counter)
+        if found is None:
+            raise StoreError(f"submission {counter} is missing from the database")
+        packed, digest, _ = found
+        spec = self._specs.get((packed, digest))
+        if spec is None:
+            spec = msgspec.structs.replace(
+                decoded_spec(packed, counter), environment=self._environment(digest, counter)
+            )
+            self._specs[packed, digest] = spec
+        return spec
+
+    def _environment(self, digest: object, counter: object) -> bytes:
+        if digest not in self._environments:
+            found = self._query("SELECT environment FROM environments WHERE digest = ?", (digest,))
+            if not found:
+                raise StoreError(f"the environment of submission {counter} is missing from the database")
+            if not isinstance(found[0][0], bytes):
+                raise StoreError(f"the environment of submission {counter} cannot be read from the database")
+            self._environments[digest] = found[0][0]
+        return self._environments[digest]
+
+
+def marks(values: Sequence[object]) -> str:
+    """A place in a statement for each value."""
+    return ", ".join("?" * len(values))

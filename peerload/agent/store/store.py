@@ -28,7 +28,7 @@ from peerload.agent.store.backup import back_up
 from peerload.agent.store.disk_space import has_no_room
 from peerload.agent.store.high_water import ATTEMPTS_GAP, GAP, HighWaterFile, HighWaterMark, LostCommits
 from peerload.agent.store.jobs import put_chores
-from peerload.agent.store.pruning import OUTPUT_BYTES_MAX, MaintenanceRow, output_bytes, output_bytes_of
+from peerload.agent.store.pruning import OUTPUT_BYTES_MAX, MaintenanceRow, output_bytes
 from peerload.agent.store.pruning import apply as apply_upkeep
 from peerload.agent.store.recovery import StoreRecovery
 from peerload.agent.store.rows import KEPT_S, SINGLE, encode, order_of, task_values
@@ -114,6 +114,11 @@ class Store(StoreRecovery):
         """Whether there was no database before, or an empty one."""
         self.is_stalled = False
         """Whether the writer waits for room on a full disk: what is read is what was durable before."""
+
+    @property
+    def node(self) -> str:
+        """The name of this node."""
+        return self._node
 
     @property
     def path(self) -> Path:
@@ -256,14 +261,11 @@ class Store(StoreRecovery):
             self.is_new = True
             made = f"INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}')"  # noqa: S608 -- hex digits of our own
             connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
-            connection.executescript(schema.BESIDES)
             return
         if version < schema.VERSION:
             back_up(connection, self._path, version)
-        connection.create_function("output_bytes_of", 1, self._output_bytes_of)
         for number in range(version + 1, schema.VERSION + 1):
-            connection.executescript(schema.migration(connection, number))
-        connection.executescript(schema.BESIDES)
+            connection.executescript(schema.migration(number))
 
     def _keep_node(self) -> None:
         """The ids of the tasks here begin with the node's name: another one on the same database would rename them."""
@@ -489,9 +491,6 @@ class Store(StoreRecovery):
     def _task_values(self, record: TaskRecord) -> tuple[object, ...]:
         exit_ = record.exit
         return task_values(record, 0 if exit_ is None else output_bytes(exit_, self._output_bytes_max))
-
-    def _output_bytes_of(self, packed: object) -> int:
-        return output_bytes_of(packed, self._output_bytes_max)
 
     def _apply(self, writer: sqlite3.Connection, row: Row) -> None:  # noqa: C901 PLR0912 -- one line a row
         match row:

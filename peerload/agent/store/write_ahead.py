@@ -10,25 +10,38 @@ ask for does not wait for all of that: back pressure from the disk to the decisi
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from peerload.model.actions import PutTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from peerload.agent.run_state import RunState
     from peerload.model.actions import Row
 
 ROWS_AHEAD_MAX = 1000
 """Rows on their way to the disk beyond which bulk requests wait: two or three commits, some hundredths of a second."""
 
 
-class Outbox:
-    """``persist(rows, done)`` makes rows durable and calls ``done()`` in the loop's thread afterwards."""
+log = logging.getLogger("peerload.agent")
 
-    def __init__(self, persist: Callable[[list[Row], Callable[[], None]], None]) -> None:
-        self._persist = persist
+
+class RowStore(Protocol):
+    """Where rows are made durable."""
+
+    def persist(self, rows: Sequence[Row], done: Callable[[], None], /) -> None:
+        """Make rows durable, then call ``done()`` in the loop's thread."""
+
+
+class Outbox:
+    """store: makes rows durable."""
+
+    def __init__(self, store: RowStore, run: RunState) -> None:
+        self._store = store
+        self._run = run
         self._rows: list[Row] = []
         self._notes: list[Row] = []
         self._given = 0
@@ -39,8 +52,11 @@ class Outbox:
         self._under_way: deque[tuple[int, int, set[bytes]]] = deque()
         self._rows_under_way = 0
         self._waits_for_room: deque[Callable[[], None]] = deque()
-        self.committed: Callable[[], None] = lambda: None
-        """Called when rows have become durable."""
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        """Call when rows have become durable, from now on."""
+        self._listeners.append(call)
 
     def keep(self, rows: tuple[Row, ...]) -> None:
         """Rows to make durable with this turn."""
@@ -93,7 +109,7 @@ class Outbox:
         self._rows_under_way += len(rows)
         self._turn = set()
         try:
-            self._persist(rows, lambda: self._done(ticket))
+            self._store.persist(rows, lambda: self._done(ticket))
         except BaseException:
             self._broken = True
             raise
@@ -103,10 +119,19 @@ class Outbox:
         while self._under_way and self._under_way[0][0] <= self._durable:
             self._rows_under_way -= self._under_way.popleft()[1]
         while self._held and self._held[0][0] <= self._durable:
-            self._held.popleft()[1]()
-        self.committed()
+            self._act(self._held.popleft()[1])
+        for call in self._listeners:
+            call()
         while self._waits_for_room and self._rows_under_way <= ROWS_AHEAD_MAX:
             self._waits_for_room.popleft()()
+
+    def _act(self, act: Callable[[], None]) -> None:
+        """A bug in an outward action must not skip it silently: the agent stops (crash-only)."""
+        try:
+            act()
+        except Exception as error:
+            log.exception("a bug")
+            self._run.fail(f"a bug: {error!r}")
 
     @property
     def held(self) -> int:

@@ -1,5 +1,5 @@
-"""Whether this agent does its work: its socket answers, its store commits, its launcher is there. Nobody is told that it lives
-before that was found out, so that one that merely has a process is started anew."""
+"""The health check of an agent: its socket answers, its store commits, its launcher answers. The service manager hears that the
+agent is alive only after these checks have passed, so that an agent that merely has a process is restarted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from peerload.wire import frame
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from peerload.agent.parts import Parts
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.store.store import Store
 
 ANSWER_BYTES_MAX = 1 << 20
 REQUEST_ID = 1
@@ -24,15 +25,23 @@ LOOK_S = 0.5
 """Whether a commit waits for room is looked at so often."""
 
 
-async def trouble(parts: Parts, within_s: float) -> str:
-    """Why this agent does not do its work, "" if it does, within so many seconds."""
-    checks = {
-        "its socket does not answer": _socket_answers(parts.config.socket),
-        "its store does not commit": _store_commits(parts),
-        "its launcher does not answer": parts.launcher.answers(within_s),
-    }
-    found = await asyncio.gather(*(_kept_to(within_s, check) for check in checks.values()))
-    return "; ".join(f"{says}{why}" for says, why in zip(checks, found, strict=True) if why is not None)
+class HealthCheck:
+    """The checks of one agent. socket: the path of the socket for its clients."""
+
+    def __init__(self, socket: str, store: Store, launcher: LauncherLink) -> None:
+        self._socket = socket
+        self._store = store
+        self._launcher = launcher
+
+    async def trouble(self, within_s: float) -> str:
+        """Why this agent does not do its work, "" if it does; each check may take so many seconds."""
+        checks = {
+            "its socket does not answer": _socket_answers(self._socket),
+            "its store does not commit": _store_commits(self._store),
+            "its launcher does not answer": self._launcher.answers(within_s),
+        }
+        found = await asyncio.gather(*(_kept_to(within_s, check) for check in checks.values()))
+        return "; ".join(f"{says}{why}" for says, why in zip(checks, found, strict=True) if why is not None)
 
 
 async def _kept_to(within_s: float, check: Awaitable[bool]) -> str | None:
@@ -61,16 +70,16 @@ async def _socket_answers(path: str) -> bool:
         writer.close()
 
 
-async def _store_commits(parts: Parts) -> bool:
+async def _store_commits(store: Store) -> bool:
     """A row of its own goes to the disk. While there is no room there it waits, as it is meant to: that is known, is said
     elsewhere, and is not mended by another start."""
-    if parts.store.is_stalled:
+    if store.is_stalled:
         return True
     kept = asyncio.Event()
-    parts.store.persist([CommitProbe(time.time())], kept.set)
+    store.persist([CommitProbe(time.time())], kept.set)
     waits = asyncio.create_task(kept.wait())
     try:
-        while not waits.done() and not parts.store.is_stalled:
+        while not waits.done() and not store.is_stalled:
             await asyncio.wait([waits], timeout=LOOK_S)
     finally:
         waits.cancel()

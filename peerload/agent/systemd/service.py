@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.systemd import health
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.parts import Parts
+    from peerload.agent.joining.distribution import TrustDistribution
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.systemd.health import HealthCheck
     from peerload.agent.systemd.notify import ServiceManager
+    from peerload.core.node import Node
     from peerload.model.config import AgentConfig
+    from peerload.security.tls import Credentials
 
     Load = Callable[[], tuple[AgentConfig, dict[str, str]]]
 
@@ -49,17 +53,26 @@ SIGNS_PER_WATCHDOG = 2
 
 
 class Service:
-    """One per agent, from the moment at which it serves. ``load``: reads the settings again; None: there is nothing to read."""
+    """One per agent, from the moment at which it serves. settings: None if there is nothing to reload."""
 
-    def __init__(self, parts: Parts, manager: ServiceManager, load: Load | None) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        manager: ServiceManager,
+        health: HealthCheck,
+        info: NodeInfo,
+        node: Node,
+        settings: SettingsReload | None,
+    ) -> None:
         self._manager = manager
-        self._load = load
+        self._health = health
+        self._info = info
+        self._node = node
+        self._settings = settings
         self._said = ""
 
     def start(self) -> None:
         """Hear a HUP from now on. An agent in a terminal keeps its meaning there: the terminal is gone, and so is the agent."""
-        if self._load is not None and not _has_terminal():
+        if self._settings is not None and not _has_terminal():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
     async def run(self) -> None:
@@ -81,7 +94,7 @@ class Service:
 
     async def _is_well(self, within_s: float) -> bool:
         """Whether the agent does its work; what is wrong is logged when it is news, and told each time."""
-        trouble = await health.trouble(self._parts, within_s)
+        trouble = await self._health.trouble(within_s)
         if trouble != self._said:
             self._said = trouble
             if trouble:
@@ -93,39 +106,54 @@ class Service:
         return not trouble
 
     def _status(self) -> str:
-        parts = self._parts
-        runs, peers = len(parts.node.ledger.running), len(list(parts.node.membership))
-        return f"node {parts.config.node}: {runs} running, {peers} peers known"
-
-    # -- settings ------------------------------------------------------------------------------------------------------
+        runs, peers = len(self._node.ledger.running), len(list(self._node.membership))
+        return f"node {self._info.config.node}: {runs} running, {peers} peers known"
 
     def reload(self) -> None:
-        """Read the settings again, the certificate, and what the CA has said. What cannot be used changes nothing."""
+        """Reload the settings, and tell the service manager."""
+        assert self._settings is not None
         self._manager.reloading()
+        says = self._settings.reload()
+        self._manager.ready(f"{self._status()}; {says}")
+
+
+class SettingsReload:
+    """Reloading of the settings (``load`` reads them), of the certificate, and of what the CA has said."""
+
+    def __init__(
+        self, load: Load, info: NodeInfo, tls: Credentials, trust: TrustDistribution, journal: EventLog
+    ) -> None:
+        self._load = load
+        self._info = info
+        self._tls = tls
+        self._trust = trust
+        self._journal = journal
+
+    def reload(self) -> str:
+        """Reload everything. What cannot be used changes nothing. → what was done, for people."""
         try:
             says = self._reloaded()
         except PeerloadError as error:
             hint = f" ({error.hint})" if error.hint else ""
             says = f"not reloaded, what was in force stays: {error}{hint}"
             log.error("%s; look:  peerload config check", says)  # noqa: TRY400 -- theirs, and no bug of ours
-            self._parts.journal.happened("agent", "not reloaded", reason=str(error))
+            self._journal.happened("agent", "not reloaded", reason=str(error))
         else:
             log.info("%s", says)
-            self._parts.journal.happened("agent", "reloaded", reason=says)
-        self._manager.ready(f"{self._status()}; {says}")
+            self._journal.happened("agent", "reloaded", reason=says)
+        return says
 
     def _reloaded(self) -> str:
-        assert self._load is not None
-        parts = self._parts
+        info = self._info
         config, origins = self._load()
-        differ = [key for key in config.__struct_fields__ if getattr(config, key) != getattr(parts.config, key)]
+        differ = [key for key in config.__struct_fields__ if getattr(config, key) != getattr(info.config, key)]
         live = {key: getattr(config, key) for key in differ if key in LIVE}
         waits = [key for key in differ if key not in LIVE]
-        renewed = parts.tls.read_again()
-        heard = parts.trust.read_again()
-        parts.config = msgspec.structs.replace(parts.config, **live)
-        parts.tls.set_life(parts.config.certificate_s)
-        parts.origins.update({key: origins[key] for key in live})
+        renewed = self._tls.read_again()
+        heard = self._trust.read_again()
+        info.config = msgspec.structs.replace(info.config, **live)
+        self._tls.set_life(info.config.certificate_s)
+        info.origins.update({key: origins[key] for key in live})
         says = [f"in force now: {', '.join(live)}"] if live else []
         says += ["another certificate"] if renewed else []
         says += [f"{heard} words of the CA"] if heard else []

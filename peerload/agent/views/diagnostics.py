@@ -1,103 +1,99 @@
-"""What an agent alone knows of its own health, for `peerload doctor`; and the settings it runs with, for `peerload config`."""
+"""The health of an agent as far as it alone knows it, for `peerload doctor`."""
 
 from __future__ import annotations
 
 import asyncio
 import platform
-import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from peerload.agent.views import task as answers
-from peerload.agent.views.security_facts import security_object
-from peerload.config.check import told
-from peerload.security.broker_address import without_password
+from peerload.agent.node_info import now
+from peerload.agent.views import task as views
 
 if TYPE_CHECKING:
-    from peerload.agent.parts import Parts
-    from peerload.core.membership.membership import PeerInfo
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.retention import Retention
+    from peerload.agent.store.store import Store
+    from peerload.agent.views.cluster import ClusterView
+    from peerload.agent.views.peer_links import PeerLinksView
+    from peerload.agent.views.security_facts import SecurityView
+    from peerload.core.node import Node
 
 DAMAGED_TOLD_MAX = 100
 FROZEN_TOLD_MAX = 100
 
 
-def checkup_object(parts: Parts) -> dict[str, object]:
-    """As `control.Checkup` lists it."""
-    disk, launcher = parts.disk, parts.launcher
-    node, facts = parts.node, parts.tls.facts
-    linked = set(parts.links.linked())
-    listing = parts.store.list_tasks(ended_after=parts.now().wall_s, limit=DAMAGED_TOLD_MAX)
-    return {
-        "node": parts.config.node,
-        "python": platform.python_version(),
-        "event_loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
-        "launcher": {
-            "pid": launcher.pid,
-            "units": launcher.units,
-            "memory": launcher.memory or None,
-            "unenforced": list(launcher.unenforced),
-            "silent": launcher.is_silent,
-        },
-        "disk": {
-            "state": disk.state,
-            "free_bytes": disk.free_bytes(),
-            "total_bytes": disk.total_bytes,
-            "low_bytes": disk.low_bytes,
-            "reserve_bytes": disk.reserve.size_bytes,
-            "reserve_bytes_max": disk.reserve.wanted_bytes,
-            "stalled": parts.store.is_stalled,
-        },
-        "broker": _broker(parts),
-        "peers": [_peer(parts, peer, linked) for peer in node.membership],
-        "clashes": parts.links.name_clashes,
-        "refused_by": list(parts.refused_by),
-        "damaged": answers.damaged(listing.damaged),
-        "lost": parts.store.lost.words(parts.config.node) if parts.store.lost is not None else None,
-        "removed_early": _removed_early(parts),
-        "frozen": [node.executor.guests[key].task for key in islice(node.runs.frozen, FROZEN_TOLD_MAX)],
-        "trouble": node.state.profile.trouble or None,
-        "certificate_until": facts.valid_until.timestamp() if facts is not None else None,
-        "issuer": parts.cluster.is_issuer,
-        "revoked": parts.tls.is_revoked,
-        "security": security_object(parts),
-    }
+class StorageView:
+    """The disk and the database of one agent."""
+
+    def __init__(self, node: str, disk: DiskSpace, store: Store, retention: Retention) -> None:
+        self._node = node
+        self._disk = disk
+        self._store = store
+        self._retention = retention
+
+    def checkup(self) -> dict[str, object]:
+        """The part of `checkup` that is about storage."""
+        disk, store, retention = self._disk, self._store, self._retention
+        listing = store.list_tasks(ended_after=now().wall_s, limit=DAMAGED_TOLD_MAX)
+        removed_early: dict[str, object] | None = None
+        if retention.early:
+            removed_early = {"tasks": retention.early, "at": retention.early_at, "why": retention.early_why}
+        return {
+            "disk": {
+                "state": disk.state,
+                "free_bytes": disk.free_bytes(),
+                "total_bytes": disk.total_bytes,
+                "low_bytes": disk.low_bytes,
+                "reserve_bytes": disk.reserve.size_bytes,
+                "reserve_bytes_max": disk.reserve.wanted_bytes,
+                "stalled": store.is_stalled,
+            },
+            "damaged": views.damaged(listing.damaged),
+            "lost": store.lost.words(self._node) if store.lost is not None else None,
+            "removed_early": removed_early,
+        }
 
 
-def _removed_early(parts: Parts) -> dict[str, object] | None:
-    retention = parts.retention
-    if not retention.early:
-        return None
-    return {"tasks": retention.early, "at": retention.early_at, "why": retention.early_why}
+class DiagnosticsView:
+    """What `control.Checkup` answers."""
 
+    def __init__(
+        self,
+        node: Node,
+        launcher: LauncherLink,
+        storage: StorageView,
+        cluster: ClusterView,
+        links: PeerLinksView,
+        security: SecurityView,
+    ) -> None:
+        self._node = node
+        self._launcher = launcher
+        self._storage = storage
+        self._cluster = cluster
+        self._links = links
+        self._security = security
 
-def settings_object(parts: Parts) -> dict[str, object]:
-    """As `control.Settings` lists it."""
-    return {"settings": told(parts.config, parts.origins)}
-
-
-def _broker(parts: Parts) -> dict[str, object] | None:
-    if parts.bus is None:
-        return None
-    urls = [without_password(url) for url in parts.config.mqtt]
-    told = {"urls": urls, "url": parts.bus.url, "why": parts.bus.why_away or None}
-    return told | {"heard": parts.bus.is_heard}
-
-
-def _peer(parts: Parts, peer: PeerInfo, linked: set[str]) -> dict[str, object]:
-    name = peer.identity.node
-    fact, now_s = parts.members.facts_of(name), time.monotonic()
-    heard_s = fact.datagram_s if fact is not None else None
-    way, way_why = parts.links.reachability.route(name)
-    return {
-        "node": name,
-        "state": peer.state.value,
-        "address": peer.identity.address,
-        "linked": name in linked,
-        "met_s": now_s - fact.met_s if fact is not None else None,
-        "datagram_age_s": now_s - heard_s if heard_s is not None else None,
-        "revoked": not parts.trust.trust.admits(name, peer.identity.boot),
-        "clock_ahead_s": fact.clock_ahead_s if fact is not None else None,
-        "way": way,
-        "way_why": way_why or None,
-        "dials_back": parts.links.reachability.dials_back(name),
-    }
+    def checkup(self) -> dict[str, object]:
+        """As `control.Checkup` lists it."""
+        node, launcher = self._node, self._launcher
+        frozen = islice(node.runs.frozen, FROZEN_TOLD_MAX)
+        return {
+            "node": node.state.node,
+            "python": platform.python_version(),
+            "event_loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
+            "launcher": {
+                "pid": launcher.pid,
+                "units": launcher.units,
+                "memory": launcher.memory or None,
+                "unenforced": list(launcher.unenforced),
+                "silent": launcher.is_silent,
+            },
+            **self._storage.checkup(),
+            **self._links.checkup(node.membership),
+            "frozen": [node.executor.guests[key].task for key in frozen],
+            "trouble": node.state.profile.trouble or None,
+            **self._cluster.checkup(),
+            "security": self._security.checkup(),
+        }

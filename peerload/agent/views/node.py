@@ -1,11 +1,9 @@
-"""Nodes, and this agent, as the objects a client is shown (keys: docs/cli.md); tasks are in `views/task.py`."""
+"""Nodes as the objects that a client is shown (keys: docs/json.md); tasks are in `views/task.py`."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from peerload import __version__
 from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.agent.views.task import text
 from peerload.core.membership.membership import PeerState
@@ -14,7 +12,8 @@ from peerload.model.devices import GPU, MIB, DeviceMode, Health
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.agent.parts import Parts
+    from peerload.agent.sensors.gpus import Gpus
+    from peerload.agent.views.cluster import ClusterView
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceState
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 DECLINES_TOLD_MAX = 8
 """Directories that are told of one node."""
-REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 
 
 def nodes(node: Node) -> list[dict[str, object]]:
@@ -74,25 +72,26 @@ def declines(node: Node, peer: PeerInfo) -> list[str]:
     return list(dict.fromkeys(words))[:DECLINES_TOLD_MAX]
 
 
-def nodes_object(parts: Parts) -> list[dict[str, object]]:
-    """The same with why this node has no GPUs although there is a driver."""
-    return some_nodes(parts, sorted(parts.node.membership, key=lambda peer: peer.identity.node))
+class NodesView:
+    """The nodes known here, as `nodes` and `overview` tell them."""
 
+    def __init__(self, node: Node, gpus: Gpus, cluster: ClusterView) -> None:
+        self._node = node
+        self._gpus = gpus
+        self._cluster = cluster
 
-def some_nodes(parts: Parts, peers: Iterable[PeerInfo]) -> list[dict[str, object]]:
-    """This node, and of the others these."""
-    own = _own_object(parts.node)
-    why = parts.gpus.why_none
-    own["no_gpus_because"] = why if why and why != NOT_INSTALLED else None
-    trust = parts.trust.trust
-    own["revoked"] = parts.tls.is_revoked
-    return [
-        own,
-        *(
-            _peer_object(parts.node, peer) | {"revoked": not trust.admits(peer.identity.node, peer.identity.boot)}
-            for peer in peers
-        ),
-    ]
+    def objects(self) -> list[dict[str, object]]:
+        """Every node known, this one first, the others by name."""
+        return self.objects_of(sorted(self._node.membership, key=lambda peer: peer.identity.node))
+
+    def objects_of(self, peers: Iterable[PeerInfo]) -> list[dict[str, object]]:
+        """This node, with why it has no GPUs although there is a driver; and of the others these."""
+        own = _own_object(self._node)
+        why = self._gpus.why_none
+        own["no_gpus_because"] = why if why and why != NOT_INSTALLED else None
+        own["revoked"] = self._cluster.is_revoked()
+        others = (_peer_object(self._node, peer) | {"revoked": self._cluster.is_peer_revoked(peer)} for peer in peers)
+        return [own, *others]
 
 
 def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
@@ -213,40 +212,3 @@ def _counted(profile: Profile) -> dict[str, int]:
         if device.kind != GPU:
             counts[device.kind] = counts.get(device.kind, 0) + 1
     return counts
-
-
-def agent_object(parts: Parts) -> dict[str, object]:
-    """This agent, as `info` answers."""
-    return {
-        "node": parts.config.node,
-        "pid": os.getpid(),
-        "launcher_pid": parts.launcher.pid,
-        "memory_limits": parts.launcher.memory or None,
-        "no_gpus_because": parts.gpus.why_none or None,
-        "version": __version__,
-        "mode": parts.config.mode,
-        "socket": parts.config.socket,
-        "state": parts.config.state,
-        "listen": parts.identity.address,
-        "boot": parts.identity.boot,
-        "policy": parts.node.state.policies.name,
-        "slots": parts.node.state.profile.slots,
-        "cpus": parts.node.state.profile.cpus,
-        "mem_bytes": parts.node.state.profile.mem_bytes,
-        "cluster": parts.cluster.name,
-        "cluster_id": parts.cluster.id,
-        "cluster_directory": str(parts.cluster.directory),
-        "cluster_local": parts.cluster.is_local,
-        "cluster_fingerprint": parts.cluster.fingerprint,
-        "issuer": parts.cluster.is_issuer,
-        "seal_key": parts.trust.trust.number,
-        "certificate_ends_at": parts.tls.facts.valid_until.timestamp() if parts.tls.facts is not None else None,
-        "revoked": sorted({word.node for word in parts.trust.trust.revocations}),
-        "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
-        "mqtt_configured": bool(parts.config.mqtt),
-        "peers": len(list(parts.node.membership)),
-        "sought": parts.links.unanswered,
-        "remembered": len(parts.node.membership.gossip.contacts.known),
-        "started_at": parts.started_at,
-        "notices": [*parts.notices, *([REVOKED_NOTICE] if parts.tls.is_revoked else [])],
-    }

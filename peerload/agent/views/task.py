@@ -1,4 +1,4 @@
-"""Tasks as the objects a client is shown (keys: docs/cli.md); nodes are in `views/node.py`."""
+"""Tasks as the objects a client is shown (keys: docs/json.md); nodes are in `views/node.py`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.agent.output.spool import Spool
-    from peerload.agent.store.gathered import ArrayRow
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.rows import Damage, RecordedEvent
+    from peerload.agent.store.selector import ArrayRow
     from peerload.core.estimates.history import DurationEstimates
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
@@ -133,7 +133,7 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
     if task is None:
         return record.reason
     if task.phase is HomePhase.GATED:
-        return node.gates.words(task) or record.reason
+        return node.eligibility.words(task) or record.reason
     if task.phase is HomePhase.RESTING:
         return record.reason
     if task.stranded_because:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
+    from peerload.model.config import AgentConfig
+
 KEYS = (
     "node",
     "state",
@@ -102,6 +104,14 @@ def located(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "state": os.path.abspath(str(state)), "socket": os.path.abspath(str(own))}
 
 
+def configured(given: dict[str, Any]) -> Any:  # noqa: ANN401 -- the agent's settings, whose type only the agent names
+    """The settings that an agent started here would have."""
+    from peerload.config import loader
+
+    defaults = {"state": default_state(), "socket": given.get("socket") or user_socket_path()}
+    return loader.load(given, defaults, loader.environment_now())
+
+
 def default_state() -> str:
     """`$XDG_STATE_HOME/peerload`, else `~/.local/state/peerload`."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -135,3 +145,36 @@ def _config_file(settings: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("config", f"{path} cannot be read", why=error.strerror or "") from None
     except ValueError as error:
         raise ConfigError("config", f"{path} is no TOML", why=str(error)) from None
+
+
+def compared(
+    settings: list[dict[str, Any]], config: AgentConfig | None, origins: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Each setting in force as `key value origin now now_origin needs_restart`. now: what an agent started now would
+    have; what was given as a flag or by a variable is nobody's mistake if a file says otherwise, and needs no restart."""
+    from peerload.config import loader
+    from peerload.config.check import told
+
+    now = {one["key"]: one for one in (told(config, origins or {}) if config is not None else settings)}
+    rows = []
+    for one in settings:
+        later = now.get(one["key"], one)
+        origin = one["origin"]
+        same = later["value"] == one["value"]
+        if same and origin == loader.FLAG and one["key"] in ("state", "socket"):
+            origin = later["origin"]  # `up` names both on the agent's command line, wherever it has them from
+        given = origin in (loader.FLAG, loader.ENVIRONMENT)
+        rows.append(
+            {
+                **one,
+                "origin": _named(origin, one["key"]),
+                "now": later["value"],
+                "now_origin": _named(str(later["origin"]), str(one["key"])),
+                "needs_restart": not same and not given,
+            }
+        )
+    return rows
+
+
+def _named(origin: str, key: str) -> str:
+    return f"PEERLOAD_{key.upper()}" if origin == "environment" else origin

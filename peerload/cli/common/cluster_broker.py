@@ -7,7 +7,8 @@ import sys
 from datetime import UTC, datetime
 
 from peerload.model.errors import BadRequest
-from peerload.text.format import print_json, printable
+from peerload.model.text import printable
+from peerload.text.format import print_json
 
 TLS_PORT = 8883
 TYPE_CHECKING = False

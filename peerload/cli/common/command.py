@@ -8,10 +8,12 @@ import os
 import sys
 
 from peerload.cli.common import device_flags, options, suggestions, terms_flags
-from peerload.cli.main import CANNOT
+from peerload.cli.common.errors import CANNOT
 from peerload.client import environment
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, UsageError
-from peerload.text.format import number_text, printable, say, shortened, size_text
+from peerload.model.text import printable
+from peerload.text import units
+from peerload.text.format import number_text, say, shortened, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,10 +40,10 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     """The flags that `run` and `submit` have in common."""
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c", "--cpus", type=options.cpus, metavar="N", help="cores, may be a fraction (default 1)")
-    reader.flag("--mem", type=options.size, metavar="8G", help="memory it needs")
+    reader.flag("--mem", type=units.size, metavar="8G", help="memory it needs")
     device_flags.add(reader)
     terms_flags.add(reader, is_map=verb == "map")
-    reader.flag("-t", "--time", type=options.duration, metavar="2h", help="stop it after this (exit code 124)")
+    reader.flag("-t", "--time", type=units.duration, metavar="2h", help="stop it after this (exit code 124)")
     reader.flag("-J", "--name", help="what to call it (default: from the command)")
     reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")
     reader.flag("-x", "--exclude", action="append", default=[], metavar="NAME", help="not on this node (repeatable)")

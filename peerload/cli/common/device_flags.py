@@ -6,6 +6,7 @@ from argparse import ArgumentTypeError
 
 from peerload.cli.common import options
 from peerload.model.errors import UsageError
+from peerload.text import units
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ OOM_RETRIES_MAX = 16
 def add(reader: options.Options) -> None:
     """All of them."""
     reader.flag("-G", "--gpus", type=gpus, metavar="N", help="GPUs, all of one node; 0.25: that part of one")
-    reader.flag("--gpu-mem", type=options.size, metavar="12G", help="memory of each GPU")
+    reader.flag("--gpu-mem", type=units.size, metavar="12G", help="memory of each GPU")
     reader.flag(
         "--gpu-prefer",
         action="append",
@@ -30,7 +31,7 @@ def add(reader: options.Options) -> None:
     reader.flag(
         "--gpu-wait", choices=("queue", "schedule"), help="if those have no room: wait for them, or take others"
     )
-    reader.flag("--gpu-wait-max", type=options.duration, metavar="10m", help="after this, queue becomes schedule")
+    reader.flag("--gpu-wait-max", type=units.duration, metavar="10m", help="after this, queue becomes schedule")
     reader.flag("--gpu-share", choices=("auto", "exclusive", "time"), help="with whom it shares its GPUs")
     reader.flag(
         "--gpu-oom-retries",

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-from peerload.cli.main import CANNOT
+from peerload.cli.common.errors import CANNOT
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.text import tasks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from peerload.text.format import printable, say
+from peerload.model.text import printable
+from peerload.text.format import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from peerload.model.errors import UsageError
-from peerload.text.units import duration as duration  # noqa: PLC0414 -- verbs have it from here
-from peerload.text.units import size as size  # noqa: PLC0414 -- as above
+from peerload.text.units import duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from peerload.client.connection import OutputGaps
-from peerload.text.format import print_json, printable, say, size_text
+from peerload.client.protocol import OutputGaps
+from peerload.model.text import printable
+from peerload.text.format import print_json, say, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import textwrap
 
+from peerload.model.text import printable
 from peerload.policy.parameters import shown
-from peerload.text.format import printable, table
+from peerload.text.format import table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import sys
 
 from peerload.cli.common.options import node_name
 from peerload.model.errors import UsageError
-from peerload.text.format import counted, printable, say
+from peerload.model.text import printable
+from peerload.text.format import counted, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

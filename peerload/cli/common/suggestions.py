@@ -8,7 +8,8 @@ import os
 
 from peerload.cli.common.options import NODE_NAME_SAYS, is_node_name
 from peerload.model.errors import NeverRunnable, UsageError
-from peerload.text.format import printable, say
+from peerload.model.text import printable
+from peerload.text.format import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

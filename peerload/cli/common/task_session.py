@@ -14,9 +14,11 @@ import time
 from peerload.cli.common import command
 from peerload.cli.common.standard_input import BACKGROUND_LOOK_S, StdinReader
 from peerload.cli.common.terminal import DETACH_KEY, RawTerminal, window
-from peerload.client.connection import Client, accepted
+from peerload.client.connection import Client
+from peerload.client.protocol import accepted
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
-from peerload.text.format import printable, say, shortened
+from peerload.model.text import printable
+from peerload.text.format import say, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -192,7 +194,7 @@ class TaskSession:
             self._why_request = self._client.send("why", task=self._task)
 
     def _hear(self) -> dict[str, Any] | None:
-        answered, kind, body = self._client.receive(follows=True)
+        answered, kind, body = self._client.receive(may_last=True)
         self._lost_until_s = 0.0
         if answered != self._request:
             self._answered(answered, kind, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from peerload.cli.common import ending_flags, options
 from peerload.model.errors import UsageError
-from peerload.text.format import printable
+from peerload.model.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

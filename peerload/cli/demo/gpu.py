@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 import peerload
+from peerload.cli.common import agent_process
+from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options
-from peerload.cli.main import INTERRUPTED
-from peerload.cli.verbs import up
-from peerload.cli.verbs.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
+from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
 from peerload.client import environment
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
@@ -113,7 +113,7 @@ class GpuDemo(Demo):
 
     def play(self, *, is_quiet: bool) -> dict[str, Any]:
         """→ what became of the tasks. Raises PeerloadError."""
-        info = up.start(self._settings(), self._program())
+        info = agent_process.start(self._settings(), self._program())
         self.started |= {info["pid"], info["launcher_pid"]}
         self.started.update(self.processes())
         with Client(self.socket(NODE), timeout_s=ANSWER_WITHIN_S) as client:

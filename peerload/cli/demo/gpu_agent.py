@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from peerload.agent.main import run
-from peerload.agent.sensors.played_nvml import PlayedNvml
 from peerload.cli.common.agent_flags import agent_options, default_state, given_settings
+from peerload.cli.demo.played_nvml import PlayedNvml
 
 
 def main() -> int:

@@ -66,16 +66,18 @@ def gpus(facts: DoctorInput) -> Finding:
 
 
 def _why_no_driver() -> str:
-    from peerload.agent.sensors.nvml_library import Library, find_library
-
-    module = find_library()
-    if module is None:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
         return "its library is not installed"
-    library = Library(module)
-    why = library.begin()
-    if not why:
-        library.end()
-    return why
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return f"the driver does not work: {error}"
+    return ""
 
 
 def _without_persistence() -> list[str]:

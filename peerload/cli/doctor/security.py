@@ -1,100 +1,336 @@
-"""`peerload doctor --security`: each rule of docs/security.md, looked at on this machine, or else named with its test."""
+"""Checks of `peerload doctor --security`: file modes, dates of certificate and keys, rights of processes, and what is not
+enforced on this machine. Each finding that fails or warns has a fix that its user can carry out."""
 
 from __future__ import annotations
 
-import sys
-import threading
+import itertools
+import os
+import re
+import shlex
+import stat
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
-from peerload.cli.doctor import security_access, security_files, security_link, security_messages, security_processes
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
-from peerload.cli.doctor.security_rules import HELD_BY, RULES
-from peerload.cli.verbs.doctor import looked_at
-from peerload.text.format import coloured, counted, print_json, printable
+import peerload
+from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding, needs_agent
+from peerload.model.errors import ConfigError
+from peerload.model.text import printable
+from peerload.text.format import counted, duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PASS, TESTED = "pass", "tested"
-"""A rule that was looked at here and holds; one that no look at a machine can tell, and the project's tests hold."""
-COLOURS = {PASS: "green", WARN: "yellow", FAIL: "red", TESTED: "dim", SKIP: "dim"}
-MARKS_S_MAX = 15.0
-
-LOOKS: dict[str, tuple[Callable[[DoctorInput], Finding], ...]] = {
-    "J1": (security_files.ca_key, security_link.certificate),
-    "J2": (security_files.invitations,),
-    "J3": (
-        security_link.plain_is_closed,
-        security_link.silence_is_closed,
-        security_link.old_tls_is_refused,
-        security_link.nobody_is_refused,
-        security_link.a_stranger_is_refused,
-    ),
-    "J4": (security_files.revocations,),
-    "J5": (security_link.datagrams_unanswered, security_files.seal_key),
-    "J6": (security_files.alone_stays_alone,),
-    "L1": (
-        security_access.socket,
-        security_access.who_answers,
-        security_access.others_are_refused,
-    ),
-    "L3": (security_access.requests_are_bounded,),
-    "X1": (security_processes.whose_tasks, security_files.policy),
-    "X3": (security_processes.hardening,),
-    "X4": (security_processes.containment,),
-    "X6": (security_processes.launcher,),
-    "X7": (security_processes.descriptors,),
-    "F1": (security_files.spool,),
-    "T1": (security_files.log_is_plain,),
-    "M1": (security_messages.broker,),
-    "C1": (security_files.code, security_processes.isolated),
-    "C2": (security_messages.was_asked,),
-    "S2": (security_processes.listening,),
-    "S4": (security_processes.running_tasks,),
-    "S11": (security_files.state, security_files.cluster),
-    "S13": (
-        security_processes.command_lines,
-        security_processes.memory_of_keys,
-        security_files.secrets_in_logs,
-        security_messages.secrets_in_answers,
-    ),
-    "S16": (security_link.certificate_says_node,),
+KEY_FILES = ("tls/node.pem", "joining.pem", "invites", "trust", "launcher/launcher.sock")
+"""Files of the state directory that only its owner may use, the socket by which tasks are started among them."""
+CLUSTER_FILES = ("cluster.toml", "ca.pem", "seal.key", "ca.key")
+LAUNCHER_PLACES = {
+    "--config": "/etc/peerload/peerload.toml",
+    "--config-directory": "/etc/peerload/conf.d",
+    "--directory": "/var/lib/peerload-launcher",
+    "--sockets": "/run/peerload-launcher",
 }
-"""What looks at each rule here; a rule without any is one that only tests can hold."""
+"""Default places of the system launcher, by the flags that change them."""
+PACKAGES = ("aiomqtt", "cryptography", "msgpack", "msgspec", "paho.mqtt", "psutil", "uvloop")
+"""Libraries that the agent loads."""
+GROUP = "peerload"
+SEAL_AGE_S_MAX = 365 * 86_400.0
+FILES_LOOKED_AT_MAX = 20_000
+RENEW = "peerload down && peerload up        on a node without the CA's key, and if that does not help:  peerload join TOKEN"
 
 
-class Judged(NamedTuple):
-    """One rule: what came out, why, what mends it, and the tests that hold it wherever it was built."""
+class Fault(NamedTuple):
+    """Why a path is not its owner's alone, and what mends that."""
 
-    rule: str
-    result: str
     says: str
     fix: str
-    tests: tuple[str, ...]
 
 
-def examine(facts: DoctorInput) -> list[Judged]:
-    """Every rule, in order; all that is looked at is looked at side by side."""
-    found: dict[tuple[str, int], Finding] = {}
-
-    def look(place: tuple[str, int], check: Check) -> None:
-        found[place] = looked_at(check, facts)
-
-    threads = [
-        threading.Thread(target=look, args=((rule, number), Check(rule, permitted(one))), daemon=True)
-        for rule, looks in LOOKS.items()
-        for number, one in enumerate(looks)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(MARKS_S_MAX)
-    return [judged(rule, [found[rule, number] for number in range(len(LOOKS.get(rule, ())))]) for rule in RULES]
+def owner_of(facts: DoctorInput) -> int:
+    """The user of the agent, or of one that would be started."""
+    return int(facts.security.get("user_id", facts.user_id))
 
 
-def permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
-    """The same; where this user may not look, that is no fault of what is there."""
+def exposed(path: Path, owner: int, others: int = 0o077) -> Fault | None:
+    """Why this is not its owner's alone; None if it is, or is not there. others: the mode bits that must not be set."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    quoted = shlex.quote(str(path))
+    if stat.S_ISLNK(status.st_mode):
+        return Fault(f"{path}: it is a link", f"put what it leads to in its place:  ls -l {quoted}")
+    if status.st_uid not in (owner, 0):
+        says = f"{path}: it is somebody else's (uid {status.st_uid})"
+        return Fault(says, f"look at what is in it, then as root:  chown {owner} {quoted}")
+    if not status.st_mode & others:
+        return None
+    says = f"{path}: others may {'change' if status.st_mode & others & 0o022 else 'read'} it"
+    return Fault(says, f"chmod {'go=' if others & 0o055 else 'go-w'} {quoted}")
+
+
+def replaceable(path: Path, owner: int) -> Fault | None:
+    """The first parent directory in which somebody else may replace the path, and why; None if there is none."""
+    for above in Path(os.path.realpath(path)).parents:
+        status, quoted = above.stat(), shlex.quote(str(above))
+        if status.st_uid not in (owner, 0):
+            says = f"{path}: {above} is somebody else's (uid {status.st_uid})"
+            return Fault(says, f"keep it elsewhere, or as root:  chown {owner} {quoted}")
+        if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+            return Fault(f"{path}: others may put another in its place in {above}", f"chmod go-w {quoted}")
+    return None
+
+
+def agent(facts: DoctorInput) -> Finding:
+    """An agent that can be examined runs here."""
+    if not facts.info:
+        return Finding(FAIL, str(facts.agent_error or "no agent is running here"), "peerload up")
+    if not facts.security:
+        says = f"the agent is of version {facts.info.get('version')} and cannot tell"
+        return Finding(FAIL, says, "peerload down ; peerload up")
+    return Finding(OK, f"node {facts.info.get('node')} was examined, in {facts.security['mode']} mode")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def state(facts: DoctorInput) -> Finding:
+    """Modes of the state directory and the keys in it."""
+    place, owner = facts.state, owner_of(facts)
+    if place is None or not os.path.lexists(place):
+        return Finding(SKIP, "no state directory yet")
+    fault = exposed(place, owner) or replaceable(place, owner)
+    for name in KEY_FILES:
+        fault = fault or exposed(place / name, owner)
+    if fault:
+        return Finding(FAIL, *fault)
+    return Finding(OK, f"{place} and the keys in it are uid {owner}'s alone")
+
+
+def cluster_directory(facts: DoctorInput) -> Path | None:
+    """The cluster directory of the agent that runs, or else of one that would be started."""
+    if named := facts.info.get("cluster_directory"):
+        return Path(str(named))
+    return facts.cluster.directory if facts.cluster is not None else None
+
+
+def cluster(facts: DoctorInput) -> Finding:
+    """Modes of the cluster directory."""
+    place, owner = cluster_directory(facts), owner_of(facts)
+    if facts.cluster_error is not None and not facts.info:
+        return Finding(FAIL, str(facts.cluster_error), facts.cluster_error.hint or "peerload cluster show")
+    if place is None:
+        return Finding(SKIP, "no cluster yet")
+    for path in (place, *(place / name for name in CLUSTER_FILES)):
+        if fault := exposed(path, owner):
+            return Finding(FAIL, *fault)
+    if fault := replaceable(place, owner):
+        return Finding(FAIL, *fault)
+    return Finding(OK, f"{place} is uid {owner}'s alone")
+
+
+def ca_key(facts: DoctorInput) -> Finding:
+    """The CA's key does not lie where tasks of others can read it."""
+    place = cluster_directory(facts)
+    if place is None:
+        return Finding(SKIP, "no cluster yet")
+    if not (place / "ca.key").exists():
+        return Finding(OK, "the CA's key is not on this node")
+    if fault := exposed(place / "ca.key", owner_of(facts)):
+        return Finding(FAIL, *fault)
+    runs = facts.security.get("mode", "user") == "user" and facts.info.get("slots") != 0
+    if runs and not facts.info.get("cluster_local", True):
+        says = "the CA's key is here, and a task of any member may read it: tasks run as the key's owner"
+        return Finding(WARN, says, "have it on a node that runs nothing for others:  peerload up --slots 0")
+    return Finding(OK, "the CA's key is here, and its owner's alone")
+
+
+@needs_agent
+def settings(facts: DoctorInput) -> Finding:
+    """Only the agent's user (in system mode: root) can change the settings and what the system launcher keeps."""
+    if facts.security["mode"] == "system":
+        return _system_settings(facts)
+    words, owner = facts.text(f"/proc/{facts.info['pid']}/cmdline").split("\0"), owner_of(facts)
+    named = next((after for word, after in itertools.pairwise(words) if word == "--config"), None)
+    try:
+        paths = facts.settings_files(named)
+    except ConfigError as error:
+        return Finding(SKIP, str(error))
+    for path in paths:
+        if fault := exposed(path.resolve(), owner, 0o022) or replaceable(path, owner):
+            return Finding(FAIL, *fault)
+    return Finding(OK, f"only uid {owner} can change its settings ({counted(len(paths), 'file')})")
+
+
+def _system_settings(facts: DoctorInput) -> Finding:
+    words = facts.text(f"/proc/{facts.info.get('launcher_pid') or 0}/cmdline").split("\0")
+    flags = {**LAUNCHER_PLACES, **{flag: word for flag, word in itertools.pairwise(words) if flag in LAUNCHER_PLACES}}
+    places = {flag: Path(word) for flag, word in flags.items()}
+    for path in (*places.values(), *sorted(places["--config-directory"].glob("*.toml"))):
+        if fault := exposed(path, 0, 0o022) or (replaceable(path, 0) if path.exists() else None):
+            return Finding(FAIL, *fault)
+    if fault := exposed(places["--sockets"] / "launcher.sock", owner_of(facts)):
+        return Finding(FAIL, *fault)
+    return Finding(OK, f"only root can change {places['--config']} and the places of the launcher")
+
+
+def socket(facts: DoctorInput) -> Finding:
+    """Only the agent's user (in system mode: its group) can connect to the agent's socket or replace it."""
+    path = Path(facts.socket)
+    try:
+        status = path.lstat()
+    except OSError as error:
+        return Finding(SKIP, f"{path}: {error.strerror}")
+    owner, is_system, quoted = owner_of(facts), facts.security.get("mode") == "system", shlex.quote(str(path))
+    if not stat.S_ISSOCK(status.st_mode):
+        return Finding(FAIL, f"{path} is no socket", "peerload up")
+    if status.st_uid not in (owner, 0):
+        return Finding(FAIL, f"{path} is somebody else's (uid {status.st_uid})", "peerload up --socket PATH")
+    if status.st_mode & (0o007 if is_system else 0o077):
+        return Finding(FAIL, f"others may connect to {path}", f"chmod {'o=' if is_system else 'go='} {quoted}")
+    group = next((str(one.get("value")) for one in facts.settings if one.get("key") == "group"), GROUP)
+    if is_system and status.st_mode & 0o060 and status.st_gid not in (_group_id(group), owner):
+        return Finding(FAIL, f"{path} is not the group {group}'s", f"chgrp {group} {quoted}")
+    if fault := replaceable(path, owner):
+        return Finding(FAIL, *fault)
+    return Finding(OK, f"{path} is {f'the group {group}' if is_system else f'uid {owner}'}'s alone")
+
+
+def _group_id(name: str) -> int:
+    import grp
+
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return -1
+
+
+def code(facts: DoctorInput) -> Finding:
+    """Nobody else can change the code that the agent runs: peerload and its libraries."""
+    from importlib.util import find_spec
+
+    specs = (find_spec(name) for name in PACKAGES)
+    libraries = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin]
+    owner, looked_at = owner_of(facts), 0
+    for top in (Path(peerload.__file__).parent, *libraries):
+        for directory, _, files in os.walk(top):
+            for path in (Path(directory), *(Path(directory, name) for name in files if name.endswith((".py", ".so")))):
+                looked_at += 1
+                if fault := exposed(Path(os.path.realpath(path)), owner, 0o022):
+                    return Finding(FAIL, *fault)
+            if looked_at > FILES_LOOKED_AT_MAX:
+                break
+        if fault := replaceable(top, owner):
+            return Finding(FAIL, fault.says, "install peerload where only you can write")
+    return Finding(
+        OK, f"{counted(looked_at, 'file')} of peerload and its libraries can be changed by their owner alone"
+    )
+
+
+# -- dates -------------------------------------------------------------------------------------------------------------
+
+
+@needs_agent
+def certificate(facts: DoctorInput) -> Finding:
+    """The node's certificate is valid, and was renewed in time."""
+    told = facts.security.get("certificate") or {}
+    ends_at = facts.checkup.get("certificate_until") or told.get("valid_until")
+    if facts.info.get("cluster_local") or ends_at is None:
+        return Finding(SKIP, "no cluster: dates of certificates do not count")
+    if ends_at <= facts.now:
+        return Finding(FAIL, "its certificate has expired", RENEW)
+    says = f"its certificate is valid for {duration_text(ends_at - facts.now)} more"
+    if facts.now > told.get("due_at", ends_at):
+        return Finding(WARN, f"{says}, and should have been renewed by now", "is a node with the CA's key there?")
+    return Finding(OK, says)
+
+
+@needs_agent
+def gossip_key(facts: DoctorInput) -> Finding:
+    """The key of gossip and MQTT is not older than a year."""
+    place = cluster_directory(facts)
+    since = facts.security.get("sealed_since")
+    if not since and place is not None and (place / "seal.key").exists():
+        since = (place / "seal.key").stat().st_mtime
+    if not since:
+        return Finding(SKIP, "how old the key is cannot be told")
+    says = f"the key of gossip and MQTT is {duration_text(max(facts.now - float(since), 0.0))} old"
+    if facts.now - float(since) > SEAL_AGE_S_MAX:
+        return Finding(WARN, says, "on a node with the CA's key:  peerload cluster rotate")
+    return Finding(OK, says)
+
+
+# -- rights, and what is not enforced ----------------------------------------------------------------------------------
+
+
+@needs_agent
+def users(facts: DoctorInput) -> Finding:
+    """The users as whom tasks of others run here."""
+    uid = owner_of(facts)
+    if facts.security["mode"] == "system":
+        if uid == 0:
+            return Finding(FAIL, "the agent runs as root", "start it by its unit:  systemctl start peerload")
+        administrators = facts.security.get("administrators") or {}
+        names = printable(", ".join(map(str, administrators.get("named") or ())))
+        fix = "map them to accounts that may do nothing special"
+        if administrators.get("may_be"):
+            says = "users of other nodes may be administrators here, and so may their nodes (map_administrators = true)"
+            return Finding(WARN, says + (f": {names}" if names else ""), fix)
+        if names:
+            return Finding(WARN, f"users maps to administrators: {names}; nothing runs as them for other nodes", fix)
+        return Finding(OK, f"the agent is uid {uid}; the launcher decides as whom each task runs, never as root")
+    alone = facts.info.get("cluster_local")
+    if uid == 0 and not alone:
+        says = "the agent runs as root, in user mode: members of the cluster may run anything here as root"
+        return Finding(WARN, says, "run it as a user of its own, or for everyone:  sudo peerload service install")
+    who = "only agents of this user and machine" if alone else f"every member of {facts.info.get('cluster')}"
+    return Finding(OK, f"tasks run as the agent's own user (uid {uid}), which {who} may have done")
+
+
+@needs_agent
+def hardening(facts: DoctorInput) -> Finding:
+    """The agent of a service can gain no rights, and its memory is not written to a file."""
+    if facts.security["mode"] != "system":
+        return Finding(SKIP, "user mode: the agent has the rights of its user, and so have its tasks")
+    lines = facts.text(f"/proc/{facts.info['pid']}/status").splitlines()
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if status.get("NoNewPrivs") != "1" or int(status.get("CapEff", "0"), 16):
+        return Finding(FAIL, "the agent could gain rights", "start it by its unit:  systemctl start peerload")
+    limit = re.search(r"^Max core file size\s+(\S+)", facts.text(f"/proc/{facts.info['pid']}/limits"), re.MULTILINE)
+    if limit is not None and limit[1] != "0":
+        return Finding(FAIL, "a crash would write the agent's memory to a file", "LimitCORE=0 in the unit")
+    return Finding(OK, "the agent has no capabilities and can gain none; its memory is not written to files")
+
+
+@needs_agent
+def enforcement(facts: DoctorInput) -> Finding:
+    """Limits of tasks that this machine does not enforce."""
+    told = facts.checkup["launcher"]
+    if told["unenforced"]:
+        return Finding(WARN, f"not enforced here: {'; '.join(told['unenforced'])}", AS_SERVICE)
+    return Finding(OK, f"tasks are held by {told['units']}, their memory by {told['memory'] or 'nothing'}")
+
+
+def broker(facts: DoctorInput) -> Finding:
+    """The connection to each broker is encrypted. `peerload doctor` tries who may publish there."""
+    told = (facts.checkup.get("broker") or {}).get("urls") or []
+    urls = list(dict.fromkeys([*(facts.config.mqtt if facts.config is not None else ()), *told]))
+    if not urls:
+        return Finding(SKIP, "no broker is configured: nodes tell each other")
+    plain = [url for url in urls if not url.startswith("mqtts://")]
+    if not plain:
+        return Finding(OK, "brokers are spoken to over TLS")
+    where = urlsplit(plain[0]).netloc.rpartition("@")[2] or "the broker"
+    host = urlsplit(plain[0]).hostname or ""
+    if host.startswith("127.") or host in ("localhost", "::1"):
+        return Finding(OK, f"{where} is on this machine")
+    says = f"the connection to {where} is not encrypted: user, password, topics and times can be read on the way"
+    return Finding(FAIL, says, "name it as  mqtts://HOST        how:  docs/mqtt.md")
+
+
+def _permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
+    """The same check; a file that this user may not look at is skipped."""
 
     def looked(facts: DoctorInput) -> Finding:
         try:
@@ -105,55 +341,18 @@ def permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput],
     return looked
 
 
-def judged(rule: str, findings: list[Finding]) -> Judged:
-    """What the findings about one rule come to: the worst of them; with none, or none that applies, its tests."""
-    tests = HELD_BY.get(rule, ())
-    for result in (FAIL, WARN, OK):
-        said = [one for one in findings if one.result == result]
-        if said:
-            fix = next((one.fix for one in said if one.fix), "")
-            return Judged(rule, PASS if result == OK else result, "; ".join(one.says for one in said), fix, tests)
-    if findings:
-        return Judged(rule, SKIP, "; ".join(dict.fromkeys(one.says for one in findings)), "", tests)
-    if not tests:
-        return Judged(rule, SKIP, "neither looked at here nor held by a test", "", tests)
-    more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
-    return Judged(rule, TESTED, f"by {tests[0]}{more}", "", tests)
-
-
-def run(socket: str | None, *, as_json: bool, quiet: bool) -> int:
-    """Look, and print → 1 if anything fails."""
-    facts = DoctorInput(socket)
-    found = examine(facts)
-    results = (PASS, WARN, FAIL, TESTED, SKIP)
-    counts = {result: sum(one.result == result for one in found) for result in results}
-    if as_json:
-        checks = [
-            {
-                "name": one.rule,
-                "rule": RULES[one.rule],
-                "result": one.result,
-                "says": one.says,
-                "fix": one.fix,
-                "tests": list(one.tests),
-            }
-            for one in found
-        ]
-        told = {"node": facts.info.get("node"), "mode": facts.security.get("mode"), "checks": checks}
-        print_json(told | {"warned": counts[WARN], "failed": counts[FAIL]})
-    else:
-        shown = [one for one in found if not quiet or one.result in (WARN, FAIL)]
-        sys.stdout.write("".join(f"{line}\n" for one in shown for line in _lines(one)))
-        sys.stdout.write(
-            f"{counted(len(found), 'rule')}: {counts[PASS]} pass here, {counted(counts[WARN], 'warning')}, "
-            f"{counts[FAIL]} failed, {counts[TESTED]} held by tests alone, {counts[SKIP]} not to be looked at here\n"
-        )
-    return 1 if counts[FAIL] else 0
-
-
-def _lines(one: Judged) -> list[str]:
-    result = coloured(one.result.ljust(6), COLOURS[one.result], sys.stdout)
-    lines = [f"{result}  {one.rule.ljust(3)}  {RULES[one.rule]}", f"             {printable(one.says)}"]
-    if one.fix and one.result in (WARN, FAIL):
-        lines.append(f"             {printable(one.fix)}")
-    return lines
+CHECKS = (
+    Check("agent", agent),
+    Check("state", _permitted(state)),
+    Check("cluster", _permitted(cluster)),
+    Check("CA key", _permitted(ca_key)),
+    Check("settings", _permitted(settings)),
+    Check("socket", _permitted(socket)),
+    Check("code", _permitted(code)),
+    Check("certificate", certificate),
+    Check("gossip key", _permitted(gossip_key)),
+    Check("users", users),
+    Check("hardening", hardening),
+    Check("enforcement", enforcement),
+    Check("broker", broker),
+)

@@ -6,7 +6,8 @@ import os
 
 from peerload.cli.common import command
 from peerload.cli.map.inputs import BadInput
-from peerload.text.format import printable, shortened
+from peerload.model.text import printable
+from peerload.text.format import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

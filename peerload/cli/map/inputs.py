@@ -12,7 +12,8 @@ import os
 from collections import deque
 
 from peerload.model.errors import UsageError
-from peerload.text.format import printable, size_text
+from peerload.model.text import printable
+from peerload.text.format import size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import stat
 from array import array
 
 from peerload.model.errors import PeerloadError, UsageError
-from peerload.text.format import printable
+from peerload.model.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from peerload.cli.map.batch import MapBatch, MapTask, sound_size
 from peerload.cli.map.inputs import BadInput
 from peerload.cli.map.show import MapResult
 from peerload.cli.map.template import shown
-from peerload.client.connection import Client, OutputGaps, raise_refusal
+from peerload.client.connection import Client
+from peerload.client.protocol import OutputGaps, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 from peerload.text.format import counted, say, size_text
 
@@ -208,7 +209,7 @@ class Mapping:
         """Wait for whatever comes next, and take it."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
-        agent = self._client.descriptor
+        agent = self._client.fileno()
         poll.register(agent, select.POLLIN)
         takes_more = not self._stops and not self.is_full() and self._unfinished < self._at_a_time
         source = self._inputs.descriptor if takes_more else None
@@ -226,7 +227,7 @@ class Mapping:
                 self._give_up(error)
 
     def _take(self) -> None:
-        answered, kind, body = self._client.receive(follows=True)
+        answered, kind, body = self._client.receive(may_last=True)
         what, batch = self._asked.get(answered, ("", None))
         if kind != "more":
             self._asked.pop(answered, None)
@@ -264,11 +265,8 @@ class Mapping:
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
             self._retry_at_s = time.monotonic() + FULL_RETRY_S
             return
-        try:
-            raise_refusal(body)
-        except PeerloadError as error:
-            self._number -= len(batch.left) if self._number == len(batch.left) else 0
-            self._give_up(error)
+        self._number -= len(batch.left) if self._number == len(batch.left) else 0
+        self._give_up(refusal(body))
 
     def _one_ended(self, batch: MapBatch, body: dict[str, Any]) -> None:
         member = str(body.get("id", "")).rpartition(".")[2]

@@ -7,7 +7,8 @@ import sys
 import time
 
 from peerload.cli.common.output import write_all
-from peerload.text.format import duration_text, printable
+from peerload.model.text import printable
+from peerload.text.format import duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

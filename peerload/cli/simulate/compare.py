@@ -8,7 +8,8 @@ import re
 from typing import TYPE_CHECKING
 
 from peerload.cli.simulate.report import load_text
-from peerload.text.format import counted, printable, table
+from peerload.model.text import printable
+from peerload.text.format import counted, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,12 +9,13 @@ import math
 import os
 from pathlib import Path
 
-from peerload.cli.common.options import Options, duration, whole
+from peerload.cli.common.options import Options, whole
 from peerload.model.errors import ConfigError, UsageError
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
 from peerload.sim.service import ServiceTimes, read_service
 from peerload.text.format import counted
+from peerload.text.units import duration
 
 NODES_MAX, SLOTS_MAX, GPUS_MAX = 100_000, 65_536, 1024
 TASKS_MIN, TASKS_MAX = 10, 100_000_000

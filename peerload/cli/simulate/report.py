@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.text.format import counted, number_text, printable, table
+from peerload.model.text import printable
+from peerload.text.format import counted, number_text, table
 
 if TYPE_CHECKING:
     from typing import Any
@@ -40,7 +41,7 @@ SHARES = ("idle_while_waiting", "utilization")
 
 
 def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) -> dict[str, Any]:
-    """All of it, keys that docs/cli.md fixes first. Numbers depend on nothing but the flags."""
+    """All of it, keys that docs/json.md fixes first. Numbers depend on nothing but the flags."""
     measured = {key: outcome.metrics.get(metric) for key, metric in METRICS.items()}
     largest, variation = outcome.spread
     shown = {key: _rounded(interval.value if interval else None) for key, interval in measured.items()}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.common import selection
-from peerload.cli.common.options import Options, duration, signal_number
-from peerload.cli.main import CANNOT
+from peerload.cli.common.errors import CANNOT, TIMED_OUT
+from peerload.cli.common.options import Options, signal_number
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
 from peerload.text.format import counted, print_json, say
 from peerload.text.tasks import collapsed
+from peerload.text.units import duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
-
-TIMED_OUT = 124
 
 
 def main(words: list[str]) -> int:

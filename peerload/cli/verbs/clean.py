@@ -6,12 +6,13 @@ import os
 import sys
 
 from peerload.cli.common import selection
-from peerload.cli.common.options import Options, duration, whole
-from peerload.cli.main import CANNOT
+from peerload.cli.common.errors import CANNOT
+from peerload.cli.common.options import Options, whole
 from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable, UsageError
 from peerload.text.format import counted, print_json, say, size_text
 from peerload.text.tasks import collapsed
+from peerload.text.units import duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

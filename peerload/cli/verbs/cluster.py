@@ -12,7 +12,8 @@ from pathlib import Path
 
 from peerload.cli.common.options import Options
 from peerload.model.errors import UsageError
-from peerload.text.format import duration_text, print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import duration_text, print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.common.options import DESCRIBE, Described, Options
-from peerload.cli.main import VERBS
+from peerload.cli.common.verb_table import VERBS, load
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
-from peerload.text.format import printable, shortened
+from peerload.model.text import printable
+from peerload.text.format import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -169,14 +170,14 @@ def answered(words: list[str]) -> list[tuple[str, str]]:
     the number of the word at which the command begins, `peerload` being 0)."""
     *before, last = words or [""]
     last = "" if last == "=" else last
-    verbs = list(VERBS)
+    verbs = list(VERBS.items())
     if not before or before == ["--debug"]:
         return _beginning_with(last, [*verbs, ("help", "what a verb takes"), ("--help", ""), ("--version", "")])
     if before == ["help"]:
         return _beginning_with(last, verbs)
     at = 1 if before[0] == "--debug" else 0
     verb, rest = before[at], before[at + 1 :]
-    if verb not in dict(VERBS):
+    if verb not in VERBS:
         return []
     flags = flags_of(verb)
     given, positional = _parted(rest, flags, is_command=verb in COMMANDS)
@@ -192,9 +193,8 @@ def answered(words: list[str]) -> list[tuple[str, str]]:
 
 def flags_of(verb: str) -> dict[str, tuple[bool, str]]:
     """What a verb takes: for each flag whether it takes a value, and what it is for."""
-    module = __import__(f"peerload.cli.verbs.{verb}", fromlist=["main"])
     try:
-        module.main([DESCRIBE])
+        load(verb)([DESCRIBE])
     except Described as told:
         return {name: (takes, says.partition("\n")[0].replace("%%", "%")) for name, (takes, says) in told.flags.items()}
     except PeerloadError:

@@ -6,10 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+from peerload.cli.common.agent_flags import compared
+from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options
-from peerload.cli.main import CANNOT
 from peerload.model.errors import UsageError
-from peerload.text.format import coloured, counted, print_json, printable, say, table
+from peerload.model.text import printable
+from peerload.text.format import coloured, counted, print_json, say, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def main(words: list[str]) -> int:
 
 
 def _show(flags: Namespace) -> int:
-    from peerload.config import loader as settings
+    from peerload.config import loader
     from peerload.config.check import told
     from peerload.model.errors import ConfigError
 
@@ -61,7 +63,7 @@ def _show(flags: Namespace) -> int:
     config: AgentConfig | None = None
     origins: dict[str, str] = {}
     try:
-        config, origins = settings.load_with_origins({}, _defaults(), dict(os.environ))
+        config, origins = loader.load_with_origins({}, _defaults(), dict(os.environ))
     except ConfigError as error:
         mistake = error
     running, node = _of_the_agent(flags, config)
@@ -106,39 +108,6 @@ def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[di
         if flags.socket:
             raise
     return None, None
-
-
-def compared(
-    settings: list[dict[str, Any]], config: AgentConfig | None, origins: dict[str, str] | None = None
-) -> list[dict[str, Any]]:
-    """Each setting in force as `key value origin now now_origin needs_restart`. now: what an agent started now would
-    have; what was given as a flag or by a variable is nobody's mistake if a file says otherwise, and needs no restart."""
-    from peerload.config import loader as agent_settings
-    from peerload.config.check import told
-
-    now = {one["key"]: one for one in (told(config, origins or {}) if config is not None else settings)}
-    rows = []
-    for one in settings:
-        later = now.get(one["key"], one)
-        origin = one["origin"]
-        same = later["value"] == one["value"]
-        if same and origin == agent_settings.FLAG and one["key"] in ("state", "socket"):
-            origin = later["origin"]  # `up` names both on the agent's command line, wherever it has them from
-        given = origin in (agent_settings.FLAG, agent_settings.ENVIRONMENT)
-        rows.append(
-            {
-                **one,
-                "origin": _named(origin, one["key"]),
-                "now": later["value"],
-                "now_origin": _named(str(later["origin"]), str(one["key"])),
-                "needs_restart": not same and not given,
-            }
-        )
-    return rows
-
-
-def _named(origin: str, key: str) -> str:
-    return f"PEERLOAD_{key.upper()}" if origin == "environment" else origin
 
 
 def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> None:
@@ -189,16 +158,16 @@ def _value(value: object) -> str:
 
 
 def _check(flags: Namespace) -> int:
-    from peerload.config import loader as settings
+    from peerload.config import loader
     from peerload.config.check import mistakes_in
     from peerload.model.errors import ConfigError
 
     environment = dict(os.environ)
-    paths = [Path(name) for name in flags.file] or settings.files(None, environment)
+    paths = [Path(name) for name in flags.file] or loader.files(None, environment)
     mistakes = [mistake for path in paths for mistake in mistakes_in(path)]
     if not flags.file and not mistakes:
         try:
-            settings.load({}, _defaults(), environment)  # variables, too
+            loader.load({}, _defaults(), environment)  # variables, too
         except ConfigError as error:
             mistakes.append(error)
     if flags.json:

@@ -8,7 +8,8 @@ import threading
 from peerload.cli.common.options import Options
 from peerload.cli.doctor import agent, cluster, machine
 from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
-from peerload.text.format import coloured, counted, print_json, printable
+from peerload.model.text import printable
+from peerload.text.format import coloured, counted, print_json
 
 CHECKS = (
     Check("settings", agent.settings),
@@ -59,22 +60,24 @@ def main(words: list[str]) -> int:
         "an agent, too. Exit code 1 if anything fails; a warning is none.",
     )
     reader.switch("--quiet", help="only what is not as it should be")
-    reader.switch("--security", help="instead: each rule that keeps strangers out and members in bounds")
+    reader.switch("--security", help="instead: who can read keys, change settings and code, and what is not enforced")
     flags = reader.read(words)
+    facts = DoctorInput(flags.socket)
+    checks: tuple[Check, ...] = CHECKS
+    told = {"node": facts.info.get("node")}
     if flags.security:
         from peerload.cli.doctor import security
 
-        return security.run(flags.socket, as_json=flags.json, quiet=flags.quiet)
-    facts = DoctorInput(flags.socket)
-    found = [(check.name, looked_at(check, facts)) for check in CHECKS]
+        checks, told = security.CHECKS, told | {"mode": facts.security.get("mode")}
+    found = [(check.name, looked_at(check, facts)) for check in checks]
     counts = {result: sum(finding.result == result for _, finding in found) for result in (OK, WARN, FAIL, SKIP)}
     if flags.json:
-        checks = [{"name": name, **finding._asdict()} for name, finding in found]
-        told = {"node": facts.info.get("node"), "checks": checks, "warned": counts[WARN], "failed": counts[FAIL]}
-        print_json(told)
+        listed = [{"name": name, **finding._asdict()} for name, finding in found]
+        print_json(told | {"checks": listed, "warned": counts[WARN], "failed": counts[FAIL]})
     else:
+        width = max(len(check.name) for check in checks)
         shown = [pair for pair in found if not flags.quiet or pair[1].result in (WARN, FAIL)]
-        sys.stdout.write("".join(f"{line}\n" for name, finding in shown for line in _lines(name, finding)))
+        sys.stdout.write("".join(f"{line}\n" for name, finding in shown for line in _lines(name.ljust(width), finding)))
         sys.stdout.write(
             f"{counted(len(found), 'check')}: {counts[OK]} ok, {counted(counts[WARN], 'warning')}, "
             f"{counts[FAIL]} failed, {counts[SKIP]} not to be looked at here\n"
@@ -102,9 +105,9 @@ def looked_at(check: Check, facts: DoctorInput) -> Finding:
 
 
 def _lines(name: str, finding: Finding) -> list[str]:
-    width = max(len(check.name) for check in CHECKS)
+    """name: padded."""
     result = coloured(finding.result.ljust(4), COLOURS[finding.result], sys.stdout)
-    lines = [f"{result}  {name.ljust(width)}  {printable(finding.says)}"]
+    lines = [f"{result}  {name}  {printable(finding.says)}"]
     if finding.fix and finding.result in (WARN, FAIL):
-        lines.append(f"{' ' * (width + 8)}{printable(finding.fix)}")
+        lines.append(f"{' ' * (len(name) + 8)}{printable(finding.fix)}")
     return lines

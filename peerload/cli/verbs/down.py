@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import select
 import sys
 
+from peerload.cli.common.agent_process import await_end, watch
 from peerload.cli.common.options import Options
 from peerload.client.connection import START_HINT, Client
-from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
-from peerload.text.format import print_json, printable
+from peerload.model.errors import AgentUnavailable, BadRequest
+from peerload.model.text import printable
+from peerload.text.format import print_json
 
-STOPS_WITHIN_S = 30.0
 FLAG = "flag"
 """As an agent calls the origin of what it was told by flags."""
 
@@ -89,7 +87,7 @@ def own_place(key: str) -> str | None:
 def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:
     """End what an agent has left that is gone: its launcher, which runs its tasks. False if there is nothing."""
     from peerload.cli.common.agent_flags import located
-    from peerload.cli.common.stale_agents import end_launcher
+    from peerload.cli.common.agent_process import end_launcher
 
     if socket_path is not None and state is None:
         return False  # another agent than the user's own: who knows where it kept its tasks
@@ -102,28 +100,3 @@ def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool)
     else:
         sys.stdout.write("the agent was gone; the tasks that still ran were ended\n")
     return True
-
-
-def watch(pid: object) -> int | None:
-    """A descriptor that tells when this process ends; None if it has ended, or is not of this machine's."""
-    if not isinstance(pid, int) or pid <= 0:
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError as error:
-        if error.errno in (errno.ESRCH, errno.EINVAL):
-            return None
-        raise
-
-
-def await_end(descriptor: int, who: str) -> None:
-    """Wait until that process has ended, and close the descriptor. Raises PeerloadError if it takes too long."""
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if not poll.poll(STOPS_WITHIN_S * 1000):
-            raise PeerloadError(
-                f"{who} has not stopped", why=f"{STOPS_WITHIN_S:g} s have passed", hint="see the end of STATE/agent.log"
-            )
-    finally:
-        os.close(descriptor)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.common.options import Options, duration, node_name
+from peerload.cli.common.errors import TIMED_OUT
+from peerload.cli.common.options import Options, node_name
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
 from peerload.text.format import counted, print_json, say
+from peerload.text.units import duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
-
-TIMED_OUT = 124
 
 
 def main(words: list[str]) -> int:

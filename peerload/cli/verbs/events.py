@@ -7,8 +7,9 @@ import sys
 from peerload.cli.common.options import Options, whole
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
+from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import json_line, printable
+from peerload.text.format import json_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,18 +6,19 @@ import os
 import signal
 
 from peerload.cli.common import command
+from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.interactive import with_colours, with_term
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
 from peerload.cli.common.task_session import TaskSession
 from peerload.cli.common.terminal import window
-from peerload.cli.main import CANNOT
 from peerload.cli.verbs.attach import is_ours
 from peerload.client.connection import Client
 from peerload.client.environment import packed
 from peerload.model.errors import AgentUnavailable, BadRequest, UsageError
-from peerload.text.format import print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

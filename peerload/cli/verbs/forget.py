@@ -7,7 +7,8 @@ import sys
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
-from peerload.text.format import print_json, printable
+from peerload.model.text import printable
+from peerload.text.format import print_json
 
 
 def main(words: list[str]) -> int:

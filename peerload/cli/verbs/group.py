@@ -8,7 +8,8 @@ from peerload.cli.common.options import Options
 from peerload.cli.common.terms_flags import group_name
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
-from peerload.text.format import counted, print_json, printable, table
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

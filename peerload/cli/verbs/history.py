@@ -75,7 +75,7 @@ def instant(text: str) -> float:
     import argparse
     from datetime import datetime
 
-    from peerload.cli.common.options import duration
+    from peerload.text.units import duration
 
     try:
         if "-" in text:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.common import selection
+from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options
-from peerload.cli.main import CANNOT
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest
 from peerload.text.format import print_json

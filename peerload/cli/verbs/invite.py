@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 from peerload.cli.common.as_service import become_agents_user
-from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, duration, is_node_name, whole
+from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, UsageError
-from peerload.text.format import duration_text, print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import duration_text, print_json, say
+from peerload.text.units import duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +96,8 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
 
 def _found(flags: Namespace, info: dict[str, Any]) -> None:
     """Make a cluster beyond this machine, and have the agent here be its first member."""
-    from peerload.cli.common.joined import cluster_directory, listen_at, restart
+    from peerload.cli.common.agent_process import restart
+    from peerload.cli.common.joined import cluster_directory, listen_at
     from peerload.security import cluster_dir, node_identity_file
     from peerload.security.address import parse_address, reachable_anywhere
 

@@ -8,12 +8,13 @@ import threading
 import time
 from pathlib import Path
 
-from peerload.cli.common.agent_flags import located, make_private
+from peerload.cli.common.agent_flags import configured, located, make_private
 from peerload.cli.common.as_service import become_agents_user
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name
 from peerload.client.connection import Client, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
-from peerload.text.format import print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _meets(client: Client) -> bool:
 
 def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
     """Where everything of this node is."""
-    from peerload.cli.common.joined import cluster_directory, configured
+    from peerload.cli.common.joined import cluster_directory
 
     given = {key: value for key in ("state", "socket", "cluster") if (value := getattr(flags, key))}
     settings = located({key: value for key, value in given.items() if key != "cluster"})
@@ -193,10 +194,10 @@ def _check_free(directory: Path, token: Any) -> None:  # noqa: ANN401 -- as abov
 def _as_member(running: dict[str, Any] | None, place: dict[str, str]) -> dict[str, Any]:
     """The agent, started or started again."""
     if running is not None:
-        from peerload.cli.common.joined import restart
+        from peerload.cli.common.agent_process import restart
 
         return restart(place["socket"], "joined a cluster")
-    from peerload.cli.verbs.up import start
+    from peerload.cli.common.agent_process import start
 
     return start({key: place[key] for key in ("state", "socket")})
 

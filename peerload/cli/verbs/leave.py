@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from peerload.cli.common.agent_process import await_end, watch
 from peerload.cli.common.options import Options
-from peerload.cli.verbs.down import await_end, watch
 from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
-from peerload.text.format import print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import print_json, say
 
 
 def main(words: list[str]) -> int:

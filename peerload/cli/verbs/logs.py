@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from peerload.cli.common import selection
 from peerload.cli.common.command import say_away, say_unknown, say_waits
+from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.main import CANNOT, report
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest
 from peerload.text.format import say

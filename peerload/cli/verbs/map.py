@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.common import command, options, terms_flags
-from peerload.cli.main import CANNOT, report
+from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.map.batch import failure_text
 from peerload.cli.map.halt import Halt
 from peerload.cli.map.inputs import opened, split
@@ -15,7 +15,8 @@ from peerload.cli.map.show import Bar, MapResult, Outputs
 from peerload.cli.map.template import CommandTemplate, shown
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
-from peerload.text.format import counted, print_json, printable, say, shortened, size_text
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, say, shortened, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 
+from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options
-from peerload.cli.main import CANNOT
 from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable, UsageError
-from peerload.text.format import counted, print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,7 +203,6 @@ def _as_json(name: str, checked: CheckedPolicy, played: Rehearsal | None) -> dic
             for one in checked.mistakes
         ],
         "doubts": [
-            {"file": one.file or None, "line": one.line or None, "key": one.key, "what": one.says}
-            for one in checked.doubts
+            {"file": one.file or None, "line": None, "key": one.key, "what": one.says} for one in checked.doubts
         ],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.common import options, selection
-from peerload.cli.main import CANNOT
+from peerload.cli.common.errors import CANNOT
 from peerload.client.connection import Client
 from peerload.text.format import print_json
 from peerload.text.tasks import collapsed

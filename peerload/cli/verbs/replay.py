@@ -10,7 +10,8 @@ from peerload import __version__
 from peerload.cli.common.options import Options
 from peerload.cli.common.replay_nodes import Replay, replays, shown
 from peerload.model.errors import BadMessage, PeerloadError
-from peerload.text.format import print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import print_json, say
 from peerload.wire import recording
 
 TYPE_CHECKING = False

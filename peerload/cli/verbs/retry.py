@@ -6,11 +6,12 @@ import os
 import sys
 
 from peerload.cli.common import command, selection
+from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.common.options import Options
-from peerload.cli.main import CANNOT, report
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, UsageError
-from peerload.text.format import counted, print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

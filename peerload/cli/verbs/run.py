@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 
 from peerload.cli.common import command, interactive, terms_flags
+from peerload.cli.common.errors import CANNOT, INTERRUPTED
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
 from peerload.cli.common.task_session import Detached, TaskSession
 from peerload.cli.common.terminal import window
-from peerload.cli.main import CANNOT, INTERRUPTED
 from peerload.client.connection import Client
-from peerload.text.format import print_json, printable, say, size_text
+from peerload.model.text import printable
+from peerload.text.format import print_json, say, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ import time
 from peerload.cli.common import live
 from peerload.cli.common.options import Options
 from peerload.client.connection import Client
+from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, printable, size_text
+from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

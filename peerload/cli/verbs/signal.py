@@ -6,11 +6,12 @@ import argparse
 import sys
 
 from peerload.cli.common import selection
+from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options, signal_number
-from peerload.cli.main import CANNOT
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
-from peerload.text.format import print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import print_json, say
 from peerload.text.tasks import collapsed
 
 TYPE_CHECKING = False

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from peerload.cli.main import CANNOT, report
+from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.simulate import compare, plot, work
 from peerload.cli.simulate import flags as sim_flags
 from peerload.cli.simulate import report as sim_report

@@ -7,7 +7,8 @@ import sys
 from peerload.cli.common import command, terms_flags
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
-from peerload.text.format import counted, print_json, printable, say, shortened
+from peerload.model.text import printable
+from peerload.text.format import counted, print_json, say, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,13 +107,13 @@ def _tell(
 def _each(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
     """The command line of each member, where they differ."""
     if flags.param or flags.param_file:
-        from peerload.cli.common.sweep import commands
+        from peerload.cli.map.sweep import commands_of_parameters
 
-        return commands(flags, spec)
+        return commands_of_parameters(flags, spec)
     if flags.each_line is not None:
-        from peerload.cli.map import template_line
+        from peerload.cli.map.sweep import commands_of_lines
 
-        return template_line.commands(flags, spec)
+        return commands_of_lines(flags, spec)
     return []
 
 

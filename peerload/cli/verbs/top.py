@@ -8,20 +8,20 @@ import time
 
 from peerload.cli.common.options import Options
 from peerload.cli.common.redraw import redrawn
-from peerload.cli.verbs import nodes
 from peerload.client.connection import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
+from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import coloured, number_text, print_json, printable, table
+from peerload.text.format import coloured, number_text, print_json, table
+from peerload.text.nodes import HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
 from peerload.top.snapshot import bar, sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SLOTS_HEADING = "SLOTS"
-LEFT_OUT_FIRST = ("REGION", "GPUS", "CPU", "MEMORY", "AGE")
+LEFT_OUT_FIRST = ("GPUS", "CPU", "MEMORY", "SEEN")
 """Columns that a narrow terminal does without, in this order."""
 WITHOUT_EXTRA = f"q quits.  With keys, output and graphs:  {how_to_add('top')}"
 ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
@@ -91,13 +91,15 @@ def lines(shown: dict[str, Any], now: float) -> list[str]:
         mqtt,
     ]
     columns = _width()
-    headings = ["NODE", SLOTS_HEADING, "CPU", *nodes.HEADINGS[1:]]
+    headings = ["NODE", "SLOTS", "CPU", *HEADINGS[1:]]
     rows = [
-        [row[0], _slots_bar(node), _cpu_bar(node), *row[1:]] for node in shown["nodes"] for row in [nodes.row(node)]
+        [name, _slots_bar(node), _cpu_bar(node), *cells]
+        for node in shown["nodes"]
+        for name, *cells in [node_cells(node, HEADINGS)]
     ]
     drawn = [coloured(line, "bold", sys.stdout) for line in _filled([printable(fact) for fact in facts], columns)]
-    drawn += ["", *_fitted(headings, rows, columns), *nodes.shared_machines(shown["nodes"])]
-    drawn += nodes.gpu_lines(shown["nodes"], columns)
+    drawn += ["", *node_table(headings, rows, columns, LEFT_OUT_FIRST), *shared_machine_lines(shown["nodes"])]
+    drawn += gpu_table(shown["nodes"], columns)
     if shown["tasks"]:
         headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
         drawn += ["", *table(headings_tasks, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
@@ -120,19 +122,6 @@ def _filled(facts: list[str], columns: int) -> list[str]:
         else:
             lines.append(fact)
     return lines
-
-
-def _fitted(headings: list[str], rows: list[list[str]], columns: int) -> list[str]:
-    """The table, less the columns that a narrow terminal has no room for."""
-    drawn = table(headings, rows, nodes.RIGHT)
-    for name in LEFT_OUT_FIRST:
-        if max(map(len, drawn)) <= columns:
-            break
-        at = headings.index(name)
-        headings = headings[:at] + headings[at + 1 :]
-        rows = [row[:at] + row[at + 1 :] for row in rows]
-        drawn = table(headings, rows, nodes.RIGHT)
-    return drawn
 
 
 def _slots_bar(node: dict[str, Any]) -> str:

@@ -7,19 +7,21 @@ import time
 
 from peerload.cli.common import selection
 from peerload.cli.common.command import exit_code_of, say_missing, say_unknown, say_unsaved
-from peerload.cli.common.options import Options, duration
+from peerload.cli.common.errors import TIMED_OUT
+from peerload.cli.common.options import Options
 from peerload.cli.map.show import Bar
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
-from peerload.text.format import print_json, printable, say
+from peerload.model.text import printable
+from peerload.text.format import print_json, say
 from peerload.text.tasks import array_of
+from peerload.text.units import duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-TIMED_OUT = 124
 FAILED_NAMED_MAX = 100
 """Failed tasks of an array, or of a selection, that are named in the end."""
 UNKNOWN_SAID_MAX = 3

@@ -204,7 +204,7 @@ class WaitReasons:
             return drained_words(peer.profile.drain_reason)
         if peer.profile.trouble:
             return f"it takes no tasks of others: {peer.profile.trouble}"
-        if skipped := node.membership.black_holes.why(name):
+        if skipped := node.membership.circuit_breaker.why(name):
             return skipped
         if declines := node.membership.why_declines(name, task.spec):
             return declines
@@ -228,9 +228,12 @@ def drained_words(reason: str) -> str:
 
 def uncollected_words(task: HomeTask) -> str:
     """That it has ended elsewhere, and why that cannot be recorded yet; "" if nothing is known of that."""
-    if not task.uncollected_because or task.record.attempt != task.collected_attempt or task.phase not in _ELSEWHERE:
+    collection = task.collection
+    if collection is None or task.record.attempt != collection.attempt or task.phase not in _ELSEWHERE:
         return ""
-    return f"it has ended on {task.collected_from}, and its result waits there: {task.uncollected_because}"
+    if not collection.failed_because:
+        return ""
+    return f"it has ended on {collection.node}, and its result waits there: {collection.failed_because}"
 
 
 def holds_words(task: HomeTask) -> str:
@@ -246,6 +249,7 @@ def holds_words(task: HomeTask) -> str:
             waits = f"it waits in the queue of {task.record.node}, which has taken it: {task.record.reason}"
             return uncollected_words(task) or waits
         case HomePhase.COLLECTING:
-            return uncollected_words(task) or f"it has ended on {task.collected_from}; its output is on the way"
+            node = task.collection.node if task.collection is not None else task.record.node
+            return uncollected_words(task) or f"it has ended on {node}; its output is on the way"
         case _:
             return ""

@@ -1,7 +1,7 @@
 """Fencing of attempts (R7): per task the highest attempt that this node has started or refused, and will never start
 (again).
 
-A floor is durable before what it promises is said or done (D3, D6). No message is late by more than seconds, so a floor
+A fence is durable before what it promises is said or done (D3, D6). No message is late by more than seconds, so a fence
 that was of no use for floor_kept_s may go: what it refuses, the nonce of a COMMIT refuses as well. Kept for longer are
 those of attempts that were started of tasks that may run once only, until their home has taken note of their end: their
 home would take a forgotten start for a task that was never started.
@@ -42,45 +42,45 @@ class AttemptFences:
     def __init__(self, state: CoreState, is_here: Callable[[bytes], bool]) -> None:
         self._state = state
         self._is_here = is_here
-        self._floors: dict[bytes, AttemptFence] = {}
+        self._fences: dict[bytes, AttemptFence] = {}
 
     def __contains__(self, uid: bytes) -> bool:
-        return uid in self._floors
+        return uid in self._fences
 
     def __len__(self) -> int:
-        return len(self._floors)
+        return len(self._fences)
 
-    def restore(self, floors: Iterable[tuple[bytes, int, FenceKind, str]]) -> None:
+    def restore(self, fences: Iterable[tuple[bytes, int, FenceKind, str]]) -> None:
         """As they were durable, at start; each is kept as if it had been of use just now."""
         now_s = self._state.now.boot_s
-        self._floors.update((uid, AttemptFence(attempt, kind, now_s, home)) for uid, attempt, kind, home in floors)
+        self._fences.update((uid, AttemptFence(attempt, kind, now_s, home)) for uid, attempt, kind, home in fences)
 
     def attempt(self, uid: bytes) -> int:
-        """The floor itself; 0: there is none."""
-        floor = self._floors.get(uid)
-        return floor.attempt if floor is not None else 0
+        """The fence itself; 0: there is none."""
+        fence = self._fences.get(uid)
+        return fence.attempt if fence is not None else 0
 
     def home(self, uid: bytes) -> str:
         """Whose task it is; "": nobody knows."""
-        floor = self._floors.get(uid)
-        return floor.home if floor is not None else ""
+        fence = self._fences.get(uid)
+        return fence.home if fence is not None else ""
 
     def was_refused(self, uid: bytes, attempt: int) -> bool:
         """Whether this very attempt was refused: then it has never started here."""
-        floor = self._floors.get(uid)
-        return floor is not None and floor.attempt == attempt and floor.kind is FenceKind.REFUSED
+        fence = self._fences.get(uid)
+        return fence is not None and fence.attempt == attempt and fence.kind is FenceKind.REFUSED
 
     def row(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> PutFloor:
-        """Raise the floor (or say otherwise why it is there) → what is to be made durable. Where there are too many, the
+        """Raise the fence (or say otherwise why it is there) → what is to be made durable. Where there are too many, the
         oldest are forgotten."""
         now = self._state.now
-        self._floors.pop(uid, None)  # so that it comes last
+        self._fences.pop(uid, None)  # so that it comes last
         self._bound()
-        self._floors[uid] = AttemptFence(attempt, kind, now.boot_s, home)
+        self._fences[uid] = AttemptFence(attempt, kind, now.boot_s, home)
         return PutFloor(uid, attempt, now.wall_s, kind, home)
 
     def raise_to(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> None:
-        """Raise the floor durably; it never sinks."""
+        """Raise the fence durably; it never sinks."""
         if self.attempt(uid) < attempt:
             self._state.persist(self.row(uid, attempt, kind, home))
 
@@ -92,32 +92,32 @@ class AttemptFences:
 
     def noted(self, uid: bytes, attempt: int) -> None:
         """The home has taken note of the end of an attempt that may run once only."""
-        floor = self._floors.get(uid)
-        if floor is not None and floor.attempt == attempt and floor.kind is FenceKind.STARTED_ONCE:
-            self._state.persist(self.row(uid, attempt, FenceKind.STARTED, floor.home))
+        fence = self._fences.get(uid)
+        if fence is not None and fence.attempt == attempt and fence.kind is FenceKind.STARTED_ONCE:
+            self._state.persist(self.row(uid, attempt, FenceKind.STARTED, fence.home))
 
     def expire(self) -> None:
         """Forget what has been of no use for floor_kept_s."""
         now_s, kept_s = self._state.now.boot_s, self._state.config.floor_kept_s
         self._drop(now_s - kept_s)
-        oldest = next(iter(self._floors.values()), None)
+        oldest = next(iter(self._fences.values()), None)
         left_s = oldest.at_s + kept_s - now_s if oldest is not None else kept_s
         self._state.set_timer_in(max(left_s, DROP_AGAIN_S), "floors")
 
     def _bound(self) -> None:
-        if len(self._floors) >= self._state.config.floors_kept_max + DROPPED_AT_ONCE_MAX:
+        if len(self._fences) >= self._state.config.floors_kept_max + DROPPED_AT_ONCE_MAX:
             self._drop(self._state.now.boot_s)
 
     def _drop(self, before_s: float) -> None:
         """Those of no use since then, DROPPED_AT_ONCE_MAX at most; the others of so old come last again."""
         gone: list[bytes] = []
-        for _ in range(min(DROPPED_AT_ONCE_MAX, len(self._floors))):
-            uid, floor = next(iter(self._floors.items()))
-            if floor.at_s > before_s:
+        for _ in range(min(DROPPED_AT_ONCE_MAX, len(self._fences))):
+            uid, fence = next(iter(self._fences.items()))
+            if fence.at_s > before_s:
                 break
-            del self._floors[uid]
-            if floor.kind is FenceKind.STARTED_ONCE or self._is_here(uid):
-                self._floors[uid] = floor._replace(at_s=self._state.now.boot_s)
+            del self._fences[uid]
+            if fence.kind is FenceKind.STARTED_ONCE or self._is_here(uid):
+                self._fences[uid] = fence._replace(at_s=self._state.now.boot_s)
             else:
                 gone.append(uid)
         if gone:

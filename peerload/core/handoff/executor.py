@@ -73,9 +73,9 @@ class ExecutorHandoff:
         self.guests: dict[str, RemoteTask] = {}
         self.by_uid: dict[bytes, RemoteTask] = {}
         self._reserved: dict[str, set[str]] = {}
-        self.floors = AttemptFences(state, self.by_uid.__contains__)
+        self.fences = AttemptFences(state, self.by_uid.__contains__)
         self.leases = ExecutorLeases(state, self.guests, self._guest_of, self._tell, self.give_back, self.prioritize)
-        self.results = ExecutorResults(state, ledger, self.floors, self.guests, self._remove)
+        self.results = ExecutorResults(state, ledger, self.fences, self.guests, self._remove)
 
     def _reserved_no_more(self, guest: RemoteTask) -> None:
         reserved = self._reserved.get(guest.home)
@@ -140,7 +140,7 @@ class ExecutorHandoff:
         if task_home(task) != src:
             return "only its home may offer a task, start it or ask for it"
         guest = self.by_uid.get(uid)
-        home = guest.home if guest is not None else self.floors.home(uid)
+        home = guest.home if guest is not None else self.fences.home(uid)
         if self._mediator.is_own_task(uid) or home not in ("", src):
             return "a task of another home has that uid here"
         return ""
@@ -189,7 +189,7 @@ class ExecutorHandoff:
         ):
             self._tell(known)  # an earlier attempt is still here: its home had better know
             return "floor", "an earlier attempt of it is still here"
-        if offer.attempt <= self.floors.attempt(offer.uid):
+        if offer.attempt <= self.fences.attempt(offer.uid):
             return "floor", "that attempt was started or refused here before"
         if profile.drained:
             return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
@@ -248,7 +248,7 @@ class ExecutorHandoff:
             if guest.nonce == commit.nonce and guest.ts == commit.ts:
                 self._state.clear_timer("reserved", guest.key)
                 self._ledger.expect_no_more(guest.uid)
-                guest.phase = RemotePhase.WAITING
+                guest.enter(RemotePhase.WAITING)
                 self._reserved_no_more(guest)
                 guest.lease_s = commit.lease_s
                 guest.deadline_s = guest.ts + commit.lease_s
@@ -267,11 +267,11 @@ class ExecutorHandoff:
         one that the launcher is still ending (R8): home asks again."""
         if self._mediator.is_ending(execution_key(uid, attempt)):
             return
-        if attempt > self.floors.attempt(uid):
-            self.floors.raise_to(uid, attempt, FenceKind.REFUSED, src)
+        if attempt > self.fences.attempt(uid):
+            self.fences.raise_to(uid, attempt, FenceKind.REFUSED, src)
             self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
         store = self._state.store
-        if self.floors.was_refused(uid, attempt):
+        if self.fences.was_refused(uid, attempt):
             self._state.send(src, NotStarted(task, uid, attempt, reason, store))
         else:
             self._state.send(src, Died(task, uid, attempt, "nothing is left of it there", store))
@@ -294,11 +294,11 @@ class ExecutorHandoff:
         if guest.deadline_s <= self._state.now.boot_s:
             self.give_back(guest, "its lease ran out while it waited")
             return False
-        guest.phase = RemotePhase.HERE
+        guest.enter(RemotePhase.HERE)
         is_once = guest.spec.guarantee is Guarantee.ONCE
         self._state.persist(
             PutExecution(guest.record(ExecutionState.START)),
-            self.floors.row(
+            self.fences.row(
                 guest.uid, guest.attempt, FenceKind.STARTED_ONCE if is_once else FenceKind.STARTED, guest.home
             ),
         )
@@ -339,7 +339,7 @@ class ExecutorHandoff:
         """Recorded at home."""
         guest = self._guest_of(src, ack.uid)
         if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
-            self.floors.noted(ack.uid, ack.attempt)  # that it died
+            self.fences.noted(ack.uid, ack.attempt)  # that it died
         if guest is not None and guest.attempt == ack.attempt and guest.phase is RemotePhase.ENDED:
             self.results.acknowledged(guest)
 
@@ -437,7 +437,7 @@ class ExecutorHandoff:
         """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
         self._queue.remove(guest)
         self._remove(guest)
-        self.floors.raise_to(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
+        self.fences.raise_to(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
         self._state.note_guest(guest, "returned", reason)
         store = self._state.store
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))

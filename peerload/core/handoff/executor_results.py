@@ -31,13 +31,13 @@ class ExecutorResults:
         self,
         state: CoreState,
         ledger: Ledger,
-        floors: AttemptFences,
+        fences: AttemptFences,
         guests: dict[str, RemoteTask],
         remove: Callable[[RemoteTask], None],
     ) -> None:
         self._state = state
         self._ledger = ledger
-        self._floors = floors
+        self._fences = fences
         self._guests = guests
         self._remove = remove
 
@@ -49,7 +49,7 @@ class ExecutorResults:
             self.died(guest, "it was ended there: its home was shut out of the cluster")
             self._state.actions.append(ForgetTask(guest.key, output=True))
             return
-        guest.phase = RemotePhase.ENDED
+        guest.enter(RemotePhase.ENDED)
         guest.exit = exit_
         self._state.history.learn(guest.spec, exit_)
         guest.repeat_s = self._state.config.repeat_s
@@ -76,7 +76,7 @@ class ExecutorResults:
         """Recorded at home: what is kept of it here may go; the floor stays."""
         self._state.clear_timer("result", guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
-        self._floors.noted(guest.uid, guest.attempt)
+        self._fences.noted(guest.uid, guest.attempt)
         self._state.note_guest(guest, "delivered", "its home has the result")
         self._state.actions.append(ForgetTask(guest.key, output=True))
         self._remove(guest)
@@ -93,7 +93,7 @@ class ExecutorResults:
     def never_started(self, guest: RemoteTask, reason: str) -> None:
         """START is durable, but the launcher gives its word that there never was a process, and will be none (D6)."""
         self._ledger.end(guest.key)
-        refused = self._floors.row(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
+        refused = self._fences.row(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
         self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
         self._state.note_guest(guest, "refused", reason)
         store = self._state.store

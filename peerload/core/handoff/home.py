@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.handoff.leases import HomeLeases
+from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.handoff.parking import TaskParking
 from peerload.core.sharing.effective_request import asked_of
-from peerload.core.tasks.lost_attempts import LostAttempts
-from peerload.core.tasks.memory_retries import MemoryRetries
-from peerload.core.tasks.retries import Retries
-from peerload.core.tasks.work import HomePhase
+from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
+from peerload.core.tasks.work import Collection, GrantedLease, HomePhase, Offering
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
 from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
@@ -44,11 +42,11 @@ class HomeHandoff:
         self._queue = queue
         self._membership = membership
         self._home = home
-        self.losses = LostAttempts(state, membership, home)
+        self.lost_attempts = LostAttempts(state, membership, home)
         self.memory = MemoryRetries(state, membership, home)
-        self.retries = Retries(state, home, self.memory, self.losses)
+        self.retries = Retries(state, home, self.memory, self.lost_attempts)
         self.parking = TaskParking(state, membership, home)
-        self.leases = HomeLeases(state, home, self.losses, self.parking)
+        self.leases = HomeLeases(state, home, self.lost_attempts, self.parking)
         self._mediator = home.mediator
 
     # -- offering ------------------------------------------------------------------------------------------------------
@@ -65,12 +63,8 @@ class HomeHandoff:
     ) -> None:
         """Offer the next attempt to a node; the task keeps its place, withheld. ``search``: on a decline the sender's
         search goes on (False: a task given on request, whose loss triggers nothing)."""
-        task.phase = HomePhase.OFFERED
+        task.enter(HomePhase.OFFERED, offering=Offering(node, voluntary, search))
         self._queue.withhold(task)
-        task.offered_to = node
-        task.voluntary = voluntary
-        task.offer_only = only
-        task.on_decline_search = search
         peer = self._membership.get(node)
         asked = asked_of(self._state, task, peer.profile if peer is not None else None)
         spec = task.spec if asked is task.spec.request else msgspec.structs.replace(task.spec, request=asked)
@@ -94,24 +88,22 @@ class HomeHandoff:
     def accept_received(self, src: str, message: Accept) -> None:
         """Room is reserved there: grant the attempt durably, then COMMIT. Said again, it has had no COMMIT yet."""
         task = self._home.tasks.get(message.uid)
-        if task is None or (src, message.attempt) != (task.offered_to, self._home.next_attempt(task)):
+        offering = task.offering if task is not None else None
+        is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
+        if task is None or offering is None or not is_answer:
             if task is not None and self._waits_for_commit(task, src, message):
                 self._commit(task, message.ts)
             else:
                 self._state.count("accepts too late")  # that reservation ends by itself
             return
         if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
-            self._declined(task, src, f"{src} is of an earlier version, and passes no standard input on")
+            self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
             return
-        self._membership.black_holes.took(src)
+        self._membership.circuit_breaker.took(src)
         self._home.withdraw(task)
         self._queue.remove(task)
-        task.phase = HomePhase.AWAY
-        task.commits = 0
-        task.deadline_s = 0.0
-        task.heard_ts = message.ts
-        task.is_forgotten_there = False
-        task.repeat_s = self._state.config.repeat_s
+        task.enter(HomePhase.AWAY)
+        task.lease = GrantedLease(self._state.config.repeat_s, message.ts)
         peer = self._membership.get(src)
         known_boot = peer.identity.machine_boot if peer is not None else ""
         self._home.become(
@@ -124,7 +116,7 @@ class HomeHandoff:
             machine_boot=message.machine_boot or known_boot,
             store=message.store,
             lease_s=self.leases.first_s(task.spec),
-            migrations=task.record.migrations + task.voluntary,
+            migrations=task.record.migrations + offering.is_voluntary,
             last_node="",
             grants=(*task.record.grants, Grant(message.attempt, src))[-GRANTS_KEPT_MAX:],
         )
@@ -141,33 +133,36 @@ class HomeHandoff:
         """Say COMMIT; the deadline moves first (R2)."""
         lease_s = min(self.leases.first_s(task.spec), task.record.lease_s)
         self.leases.extend(task, lease_s)
-        task.commits += 1
+        lease = granted(task)
+        lease.commits += 1
         record = task.record
         self._state.send(record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, lease_s))
-        self._state.set_timer_in(task.repeat_s, "ask", task.uid.hex())
+        self._state.set_timer_in(lease.repeat_s, "ask", task.uid.hex())
 
     def decline_received(self, src: str, message: Decline) -> None:
         """No room there after all, or never."""
         task = self._home.tasks.get(message.uid)
-        is_offered = task is not None and task.phase is HomePhase.OFFERED
-        if task is None or not is_offered or (src, message.attempt) != (task.offered_to, self._home.next_attempt(task)):
+        offering = task.offering if task is not None else None
+        is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
+        if task is None or offering is None or not is_answer:
             self._state.count("declines of no offer")
             return
-        self._membership.black_holes.declined(src, message.code, accepts=message.report.accepts)
-        self._declined(task, src, message.reason)
+        self._membership.circuit_breaker.declined(src, message.code, accepts=message.report.accepts)
+        self._declined(task, offering, message.reason)
 
-    def _declined(self, task: HomeTask, node: str, reason: str) -> None:
+    def _declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         self._home.withdraw(task)
         self._state.count("offers declined")
-        self._mediator.offer_declined(task, node, reason)
+        self._mediator.offer_declined(task, offering, reason)
 
     def offer_failed(self, node: str, uid: bytes) -> None:
         """No answer in time, or the offer never left: as a decline."""
         task = self._home.tasks.get(uid)
-        if task is not None and task.phase is HomePhase.OFFERED and task.offered_to == node:
+        offering = task.offering if task is not None else None
+        if task is not None and offering is not None and offering.node == node:
             if self._membership.is_usable(node):
-                self._membership.black_holes.unanswered(node)
-            self._declined(task, node, f"no answer from {node}")
+                self._membership.circuit_breaker.unanswered(node)
+            self._declined(task, offering, f"no answer from {node}")
 
     # -- what its node says of it ---------------------------------------------------------------------------------------
 
@@ -178,7 +173,7 @@ class HomeHandoff:
         if task is None or not self._may_say(task, src, message):
             return None
         reason = message.reason or f"{src} has not started it"
-        rests_s = 0.0 if isinstance(message, Return) else self.losses.refused(task)
+        rests_s = 0.0 if isinstance(message, Return) else self.lost_attempts.refused(task)
         self._home.requeue(task, reason, arrives=False, rests_s=rests_s, grants=self._other_grants(task))
         return message.to if isinstance(message, Return) else ""
 
@@ -187,7 +182,7 @@ class HomeHandoff:
         task = self._home.tasks.get(message.uid)
         if task is not None and self._may_say(task, src, message):
             reason = f"{src}: {message.reason or 'the attempt died'}"
-            self.losses.died(task, reason)
+            self.lost_attempts.died(task, reason)
         elif task is not None and (task.record.attempt, task.record.node) == (message.attempt, src):
             return
         if task is None or task.spec.guarantee is Guarantee.ONCE:
@@ -205,9 +200,9 @@ class HomeHandoff:
             ):  # else it may be late
                 self._state.broken("P3", src, f"it speaks of attempt {message.attempt} of {task.task}; there is none")
             return False
-        if task.is_forgotten_there or (message.store and record.store and message.store != record.store):
+        if granted(task).is_forgotten or (message.store and record.store and message.store != record.store):
             self._state.count("promises of another store")
-            self.losses.disk_lost(task)
+            self.lost_attempts.disk_lost(task)
             return False
         return True
 
@@ -216,11 +211,11 @@ class HomeHandoff:
         that an attempt never started, or died, counts for nothing."""
         self._state.count("peers that came back with an older database")
         for task in self._home.at(node):
-            task.is_forgotten_there = True
+            granted(task).is_forgotten = True
 
     def commit_never_left(self, task: HomeTask, attempt: int) -> None:
         """The only COMMIT of this attempt never left this agent: nobody can have started it."""
-        if task.phase is HomePhase.AWAY and task.record.attempt == attempt and task.commits == 1:
+        if task.phase is HomePhase.AWAY and task.record.attempt == attempt and granted(task).commits == 1:
             reason = f"{task.record.node} went away before it could be told to start"
             self._home.requeue(task, reason, grants=self._other_grants(task))
 
@@ -265,23 +260,21 @@ class HomeHandoff:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
-            self._membership.black_holes.ended(src, task.spec, message.exit)
-        if self._is_tried_again(task, message):
+            self._membership.circuit_breaker.ended(src, task.spec, message.exit)
+        why = self._why_over(task, message)
+        if why is None:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
             return  # it will be repeated
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
             self._home.take_out(task, src)
-        task.phase = HomePhase.COLLECTING
-        task.collected_attempt = message.attempt
-        task.collected_from = src
-        task.exit = message.exit
+        exit_ = message.exit
         if message.inline:
             came = len(message.stdout), len(message.stderr)
             short = message.exit.stdout_bytes - came[0], message.exit.stderr_bytes - came[1]
             missing = max(short[0], 0), max(short[1], 0)
-            task.exit = without_missing(message.exit, missing, f"{src} has not sent its output")
+            exit_ = without_missing(exit_, missing, f"{src} has not sent its output")
             self._state.actions.append(
                 KeepOutput(task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr)
             )
@@ -297,43 +290,41 @@ class HomeHandoff:
                     message.exit.stderr_bytes,
                 )
             )
+        failed_because = task.collection.failed_because if task.collection is not None else ""
+        collection = Collection(message.attempt, src, exit_, why, failed_because)
+        task.enter(HomePhase.COLLECTING, collection=collection)
 
-    def _is_tried_again(self, task: HomeTask, message: Result) -> bool:
-        """Whether this is no result, since the task is (or was by now) queued again: with more GPU memory, or as it is to be
-        tried again when it has failed. That is durable before it is acknowledged; said again after that, or of an attempt
-        that was given up, it is dropped."""
+    def _why_over(self, task: HomeTask, message: Result) -> str | None:
+        """Why the task is not tried again; "" if there was no reason to. None: this is no result, since the task is (or was by
+        now) queued again: with more GPU memory, or as it is to be tried again when it has failed. That is durable before it is
+        acknowledged; said again after that, or of an attempt that was given up, it is dropped."""
         if not self.retries.concerns(task, message.exit):
-            if task.phase is not HomePhase.COLLECTING:
-                task.why_over = ""
-            return False
+            return ""
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
-            task.why_over = self.retries.again(task, message.exit)
-            return not task.why_over
-        if task.phase is HomePhase.COLLECTING and message.attempt == task.collected_attempt:
-            return False  # it has been decided that this is its result
+            return self.retries.again(task, message.exit) or None
+        collected = task.collection.attempt if task.collection is not None else 0
+        if task.phase is HomePhase.COLLECTING and message.attempt == collected:
+            return ""  # it has been decided that this is its result
         self._state.count("results that are not recorded")
-        return True
+        return None
 
     def output_arrived(self, uid: bytes, attempt: int, error: str, missing: tuple[int, int] = (0, 0)) -> None:
         """Its output lies here, synced: record the result (D5), then acknowledge it."""
         task = self._home.tasks.get(uid)
-        if (
-            task is None
-            or task.phase is not HomePhase.COLLECTING
-            or task.exit is None
-            or task.collected_attempt != attempt
-        ):
+        collection = task.collection if task is not None and task.phase is HomePhase.COLLECTING else None
+        if task is None or collection is None or collection.attempt != attempt:
             return
         if error:
             self._state.count("output fetches failed")
-            task.uncollected_because = error[:UNCOLLECTED_CHARS_MAX]
+            failed_because = error[:UNCOLLECTED_CHARS_MAX]
+            task.collection = msgspec.structs.replace(collection, failed_because=failed_because)
             self._home.resume(task)  # it will be repeated, and fetched again
             self.leases.resumed(task)
             return
         other = task.record.node
-        exit_ = without_missing(task.exit, missing, f"{task.collected_from} could not read its output")
-        self._home.finish(task, exit_, why=task.why_over, node=task.collected_from)
+        exit_ = without_missing(collection.exit, missing, f"{collection.node} could not read its output")
+        self._home.finish(task, exit_, why=collection.why, node=collection.node)
         if task.record.attempt != attempt and other:
             reason = "another attempt has ended"
             self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
-        self._state.send(task.collected_from, ResultAck(task.task, uid, attempt))
+        self._state.send(collection.node, ResultAck(task.task, uid, attempt))

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.tasks.work import GrantedLease, HomePhase, story
 from peerload.model.actions import TaskChanged
+from peerload.model.errors import InvariantBroken
 from peerload.model.messages import LeaseExtension, Query, Renew, RenewOk, Revoke
 from peerload.model.task import Guarantee, TaskState
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from peerload.core.handoff.parking import TaskParking
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.lost_attempts import LostAttempts
+    from peerload.core.tasks.retries import LostAttempts
     from peerload.core.tasks.work import HomeTask
     from peerload.model.messages import Identity, Renewal
     from peerload.model.task import TaskSpec
@@ -38,10 +39,10 @@ AUTO_PART = 10.0
 class HomeLeases:
     """One per node; its timers are ``lease`` and ``ask``."""
 
-    def __init__(self, state: CoreState, home: Home, losses: LostAttempts, parking: TaskParking) -> None:
+    def __init__(self, state: CoreState, home: Home, lost_attempts: LostAttempts, parking: TaskParking) -> None:
         self._state = state
         self._home = home
-        self._losses = losses
+        self._lost_attempts = lost_attempts
         self._parking = parking
 
     # -- how long ------------------------------------------------------------------------------------------------------
@@ -67,19 +68,17 @@ class HomeLeases:
         if task.record.parked_ts:
             return
         grace_s = max(self._state.config.lease_grace_s, lease_s * DRIFT_MAX)
-        task.deadline_s = max(task.deadline_s, self._state.now.boot_s + lease_s + grace_s)
-        self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", task.uid.hex())
+        lease = granted(task)
+        lease.deadline_s = max(lease.deadline_s, self._state.now.boot_s + lease_s + grace_s)
+        self._state.set_timer_in(lease.deadline_s - self._state.now.boot_s, "lease", task.uid.hex())
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def restored(self, task: HomeTask) -> None:
         """A lease, or one lost sight of, found in the store at start: asks at once."""
-        task.repeat_s = self._state.config.repeat_s
-        if task.record.state is TaskState.UNKNOWN:
-            task.phase = HomePhase.UNKNOWN
-        else:
-            task.phase = HomePhase.AWAY
-            task.commits = 2  # how often COMMIT was said before the restart is not known: never "never"
+        task.lease = GrantedLease(repeat_s=self._state.config.repeat_s)
+        if task.phase is HomePhase.AWAY:
+            task.lease.commits = 2  # how often COMMIT was said before the restart is not known: never "never"
             self.extend(task, task.record.lease_s)  # it may have been renewed just before (R4)
         self.ask(task)
 
@@ -107,23 +106,28 @@ class HomeLeases:
             longest_s = config.unknown_ask_s_max
         else:
             return
-        task.repeat_s = min(task.repeat_s * 2, longest_s) or config.repeat_s
+        lease = granted(task)
+        lease.repeat_s = min(lease.repeat_s * 2, longest_s) or config.repeat_s
         if not self._parking.is_away:
             self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
-        self._state.set_timer_in(task.repeat_s, "ask", task.uid.hex())
+        self._state.set_timer_in(lease.repeat_s, "ask", task.uid.hex())
 
     def resumed(self, task: HomeTask) -> None:
         """An older attempt's result has not come after all. Whatever was said of the current one meanwhile counted for
         nothing, and its node will not say it twice: ask."""
         if task.phase is HomePhase.AWAY:
             self.extend(task, task.record.lease_s)
-        if task.collected_attempt != task.record.attempt:  # else its node repeats the result
-            task.repeat_s = 0.0
-            self.ask(task)
+        if task.collection is not None and task.collection.attempt != task.record.attempt:  # else its node repeats it
+            self._ask_at_once(task)
+
+    def _ask_at_once(self, task: HomeTask) -> None:
+        if task.lease is not None:
+            task.lease.repeat_s = 0.0
+        self.ask(task)
 
     def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
         """It is renewed every quarter of its lease; if twice nothing comes, ask (a RETURN or DIED may be lost)."""
-        task.repeat_s = self._state.config.repeat_s
+        granted(task).repeat_s = self._state.config.repeat_s
         self._state.set_timer_in(lease_s / 2, "ask", task.uid.hex())
 
     # -- renewals ------------------------------------------------------------------------------------------------------
@@ -148,7 +152,8 @@ class HomeLeases:
             self._state.send(src, RenewOk(tuple(extensions)))
 
     def _renewed(self, task: HomeTask, src: str, renewal: Renewal) -> LeaseExtension:
-        task.heard_ts = max(task.heard_ts, renewal.ts)
+        lease = granted(task)
+        lease.heard_ts = max(lease.heard_ts, renewal.ts)
         lease_s = self._renewal_s(task, renewal)
         self.extend(task, lease_s)
         self._ask_if_silent(task, lease_s)
@@ -180,7 +185,8 @@ class HomeLeases:
             case HomePhase.AWAY:
                 return record.node == src
             case HomePhase.COLLECTING:  # an older attempt's result, which may never come
-                return record.node == src and record.state is TaskState.LEASED and task.collected_attempt != attempt
+                is_collected = task.collection is not None and task.collection.attempt == attempt
+                return record.node == src and record.state is TaskState.LEASED and not is_collected
             case HomePhase.UNKNOWN:
                 is_back = src in (record.node, record.last_node)
             case HomePhase.WAITING | HomePhase.OFFERED | HomePhase.RESTING | HomePhase.GATED:
@@ -203,28 +209,28 @@ class HomeLeases:
         """The executor was not heard of for so long that it has frozen the task for sure."""
         if task.phase is not HomePhase.AWAY or task.record.parked_ts:
             return
-        if task.deadline_s > self._state.now.boot_s:
-            self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", task.uid.hex())
+        left_s = granted(task).deadline_s - self._state.now.boot_s
+        if left_s > 0.0:
+            self._state.set_timer_in(left_s, "lease", task.uid.hex())
         else:
-            self._losses.expired(task)
+            self._lost_attempts.expired(task)
 
     def machine_changed(self, identity: Identity) -> None:
         """A node came back with another machine boot id: nothing that ran on it before can be alive (R6)."""
         for task in self._home.at(identity.node):
             boot = task.record.machine_boot
             if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN) and boot not in ("", identity.machine_boot):
-                self._losses.died(task, f"{identity.node} was rebooted")
+                self._lost_attempts.died(task, f"{identity.node} was rebooted")
 
     def peer_is_back(self, node: str) -> None:
         """Another start of a node that holds tasks: ask at once what became of them."""
         for task in self._home.at(node):
-            task.repeat_s = 0.0
-            self.ask(task)
+            self._ask_at_once(task)
 
     def peer_died(self, node: str) -> None:
         """It is called dead: no proof, but enough for tasks that asked for it."""
         for task in self._home.at(node):
-            self._losses.called_dead(task)
+            self._lost_attempts.called_dead(task)
 
     def forgotten(self, node: str) -> int:
         """A user asserts that the node is gone for good: proof for what is parked there (R12), and nobody is asked any
@@ -235,10 +241,17 @@ class HomeLeases:
             if task.phase is HomePhase.UNKNOWN or (task.phase is HomePhase.AWAY and task.record.parked_ts)
         ]
         for task in tasks:
-            self._losses.died(task, f"{node} was forgotten")
+            self._lost_attempts.died(task, f"{node} was forgotten")
         return len(tasks)
 
     def ask_all(self) -> None:
         """This home is back: ask what became of every task that is elsewhere."""
         for node in list(self._home.elsewhere):
             self.peer_is_back(node)
+
+
+def granted(task: HomeTask) -> GrantedLease:
+    """The lease of a task that another node has, or had. Raises InvariantBroken if there was none."""
+    if task.lease is None:
+        raise InvariantBroken(f"{task.task} is {task.phase} and was never leased", story=story(task))
+    return task.lease

@@ -42,10 +42,11 @@ class TaskParking:
             for task in self._home.at(node):
                 record = task.record
                 has_lease = task.phase in (HomePhase.AWAY, HomePhase.COLLECTING) and record.node == node
-                if has_lease and task.heard_ts > record.parked_ts:
-                    self._home.become(task, f"parked: {why}", parked_ts=task.heard_ts)
+                heard_ts = task.lease.heard_ts if task.lease is not None else 0.0
+                if has_lease and heard_ts > record.parked_ts:
+                    self._home.become(task, f"parked: {why}", parked_ts=heard_ts)
                     self._state.clear_timer("lease", task.uid.hex())
-                    parked.setdefault(node, []).append(Parked(task.task, task.uid, record.attempt, task.heard_ts))
+                    parked.setdefault(node, []).append(Parked(task.task, task.uid, record.attempt, heard_ts))
         for node, parkings in parked.items():
             for first in range(0, len(parkings), RENEWALS_MAX):
                 self._state.send(node, Park(tuple(parkings[first : first + RENEWALS_MAX])))

@@ -60,7 +60,7 @@ class Gossip:
         self._listener = listener
         self.shared = GossipState(state, listener)
         self.detector = Detector(self.shared, self._unheard)
-        self.contacts = AntiEntropy(self.shared, self.everything, listener)
+        self.anti_entropy = AntiEntropy(self.shared, self.everything, listener)
         self.refutation = 0
         self._is_leaving = False
         self._raised_s = float("-inf")
@@ -162,7 +162,7 @@ class Gossip:
             self.detector.gone(now.node)
         if now.standing >= MemberStatus.LEFT:
             shared.news.drop(now.node)
-        self.contacts.changed(now)
+        self.anti_entropy.changed(now)
         self._listener.member_changed(was, now, src)
 
     def _follow_up(self, rumour: MembershipUpdate) -> None:
@@ -392,7 +392,7 @@ class Gossip:
             case "loads":
                 self._spread_loads()
             case _:
-                self.contacts.timer(kind)
+                self.anti_entropy.timer(kind)
 
 
 def rumour_of(identity: Identity, profile: Profile, refutation: int) -> MembershipUpdate:

@@ -115,7 +115,7 @@ class Membership:
         self._told_itself = state.profile.version, state.identity.boot
         self._mediator = mediator
         self.gossip = Gossip(state, self)
-        self.black_holes = CircuitBreaker(state, self._eligible.clear)
+        self.circuit_breaker = CircuitBreaker(state, self._eligible.clear)
         self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible.clear)
 
     def __iter__(self) -> Iterator[PeerInfo]:
@@ -156,7 +156,7 @@ class Membership:
 
     def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
         """Look for the members of earlier starts, and for whoever is at these addresses."""
-        self.gossip.contacts.start(known, seeds)
+        self.gossip.anti_entropy.start(known, seeds)
 
     def tell(self, report: LoadReport) -> None:
         """This node's load, for everybody, by gossip, unless a broker tells it; and its profile, if that has changed."""
@@ -219,7 +219,7 @@ class Membership:
             self._become(peer, PeerState.ALIVE, "met")
         if is_new:
             self._reports.pop(node, None)
-            self.black_holes.started_anew(node)
+            self.circuit_breaker.started_anew(node)
         peer.identity = identity
         self.profiles.has(peer, profile, is_new=is_new)
         if in_person:
@@ -227,7 +227,7 @@ class Membership:
             if profile.version < peer.profile.version:  # a late word, or others were wrong: it knows
                 self.profiles.want(node, node)
             peer.heard_s = self._state.now.boot_s
-            self.gossip.contacts.linked(node)
+            self.gossip.anti_entropy.linked(node)
         if report is not None:
             self.heard_report(node, report)
         return is_new
@@ -285,7 +285,7 @@ class Membership:
         """An operator says that it is gone for good: it is no member any more, here and everywhere. False if it is not
         known, or is there."""
         peer = self._peers.get(node)
-        self.gossip.contacts.known.pop(node, None)
+        self.gossip.anti_entropy.known.pop(node, None)
         if peer is None or peer.state in (PeerState.ALIVE, PeerState.SUSPECT):
             return False
         self.gossip.forget(node)
@@ -380,7 +380,7 @@ class Membership:
 
     def eligible(self, need: Need, home: str) -> Sequence[str]:
         """The usable peers that could ever run this, by name; without those that are skipped, unless there are no others."""
-        self.black_holes.is_any()  # it tells if one may be asked again
+        self.circuit_breaker.is_any()  # it tells if one may be asked again
         key = need if not need.migrations else Need(need.request, need.placement)
         found = self._eligible.get(key)
         if found is None:
@@ -404,9 +404,9 @@ class Membership:
         )
 
     def _not_skipped(self, names: NamesWithout) -> NamesWithout:
-        if not self.black_holes.is_any():
+        if not self.circuit_breaker.is_any():
             return names
-        left = tuple(name for name in names if not self.black_holes.why(name))
+        left = tuple(name for name in names if not self.circuit_breaker.why(name))
         return NamesWithout(left, self._state.node) if left else names
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:

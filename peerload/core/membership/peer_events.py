@@ -40,7 +40,7 @@ class PeerEvents:
         if is_new:
             self._is_back(node)
         for identity in event.known:
-            self._membership.gossip.contacts.learn(identity)
+            self._membership.gossip.anti_entropy.learn(identity)
         newest = self._membership.last_report(node)
         if newest is not None and newest.report is event.report:
             self._sharing.report_met(node, event.report)

@@ -31,13 +31,13 @@ class ResourceShortage:
         own_profile: OwnProfile,
         executor: ExecutorHandoff,
         information: Information,
-        leaving: TaskEvacuation,
+        evacuation: TaskEvacuation,
     ) -> None:
         self._state = state
         self._own_profile = own_profile
         self._executor = executor
         self._information = information
-        self._leaving = leaving
+        self._evacuation = evacuation
         self.words = ""
         self._is_open = False
         self._is_told = False
@@ -78,7 +78,7 @@ class ResourceShortage:
         if self._is_open:
             self._is_open = False
             self._state.clear_timer(TIMER)
-            self._leaving.over()
+            self._evacuation.over()
 
     def starting(self, key: str) -> None:
         """This attempt is being started."""

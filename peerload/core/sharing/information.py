@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from peerload.core.resources.foreign_load import foreign_slots
-from peerload.core.sharing.view import View
+from peerload.core.sharing.view import Observed, View
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Region, Thresholds
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
-    from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
@@ -51,17 +50,16 @@ class Information:
         self,
         state: CoreState,
         queue: WaitingQueue,
-        ledger: Ledger,
         membership: Membership,
-        memory: PeerHints,
+        hints: PeerHints,
         stranded: Sized,
         mediator: Mediator,
     ) -> None:
         self._state = state
         self._queue = queue
-        self._ledger = ledger
+        self._ledger = queue.ledger
         self._membership = membership
-        self._memory = memory
+        self._observed = Observed(state, queue, membership, hints, mediator)
         self._stranded = stranded
         self._sequence = 0
         self._told: LoadReport | None = None
@@ -113,17 +111,7 @@ class Information:
         return view
 
     def _view(self, peers: Sequence[str] | None, uncounted: Work | None) -> View:
-        return View(
-            self._state,
-            self._ledger,
-            self._membership,
-            self._memory,
-            self._queue,
-            self._mediator.running_tasks,
-            self._sensed,
-            peers,
-            uncounted,
-        )
+        return View(self._observed, self._sensed, peers, uncounted)
 
     def marks(self) -> Thresholds:
         """The transfer policy's marks; asked for once an event."""

@@ -33,13 +33,18 @@ class PairProtocol:
     """One per node; its timers are ``pair`` (time to ask) and ``paired`` (the other one has not spoken for too long)."""
 
     def __init__(
-        self, state: CoreState, membership: Membership, information: Information, giver: TaskDonor, pace: RetryRate
+        self,
+        state: CoreState,
+        membership: Membership,
+        information: Information,
+        donor: TaskDonor,
+        retry_rate: RetryRate,
     ) -> None:
         self._state = state
         self._membership = membership
         self._information = information
-        self._giver = giver
-        self._pace = pace
+        self._donor = donor
+        self._retry_rate = retry_rate
         self._partner = ""
         self._pairing = 0
         self._last = 0
@@ -54,7 +59,7 @@ class PairProtocol:
         rate = self._state.policies.pairing.rate
         if rate and not self._is_armed and self._membership.has_any():
             self._is_armed = True
-            self._state.set_timer_in(self._pace.pause_s(rate), "pair")
+            self._state.set_timer_in(self._retry_rate.pause_s(rate), "pair")
 
     def ask(self) -> None:
         """Begin a turn: ask the node that the policy names."""
@@ -86,7 +91,7 @@ class PairProtocol:
         """The other one's word: refused, even, it gives, or this node does."""
         self._membership.heard_report(src, reply.report)
         for uid in reply.promised:
-            self._giver.expect(uid)
+            self._donor.expect(uid)
         if not self._is_paired_with(src, reply.pairing):
             return  # too late: the other one parts by itself
         self._part()
@@ -118,7 +123,7 @@ class PairProtocol:
     def unpair_received(self, src: str, message: Unpair) -> None:
         """The richer one has said what it gives."""
         for uid in message.promised:
-            self._giver.expect(uid)
+            self._donor.expect(uid)
         if self._is_paired_with(src, message.pairing):
             self._part()
 
@@ -146,7 +151,7 @@ class PairProtocol:
         peer = self._membership.get(to)
         chosen: dict[bytes, Work] = {}
         while peer is not None and len(chosen) < PAIR_MOVES_MAX and self._moves(own, theirs):
-            work = self._giver.choose(peer.profile, chosen)
+            work = self._donor.choose(peer.profile, chosen)
             if work is None:
                 break
             chosen[work.uid] = work
@@ -166,4 +171,4 @@ class PairProtocol:
         inputs = ((to, known.report.load, 0.0),) if known is not None else ()
         for work in chosen:
             self._state.actions.append(Decided(work.task, policy, inputs, to, f"paired with {to}, which has less"))
-            self._giver.give(work, to, f"paired with {to}")
+            self._donor.give(work, to, f"paired with {to}")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
-    from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.sharing.retry_rate import RetryRate
     from peerload.core.sharing.search import Search, Searches
     from peerload.core.sharing.task_donor import TaskDonor
@@ -40,20 +39,18 @@ class Receiver:
         state: CoreState,
         ledger: Ledger,
         membership: Membership,
-        memory: PeerHints,
         information: Information,
         searches: Searches,
-        giver: TaskDonor,
-        pace: RetryRate,
+        donor: TaskDonor,
+        retry_rate: RetryRate,
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._membership = membership
-        self._memory = memory
         self._information = information
         self._searches = searches
-        self._giver = giver
-        self._pace = pace
+        self._donor = donor
+        self._retry_rate = retry_rate
         self._in_flight = 0
         self._retrying = False
 
@@ -138,8 +135,7 @@ class Receiver:
             if nodes:
                 self._ask(search, nodes[0])
                 return
-        if self._memory.leaves_footprints:
-            self._searches.leave_footprints(search)
+        self._searches.leave_footprints(search)
         self._end(search)
 
     def _may_give_ahead(self, peer: str) -> bool:
@@ -152,8 +148,6 @@ class Receiver:
     def _ask(self, search: Search, node: str) -> None:
         self._searches.asked(search, node)
         self._state.count("receiver probes")
-        if self._memory.take_busy(node):
-            search.remembered.add(node)
         report, profile = self._information.report(), self._state.profile
         self._state.send(node, GiveRequest(search.id, report, profile, ahead=self._information.asks_ahead()))
         self._searches.wait(search)
@@ -174,7 +168,7 @@ class Receiver:
             return
         self._searches.decide(search, reply.task, f"{src} gives it")
         self._end(search)
-        self._giver.expect(reply.uid)
+        self._donor.expect(reply.uid)
 
     def settle(self) -> None:
         """After every event: while this node is below its mark it asks again, at the policy's rate."""
@@ -184,7 +178,7 @@ class Receiver:
         if not self._state.takes_guests or not self._membership.has_any():
             return
         self._retrying = True
-        self._state.set_timer_in(self._pace.pause_s(rate), "retry")
+        self._state.set_timer_in(self._retry_rate.pause_s(rate), "retry")
 
     def retry(self) -> None:
         """An extra search, if this node is still below its mark."""
@@ -202,22 +196,22 @@ class Receiver:
         self._membership.heard_report(src, request.report)
         work = self._choose(src, request)
         if work is None:
-            self._memory.refused_work(src)
+            self._searches.hints.refused_work(src)
             self._state.send(src, GiveReply(request.search, self._information.report()))
             return
         self._state.send(src, GiveReply(request.search, self._information.report(), work.task, work.uid))
-        self._giver.give(work, src, f"{src} has room")
+        self._donor.give(work, src, f"{src} has room")
 
     def _choose(self, src: str, request: GiveRequest) -> Work | None:
         if not self._membership.is_usable(src):
             return None
-        stranded = self._giver.stranded_for(request.profile)
+        stranded = self._donor.stranded_for(request.profile)
         if stranded is not None:
             return stranded
-        if self._membership.black_holes.why(src):
+        if self._membership.circuit_breaker.why(src):
             return None
         if self._ledger.waits_for_devices:
-            waiting = self._giver.waits_for_room_there(request.profile, request.report)
+            waiting = self._donor.waits_for_room_there(request.profile, request.report)
             if waiting is not None:
                 return waiting
         if not self._information.gives() or request.profile.node != src:
@@ -227,7 +221,7 @@ class Receiver:
             self._ledger.load_tasks, self._slots, there.load_tasks, max(request.profile.slots, 1)
         ):
             return None
-        return self._giver.choose(request.profile)
+        return self._donor.choose(request.profile)
 
 
 def evens_out(load_tasks: int, slots: int, load_tasks_there: int, slots_there: int) -> bool:

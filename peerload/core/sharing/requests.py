@@ -12,20 +12,17 @@ from peerload.model.actions import Announce
 from peerload.model.messages import UNASKED, Enough, StateAnswer, StateRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peerload.core.membership.membership import Membership
     from peerload.core.sharing.information import Information
+    from peerload.core.sharing.receiver import Receiver
+    from peerload.core.sharing.remote_admission import RemoteAdmission
     from peerload.core.sharing.search import Searches
-    from peerload.core.sharing.sender import Sender
     from peerload.core.state import CoreState
     from peerload.model.load import LoadReport
 
 
 class StateRequests:
-    """One per node; its timer is ``answer``.
-
-    ``wants_more()``: whether this node would still take a task; ``met(src, report)``: a useful node has answered."""
+    """One per node; its timer is ``answer``."""
 
     def __init__(
         self,
@@ -33,17 +30,15 @@ class StateRequests:
         membership: Membership,
         information: Information,
         searches: Searches,
-        sender: Sender,
-        wants_more: Callable[[], bool],
-        met: Callable[[str, LoadReport], None],
+        admission: RemoteAdmission,
+        receiver: Receiver,
     ) -> None:
         self._state = state
         self._membership = membership
         self._information = information
         self._searches = searches
-        self._sender = sender
-        self._wants_more = wants_more
-        self._met = met
+        self._admission = admission
+        self._receiver = receiver
         self._asked = 0
         self._answers_left = 0
         self._to_answer: dict[str, tuple[str, StateRequest]] = {}
@@ -57,12 +52,8 @@ class StateRequests:
         self._state.count("requests broadcast")
         self._state.actions.append(Announce(StateRequest(self._asked, report)))
 
-    def answer_received(self, src: str, answer: StateAnswer) -> None:
-        """A useful node: for a search, or for whoever has room here."""
-        self._membership.heard_report(src, answer.report)
-        if self._sender.answer_received(src, answer):
-            return
-        self._met(src, answer.report)
+    def answer_received(self, answer: StateAnswer) -> None:
+        """A useful node has answered: there is enough once so many have, or this node needs no more."""
         if answer.request == UNASKED or answer.request != self._asked or not self._answers_left:
             return
         self._answers_left -= 1
@@ -73,7 +64,7 @@ class StateRequests:
     def _is_still_useful(self, report: LoadReport) -> bool:
         """Whether more nodes like this one would help: busy ones while there is room here, idle ones while there is
         none."""
-        return self._wants_more() if report.gives else not self._information.shown().accepts
+        return self._receiver.wants_more() if report.gives else not self._information.shown().accepts
 
     # -- being asked ---------------------------------------------------------------------------------------------------
 
@@ -95,7 +86,7 @@ class StateRequests:
         src, request = self._to_answer.pop(key, ("", None))
         if request is not None and self._is_useful(src, request):
             self._state.count("requests answered")
-            price_s = self._sender.price_s(request.expected_s)
+            price_s = self._admission.price_s(request.expected_s)
             self._state.send(src, StateAnswer(request.request, self._information.report(), price_s))
 
     def enough_received(self, src: str, message: Enough) -> None:
@@ -106,6 +97,6 @@ class StateRequests:
 
     def _is_useful(self, src: str, request: StateRequest) -> bool:
         if request.need is not None:
-            return self._sender.would_accept(src, request.need)
+            return self._admission.would_accept(src, request.need)
         own = self._information.shown()
         return own.gives if request.report.accepts else own.accepts

@@ -14,6 +14,7 @@ from peerload.policy.api import Reply
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.work import HomeTask
     from peerload.model.load import LoadReport
@@ -75,8 +76,9 @@ class Search:
 class Searches:
     """The open searches of one node; each waits with a timer ``probe`` of its own."""
 
-    def __init__(self, state: CoreState) -> None:
+    def __init__(self, state: CoreState, hints: PeerHints) -> None:
         self._state = state
+        self.hints = hints
         self._open: dict[int, Search] = {}
         self._last = 0
 
@@ -108,6 +110,8 @@ class Searches:
     def asked(self, search: Search, node: str) -> None:
         """A question is on its way to this node."""
         search.pending[node] = self._state.now.boot_s
+        if self.hints.take_idle(node) if search.task is not None else self.hints.take_busy(node):
+            search.remembered.add(node)
 
     def wait(self, search: Search) -> None:
         """Wait for those asked, but not for ever; longer each time for a task that has no other choice, since answers may
@@ -155,7 +159,9 @@ class Searches:
         )
 
     def leave_footprints(self, search: Search) -> None:
-        """It was in vain: those asked at random may remember that."""
+        """It was in vain: those asked at random may remember that, where the preset wants them to."""
+        if not self.hints.leaves_footprints:
+            return
         answered = (reply.node for reply in search.replies if reply.report is not None and not reply.remembered)
         for node in dict.fromkeys(answered):
             self._state.send(node, Footprint(has_room=search.task is None))

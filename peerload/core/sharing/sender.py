@@ -12,72 +12,58 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.resources import gpu_terms
-from peerload.core.resources.admission import why_never
 from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.search import STEPS_MAX
 from peerload.core.sharing.view import task_view
 from peerload.core.tasks.work import HomePhase, HomeTask
-from peerload.model.actions import Decided
 from peerload.model.devices import GpuWait
 from peerload.model.messages import Need, Probe, ProbeReply
-from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
-from peerload.policy.remaining import remaining_s
 from peerload.policy.validation import sound_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
-    from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
-    from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.sharing.search import Search, Searches
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.tasks.work import Offering
     from peerload.model.load import LoadReport
-    from peerload.model.messages import Offer, StateAnswer
+    from peerload.model.messages import StateAnswer
 
 STRANDED_ASKED_MAX = 64
 """Stranded tasks looked at when a report says that its node has room; the others have their timers."""
 
 
 class Sender:
-    """One per node; its timers are ``probe`` and ``stranded``. ``stranded``: the tasks without a place, by uid."""
+    """One per node; its timers are ``probe`` and ``stranded``."""
 
     def __init__(
         self,
         state: CoreState,
         queue: WaitingQueue,
-        ledger: Ledger,
         membership: Membership,
-        memory: PeerHints,
         home: Home,
         handoff: HomeHandoff,
-        executor: ExecutorHandoff,
         information: Information,
         searches: Searches,
-        stranded: dict[bytes, HomeTask],
     ) -> None:
         self._state = state
         self._queue = queue
-        self._ledger = ledger
+        self._ledger = queue.ledger
         self._membership = membership
-        self._memory = memory
         self._home = home
         self._handoff = handoff
-        self._executor = executor
         self._information = information
         self._searches = searches
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
-        self._turns: deque[HomeTask] = deque()
+        self._waiting: deque[HomeTask] = deque()
         self._in_flight = 0
-        self.stranded = stranded
 
     # -- which tasks look for a place ----------------------------------------------------------------------------------
 
@@ -98,19 +84,19 @@ class Sender:
         """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
         task.stranded_because = reason
         task.backoff_s = self._state.config.stranded_backoff_s
-        self.stranded[task.uid] = task
+        self._home.stranded[task.uid] = task
         if searches:
             self.search_for(task)
         self._state.set_timer_in(task.backoff_s, "stranded", task.uid.hex())
 
     def unstrand(self, task: HomeTask) -> None:
         """It was placed, cancelled or can run here after all."""
-        if self.stranded.pop(task.uid, None) is not None:
+        if self._home.stranded.pop(task.uid, None) is not None:
             self._state.clear_timer("stranded", task.uid.hex())
 
     def ask_again(self, uid: bytes) -> None:
         """The back-off of a stranded task is over."""
-        task = self.stranded.get(uid)
+        task = self._home.stranded.get(uid)
         if task is None:
             return
         task.backoff_s = min(task.backoff_s * 2, self._state.config.stranded_backoff_s_max)
@@ -119,12 +105,12 @@ class Sender:
 
     def peer_met(self) -> None:
         """A node is new here: it may have room for any stranded task."""
-        for task in list(self.stranded.values()):
+        for task in list(self._home.stranded.values()):
             self.search_for(task)
 
     def room_at(self, node: str, report: LoadReport) -> None:
         """A node says what room it has: it may be some for a stranded task, or for one that waits for devices here."""
-        tasks = list(islice(self.stranded.values(), STRANDED_ASKED_MAX))
+        tasks = list(islice(self._home.stranded.values(), STRANDED_ASKED_MAX))
         if report.gpus and self._ledger.waits_for_devices:
             waiting = (work for work in self._queue.waiting_for_devices() if isinstance(work, HomeTask))
             tasks += [task for task in islice(waiting, STRANDED_ASKED_MAX) if self._home.may_migrate(task)]
@@ -139,13 +125,13 @@ class Sender:
         if task.search is not None or task.phase is not HomePhase.WAITING or not self._state.has_disk_room:
             return
         task.search = 0
-        self._turns.append(task)
+        self._waiting.append(task)
         self.take_turns()
 
     def take_turns(self) -> None:
         """Start searches whose turn has come; a task whose node has room by now just stays."""
-        while self._turns and self._in_flight < self._state.config.searches_in_flight_max:
-            task = self._turns.popleft()
+        while self._waiting and self._in_flight < self._state.config.searches_in_flight_max:
+            task = self._waiting.popleft()
             if task.search != 0 or task.phase is not HomePhase.WAITING:
                 continue
             if not task.stranded_because and not self._still_sends(task):
@@ -225,8 +211,7 @@ class Sender:
         else:
             reason = _why(step, peers)
             self._searches.decide(search, "stay", reason)
-            if self._memory.leaves_footprints:
-                self._searches.leave_footprints(search)
+            self._searches.leave_footprints(search)
             self._end(search)
 
     def _ask_policy(
@@ -313,8 +298,6 @@ class Sender:
             asked = asked_of(self._state, task, peer.profile if peer is not None else None)
             need = Need(asked, task.spec.placement, task.record.migrations)
             self._searches.asked(search, node)
-            if self._memory.take_idle(node):
-                search.remembered.add(node)
             self._state.send(node, Probe(search.id, need, report, expected_s))
         self._state.count("sender probes", len(nodes))
         self._searches.wait(search)
@@ -352,13 +335,13 @@ class Sender:
         if task.phase is not HomePhase.OFFERED:
             self.step(search, task)
 
-    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
+    def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         """It goes back to the policy as a reply; it costs no probe."""
         search = self._searches.of(task)
         if search is not None:
-            search.add(node, accepts=False)
+            search.add(offering.node, accepts=False)
             self.step(search, task)
-        elif task.on_decline_search:
+        elif offering.searches_on:
             self.search_for(task)
         if task.stranded_because:
             task.stranded_because = reason or task.stranded_because
@@ -389,90 +372,23 @@ class Sender:
             if search.holds and task.phase is HomePhase.WAITING:
                 self._queue.release(task)
 
-    # -- tasks that were placed and move on ----------------------------------------------------------------------------
+    # -- tasks that go to a certain node -------------------------------------------------------------------------------
 
     @property
     def passes_on(self) -> bool:
         """Whether the policy places without asking, so that its test comes where the task is."""
         return bool(getattr(self._state.policies.sender, "passes_on", False))
 
-    def guest_arrived(self, guest: RemoteTask) -> None:
-        """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
-        if not self.passes_on or not guest.may_move:
-            return
-        if not self._information.sends(uncounted=guest):
-            return
-        view = self._information.view(
-            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
-        )
-        shown = task_view(guest, self._state)
-        try:
-            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
-            return
-        if isinstance(step, Transfer) and step.to in view.peers:
-            self._state.count("tasks passed on")
-            name = self._state.policies.names["location.sender"]
-            self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
-            self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
-
     def forward(self, task: HomeTask, to: str) -> None:
         """A task of this home has come back with the name of a better node, which has asked for it or is to take it as it
         is: offered there at once."""
         self._handoff.offer(task, to, voluntary=True, search=True, load_tasks_max=ANY_LOAD)
 
-    # -- a node that is asked ------------------------------------------------------------------------------------------
-
-    def probe_received(self, src: str, probe: Probe) -> None:
-        """Would this node accept it now? Advice: nothing is reserved."""
-        self._membership.heard_report(src, probe.report)
-        accepts = self.would_accept(src, probe.need)
-        if not accepts:
-            self._memory.refused_room(src)
-        self._state.send(
-            src, ProbeReply(probe.search, accepts, self._information.report(), self.price_s(probe.expected_s))
-        )
-
-    def price_s(self, expected_s: float) -> float:
-        """The bid of this node: the expected completion of a task here, in seconds from now. expected_s: its duration on the
-        reference machine; 0: no bid is wanted, and the price is 0.
-
-        With a slot free it starts at once. Else it waits until the first of the running tasks ends, which is a c-th of
-        their mean rest for c slots (exact for exponential durations), and until all c slots have done what waits. A slot
-        that foreign programs occupy counts as a running task of the mean duration.
-        """
-        if not expected_s:
-            return 0.0
-        view = self._information.view()
-        slots, mean_s = max(view.slots, 1), view.mean_s
-        wait_s = 0.0
-        if view.load_tasks >= slots:
-            running_s = sum(remaining_s(task, mean_s) for task in view.running) + view.foreign_slots * mean_s
-            wait_s = (running_s / slots + view.waiting_s) / slots
-        return wait_s + expected_s / view.speed
-
-    def accepts_offer(self, offer: Offer) -> bool:
-        """The same question, asked when it counts."""
-        home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
-        return self.would_accept(home, need, offer.load_tasks_max)
-
-    def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
-        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its marks
-        say."""
-        profile = self._state.profile
-        if not self._state.takes_guests:
-            return False
-        if why_never(profile, need.request, need.placement, home):
-            return False
-        if need.request.takes_devices:
-            is_little = need.request.gpus > 0 and self._ledger.gpu_tasks <= load_tasks_max < ANY_LOAD
-            return is_little or self._ledger.fits_beside_all(need.request)
-        if self._ledger.load_tasks <= load_tasks_max:
-            return True
-        if not self._information.accepts():
-            return False
-        return self._information.marks().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
+    def give(self, task: HomeTask, to: str) -> None:
+        """A node has asked for it: offered there, and no other place is looked for if it is declined."""
+        self.drop_search(task)
+        voluntary = not task.stranded_because
+        self._handoff.offer(task, to, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
 
 
 def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:

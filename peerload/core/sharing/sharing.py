@@ -1,14 +1,15 @@
 """Drives the policies. Its parts, each a file of its own:
 
-    information.py   what this node tells of its load: report, marks, load region, announcements
-    sender.py        a home looks for a place for a task, and the answers of the nodes it asks
-    receiver.py      a node with room asks for work, and gives its own to others
-    pairing.py       two nodes even out their loads
-    search.py        what the searches of sender and receiver have in common
-    peer_hints.py        whom they may ask first
-    task_donor.py         which waiting task goes, and how; what was promised to this node
-    requests.py      asking everybody at once, and who answers
-    retry_rate.py          how long tasks take here
+    information.py         what this node tells of its load: report, thresholds, load region, announcements
+    remote_admission.py    whether this node would take a task of another home, and at which price
+    sender.py              a home looks for a place for a task
+    receiver.py            a node with room asks for work, and gives its own to others
+    pairing.py             two nodes even out their loads
+    search.py              what the searches of sender and receiver have in common
+    peer_hints.py          whom they may ask first
+    task_donor.py          which waiting task goes, and how; what was promised to this node
+    requests.py            asking everybody at once, and who answers
+    retry_rate.py          how often something is done again
 
 Policies propose; these own the time-outs, the bounds, the migration limit and the rules for live systems
 (docs/policies.md, "live rules"). Whatever a policy does wrong counts as "keep the task here".
@@ -22,6 +23,7 @@ from peerload.core.sharing.information import Information
 from peerload.core.sharing.pairing import PairProtocol
 from peerload.core.sharing.peer_hints import PeerHints
 from peerload.core.sharing.receiver import Receiver
+from peerload.core.sharing.remote_admission import RemoteAdmission
 from peerload.core.sharing.requests import StateRequests
 from peerload.core.sharing.retry_rate import RetryRate
 from peerload.core.sharing.search import Searches
@@ -36,23 +38,20 @@ if TYPE_CHECKING:
     from peerload.core.handoff.home import HomeHandoff
     from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
-    from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import HomeTask
     from peerload.model.load import LoadReport
-    from peerload.model.messages import Footprint
+    from peerload.model.messages import Footprint, StateAnswer
 
 
 class Sharing:
-    """One per node. ``stranded``: tasks of this home that it cannot run and that have no place elsewhere, by uid."""
+    """One per node."""
 
     def __init__(
         self,
         state: CoreState,
         queue: WaitingQueue,
-        ledger: Ledger,
         membership: Membership,
         home: Home,
         handoff: HomeHandoff,
@@ -62,46 +61,17 @@ class Sharing:
         self._state = state
         self._membership = membership
         by_refusal = state.policies.information.reports_guide_probing
-        self._memory = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
-        self._pace = RetryRate(state)
-        self._searches = Searches(state)
+        self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
+        self._searches = searches = Searches(state, hints)
         self._has_receiver = state.policies.names["location.receiver"] != "none"
-        self.stranded: dict[bytes, HomeTask] = {}
-        self.information = Information(state, queue, ledger, membership, self._memory, self.stranded, mediator)
-        self.sender = Sender(
-            state,
-            queue,
-            ledger,
-            membership,
-            self._memory,
-            home,
-            handoff,
-            executor,
-            self.information,
-            self._searches,
-            self.stranded,
-        )
-        self.giver = TaskDonor(state, queue, ledger, membership, home, handoff, executor, self.sender)
-        self.receiver = Receiver(
-            state,
-            ledger,
-            membership,
-            self._memory,
-            self.information,
-            self._searches,
-            self.giver,
-            self._pace,
-        )
-        self.pairing = PairProtocol(state, membership, self.information, self.giver, self._pace)
-        self.requests = StateRequests(
-            state,
-            membership,
-            self.information,
-            self._searches,
-            self.sender,
-            self.receiver.wants_more,
-            self._useful_answer,
-        )
+        retry_rate = RetryRate(state)
+        self.information = information = Information(state, queue, membership, hints, home.stranded, mediator)
+        self.admission = RemoteAdmission(state, queue.ledger, membership, information, hints)
+        self.sender = Sender(state, queue, membership, home, handoff, information, searches)
+        self.donor = TaskDonor(state, queue, membership, home, executor, information, self.sender)
+        self.receiver = Receiver(state, queue.ledger, membership, information, searches, self.donor, retry_rate)
+        self.pairing = PairProtocol(state, membership, information, self.donor, retry_rate)
+        self.requests = StateRequests(state, membership, information, searches, self.admission, self.receiver)
         rates = {
             self.receiver.settle: state.policies.receiver.retry_rate,
             self.pairing.settle: state.policies.pairing.rate,
@@ -142,9 +112,9 @@ class Sharing:
     def footprint_received(self, src: str, footprint: Footprint) -> None:
         """A search of that node was in vain, here and elsewhere."""
         if footprint.has_room:
-            self._memory.is_idle(src)
+            self._hints.is_idle(src)
         else:
-            self._memory.is_busy(src)
+            self._hints.is_busy(src)
 
     def report_received(self, src: str, report: LoadReport) -> None:
         """A peer's load: kept, and acted upon."""
@@ -156,10 +126,14 @@ class Sharing:
         self._announced(src, report, to_all=True)
         self._act_on(src, report, asks=self.receiver.answer)
 
-    def _useful_answer(self, src: str, report: LoadReport) -> None:
-        """A new report, which was told to this node alone."""
-        self._announced(src, report, to_all=False)
-        self._act_on(src, report, asks=self.receiver.ask_first)
+    def answer_received(self, src: str, answer: StateAnswer) -> None:
+        """A useful node: for a search, or for whoever has room here. Its report was told to this node alone."""
+        self._membership.heard_report(src, answer.report)
+        if self.sender.answer_received(src, answer):
+            return
+        self._announced(src, answer.report, to_all=False)
+        self._act_on(src, answer.report, asks=self.receiver.ask_first)
+        self.requests.answer_received(answer)
 
     def _announced(self, src: str, report: LoadReport, *, to_all: bool) -> None:
         """The sender policy hears of it, if it wants to."""
@@ -177,9 +151,9 @@ class Sharing:
         has_work = report.gives or is_overloaded
         if not self._state.policies.information.reports_guide_probing:
             if is_overloaded:
-                self._memory.is_busy(src)
+                self._hints.is_busy(src)
         elif not has_work:
-            self._memory.take_busy(src)
+            self._hints.take_busy(src)
         if has_work and self._has_receiver:
             asks(src, report)
         if report.accepts or report.gpus:

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.gpu_terms import has_room
 from peerload.core.sharing.effective_request import asked_of
-from peerload.core.sharing.view import MovableTasksView
+from peerload.core.sharing.view import MovableTasksView, task_view
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
+from peerload.model.actions import Decided
 from peerload.model.messages import Need
 from peerload.model.task import task_home
-from peerload.policy.api import ANY_LOAD
+from peerload.policy.api import Transfer
+from peerload.policy.validation import sound_step
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
-    from peerload.core.resources.admission import Ledger
+    from peerload.core.sharing.information import Information
     from peerload.core.sharing.sender import Sender
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
@@ -43,27 +44,26 @@ class TaskDonor:
         self,
         state: CoreState,
         queue: WaitingQueue,
-        ledger: Ledger,
         membership: Membership,
         home: Home,
-        handoff: HomeHandoff,
         executor: ExecutorHandoff,
+        information: Information,
         sender: Sender,
     ) -> None:
         self._state = state
         self._queue = queue
-        self._ledger = ledger
+        self._ledger = queue.ledger
         self._membership = membership
         self._home = home
-        self._handoff = handoff
         self._executor = executor
+        self._information = information
         self._sender = sender
 
     # -- giving --------------------------------------------------------------------------------------------------------
 
     def stranded_for(self, profile: Profile) -> Work | None:
         """A task that this home cannot run at all and that node could: it goes first, whatever the loads are."""
-        for task in self._sender.stranded.values():
+        for task in self._home.stranded.values():
             if task.phase is HomePhase.WAITING and self._may_go(task, profile):
                 return task
         return None
@@ -97,9 +97,7 @@ class TaskDonor:
         """It goes there, unless it is declined."""
         self._state.count("tasks given")
         if isinstance(work, HomeTask):
-            self._sender.drop_search(work)
-            voluntary = not work.stranded_because
-            self._handoff.offer(work, to, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
+            self._sender.give(work, to)
         elif isinstance(work, RemoteTask):
             self._executor.give_back(work, reason, to=to)
 
@@ -121,6 +119,27 @@ class TaskDonor:
             and self._membership.is_usable(work.home)
         )
 
+    def guest_arrived(self, guest: RemoteTask) -> None:
+        """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
+        if not self._sender.passes_on or not guest.may_move:
+            return
+        if not self._information.sends(uncounted=guest):
+            return
+        view = self._information.view(
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
+        )
+        shown = task_view(guest, self._state)
+        try:
+            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return
+        if isinstance(step, Transfer) and step.to in view.peers:
+            self._state.count("tasks passed on")
+            name = self._state.policies.names["location.sender"]
+            self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
+            self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
+
     # -- what others have promised -------------------------------------------------------------------------------------
 
     def expect(self, uid: bytes) -> None:
@@ -134,7 +153,7 @@ class TaskDonor:
         task = self._home.tasks.get(uid)
         if task is not None:
             return task.phase is not HomePhase.AWAY
-        return uid in self._executor.by_uid or uid in self._executor.floors
+        return uid in self._executor.by_uid or uid in self._executor.fences
 
     def taken_home(self, uid: bytes) -> None:
         """A promised task of this home has come back: it waits here and is on its way no more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
 from peerload.model.messages import Need
@@ -10,10 +10,10 @@ from peerload.policy.api import KnownReport, TaskView
 from peerload.policy.validation import sound_load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
-    from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
@@ -26,16 +26,26 @@ ANYTHING = Need()
 """The need that every node with slots can meet."""
 
 
+class Observed(NamedTuple):
+    """The machines of a node that a view reads."""
+
+    state: CoreState
+    queue: WaitingQueue
+    membership: Membership
+    hints: PeerHints
+    mediator: Mediator
+
+
 class View:
     """`policy.api.NodeView` over the machines of one node; made anew for each question, it copies nothing."""
 
     __slots__ = (
+        "_hints",
         "_ledger",
+        "_mediator",
         "_membership",
-        "_memory",
         "_peers",
         "_queue",
-        "_running",
         "_state",
         "_uncounted",
         "for_request",
@@ -45,25 +55,12 @@ class View:
     )
 
     def __init__(
-        self,
-        state: CoreState,
-        ledger: Ledger,
-        membership: Membership,
-        memory: PeerHints,
-        queue: WaitingQueue,
-        running: Callable[[], Iterable[Work]],
-        sensed: LoadSampled,
-        peers: Sequence[str] | None,
-        uncounted: Work | None,
+        self, observed: Observed, sensed: LoadSampled, peers: Sequence[str] | None, uncounted: Work | None
     ) -> None:
         """peers: None = all that are usable; uncounted: a waiting task that is left out. `for_request`: that of the task in question,
         if it asks for GPUs: then loads are in GPUs (`gpu_terms.py`)."""
-        self._state = state
-        self._ledger = ledger
-        self._membership = membership
-        self._memory = memory
-        self._queue = queue
-        self._running = running
+        self._state, self._queue, self._membership, self._hints, self._mediator = observed
+        self._ledger = observed.queue.ledger
         self._peers = peers
         self._uncounted = uncounted
         self.sensed = sensed
@@ -196,17 +193,17 @@ class View:
     @property
     def running(self) -> Sequence[RunningTasksView]:
         """What runs here."""
-        return tuple(RunningTasksView(work, self._state) for work in self._running())
+        return tuple(RunningTasksView(work, self._state) for work in self._mediator.running_tasks())
 
     @property
     def idle_list(self) -> Sequence[str]:
         """Empty where the preset has no memory."""
-        return self._memory.idle
+        return self._hints.idle
 
     @property
     def busy_list(self) -> Sequence[str]:
         """Empty where the preset has no memory."""
-        return self._memory.busy
+        return self._hints.busy
 
     def report(self, node: str) -> KnownReport | None:
         """The newest unexpired report of a peer; this node's own is the one it told last."""

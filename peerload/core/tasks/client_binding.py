@@ -34,10 +34,10 @@ CUT = "more was sent to its standard input than is kept for another attempt"
 class ClientBinding:
     """One per node; its timer is ``attended``."""
 
-    def __init__(self, state: CoreState, home: Home, turns: BatchedRequests) -> None:
+    def __init__(self, state: CoreState, home: Home, batches: BatchedRequests) -> None:
         self._state = state
         self._home = home
-        self._turns = turns
+        self._batches = batches
         self._clients: dict[int, dict[bytes, None]] = {}
         self._attending: dict[bytes, dict[int, None]] = {}
         self._coming: dict[int, int] = {}
@@ -115,7 +115,7 @@ class ClientBinding:
             self._gone[client] = None
         uids = self._clients.pop(client, None)
         if uids:
-            self._turns.carry_out(-client, self._end_with(client, uids))
+            self._batches.carry_out(-client, self._end_with(client, uids))
 
     def _end_with(self, client: int, uids: dict[bytes, None]) -> Iterator[None]:
         others: list[bytes] = []

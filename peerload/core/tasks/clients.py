@@ -42,23 +42,23 @@ class ClientRequests:
         leases: HomeLeases,
         membership: Membership,
         drain: NodeDrain,
-        turns: BatchedRequests,
-        gates: Eligibility,
+        batches: BatchedRequests,
+        eligibility: Eligibility,
     ) -> None:
         self._state = state
         self._home = home
         self._leases = leases
         self._membership = membership
         self._drain = drain
-        self._turns = turns
-        self._gates = gates
+        self._batches = batches
+        self._eligibility = eligibility
 
     def _is_there(self, task: HomeTask) -> bool:
         return self._home.tasks.get(task.uid) is task
 
     def cancel(self, event: events.CancelRequested) -> None:
         """Durable before it is confirmed (D7)."""
-        self._turns.carry_out(event.request, self._cancel(event))
+        self._batches.carry_out(event.request, self._cancel(event))
 
     def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
         # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
@@ -93,7 +93,7 @@ class ClientRequests:
 
     def hold(self, event: events.HoldRequested) -> None:
         """Waiting tasks are kept back; one that a node has already is not taken from it."""
-        self._turns.carry_out(event.request, self._hold(event))
+        self._batches.carry_out(event.request, self._hold(event))
 
     def _hold(self, event: events.HoldRequested) -> Iterator[None]:
         held: list[str] = []
@@ -113,7 +113,7 @@ class ClientRequests:
 
     def release(self, event: events.ReleaseRequested) -> None:
         """Held tasks go on; what was lost before does not count any more."""
-        self._turns.carry_out(event.request, self._release(event))
+        self._batches.carry_out(event.request, self._release(event))
 
     def _release(self, event: events.ReleaseRequested) -> Iterator[None]:
         released: list[str] = []
@@ -122,8 +122,8 @@ class ClientRequests:
             is_released = False
             for task in self._home.named(name):
                 if task.phase is HomePhase.HELD and self._is_there(task):
-                    task.phase = HomePhase.WAITING
-                    is_freed = task.record.is_freed or self._gates.is_lost(task)
+                    task.enter(HomePhase.WAITING)
+                    is_freed = task.record.is_freed or self._eligibility.is_lost(task)
                     self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=(), is_freed=is_freed)
                     self._home.mediator.task_arrives(task)
                     is_released = True
@@ -133,7 +133,7 @@ class ClientRequests:
 
     def prioritize(self, event: events.PriorityRequested) -> None:
         """Waiting tasks go before, or behind, others; the node that has one in its queue is told."""
-        self._turns.carry_out(event.request, self._prioritize(event))
+        self._batches.carry_out(event.request, self._prioritize(event))
 
     def _prioritize(self, event: events.PriorityRequested) -> Iterator[None]:
         changed: list[str] = []
@@ -147,7 +147,7 @@ class ClientRequests:
                     is_there = True
                     waits |= task.phase in WAITS or task.phase is HomePhase.HELD
                     self._home.prioritize(task, event.priority)
-                    self._gates.prioritized(task)
+                    self._eligibility.prioritized(task)
                     is_told |= self._leases.tell_priority(task)
                 yield
             (changed if waits else passed_on if is_told else elsewhere if is_there else ended).append(name)
@@ -178,14 +178,14 @@ class ClientRequests:
         if event.node == self._state.node:
             error = BadRequest(f"{event.node} is this node itself", hint="peerload leave")
         elif (
-            peer is None and not self._home.at(event.node) and not self._gates.dependencies.waits_on(event.node)
+            peer is None and not self._home.at(event.node) and not self._eligibility.dependencies.waits_on(event.node)
         ):  # an agent's restart may have forgotten it, its tasks not
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         elif peer is not None and not self._membership.forget(event.node):
             error = _still_there(event.node, peer.state)
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
-            reply["tasks"] = self._leases.forgotten(event.node) + self._gates.dependencies.forgotten(event.node)
+            reply["tasks"] = self._leases.forgotten(event.node) + self._eligibility.dependencies.forgotten(event.node)
         self._state.actions.append(Answer(event.request, reply, error=error))
 
     def _answer(self, request: int, **reply: object) -> None:

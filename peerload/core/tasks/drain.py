@@ -33,14 +33,14 @@ class NodeDrain:
         executor: ExecutorHandoff,
         own_profile: OwnProfile,
         information: Information,
-        leaving: TaskEvacuation,
+        evacuation: TaskEvacuation,
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._executor = executor
         self._own_profile = own_profile
         self._information = information
-        self._leaving = leaving
+        self._evacuation = evacuation
         self._awaiting: dict[int, None] = {}
 
     def restore(self, reason: str) -> None:
@@ -89,7 +89,7 @@ class NodeDrain:
         self._state.note("agent", "undrained")
         self._state.persist(PutDrain(None))
         self._set(is_on=False, reason="")
-        self._leaving.over()
+        self._evacuation.over()
         self._information.tell()
 
     def settle(self) -> None:

@@ -36,12 +36,12 @@ SIGTERM = 15
 class Eligibility:
     """One per node; its timer is ``gates``."""
 
-    def __init__(self, state: CoreState, home: Home, membership: Membership, turns: BatchedRequests) -> None:
+    def __init__(self, state: CoreState, home: Home, membership: Membership, batches: BatchedRequests) -> None:
         self._state = state
         self._home = home
         self.dependencies = Dependencies(state, home, membership)
-        self.inquiries = RemoteStatusQueries(state, home, membership, self.dependencies)
-        self.groups = TaskGroups(state, home, turns)
+        self.remote_status = RemoteStatusQueries(state, home, membership, self.dependencies)
+        self.groups = TaskGroups(state, home, batches)
         self._due: deque[HomeTask] = deque()
         """Tasks of whose gate something may have changed."""
 
@@ -75,7 +75,7 @@ class Eligibility:
             verdict, _ = self.dependencies.verdict(task.terms)
             if verdict in (DOOMED, LOST):
                 self._due.append(task)
-        task.phase = HomePhase.GATED
+        task.enter(HomePhase.GATED)
         return False
 
     def _waits_for(self, task: HomeTask) -> bool:
@@ -119,7 +119,7 @@ class Eligibility:
             self._home.hold(task, why)
 
     def _passes(self, task: HomeTask) -> None:
-        task.phase = HomePhase.WAITING
+        task.enter(HomePhase.WAITING)
         self._home.mediator.task_arrives(task)
 
     # -- for users -----------------------------------------------------------------------------------------------------

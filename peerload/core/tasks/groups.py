@@ -98,10 +98,10 @@ class TaskGroup:
 class TaskGroups:
     """One per node."""
 
-    def __init__(self, state: CoreState, home: Home, turns: BatchedRequests) -> None:
+    def __init__(self, state: CoreState, home: Home, batches: BatchedRequests) -> None:
         self._state = state
         self._home = home
-        self._turns = turns
+        self._batches = batches
         self._groups: dict[str, TaskGroup] = {}
         self._changed: dict[str, None] = {}
         """Groups of which somebody may be let through."""
@@ -207,7 +207,7 @@ class TaskGroups:
     def asked(self, event: GroupRequested) -> None:
         """Set a group, pause it, let it go on, or remove it: durable before it is answered, and with none of it in the queue
         by then that may not go on."""
-        self._turns.carry_out(event.request, self._asked(event))
+        self._batches.carry_out(event.request, self._asked(event))
 
     def _asked(self, event: GroupRequested) -> Iterator[None]:
         try:
@@ -282,7 +282,7 @@ class TaskGroups:
             if group.taken.get(task.uid) is not task or task.phase not in IN_QUEUE:
                 continue
             self._home.take_out(task)
-            task.phase = HomePhase.GATED
+            task.enter(HomePhase.GATED)
             if not task.record.last_node:  # else a node may come back with it
                 del group.taken[task.uid]
             group.wait(task)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.tasks.work import GrantedLease, HomePhase, HomeTask
 from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
@@ -34,7 +34,7 @@ NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "d
 
 class Home:
     """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
-    when it was last heard of, by that node. Its timer is ``rest``."""
+    when it was last heard of, by that node; ``stranded``: those that this home cannot run and that have no place elsewhere, by uid. Its timer is ``rest``."""
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
         self._state = state
@@ -43,6 +43,7 @@ class Home:
         self.tasks: dict[bytes, HomeTask] = {}
         self.by_id: dict[str, HomeTask] = {}
         self.arrays: dict[str, dict[str, HomeTask]] = {}
+        self.stranded: dict[bytes, HomeTask] = {}
         self._being_made: dict[str, None] = {}
         self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
         self._obeying: OrderedDict[str, float] = OrderedDict()
@@ -99,8 +100,7 @@ class Home:
         """No offer is out (any more); the task may start here again."""
         if task.phase is HomePhase.OFFERED:
             self._state.clear_timer("offer", task.uid.hex())
-            task.phase = HomePhase.WAITING
-            task.offered_to = ""
+            task.enter(HomePhase.WAITING)
             self._queue.release(task)
 
     # -- durable transitions -------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Home:
         if rests_s > 0.0:
             self.rest(task, rests_s)
             return
-        task.phase = HomePhase.WAITING
+        task.enter(HomePhase.WAITING)
         self._queue.add(task)
         if arrives:
             self.mediator.task_requeued(task, reason)
@@ -167,7 +167,7 @@ class Home:
 
     def rest(self, task: HomeTask, seconds: float) -> None:
         """Queued, but not considered for so long."""
-        task.phase = HomePhase.RESTING
+        task.enter(HomePhase.RESTING)
         self._state.set_timer_in(seconds, "rest", task.uid.hex())
 
     def rests_until_sure(self, task: HomeTask) -> bool:
@@ -181,7 +181,7 @@ class Home:
     def rested(self, task: HomeTask) -> None:
         """That time is over: it arrives."""
         if task.phase is HomePhase.RESTING:
-            task.phase = HomePhase.WAITING
+            task.enter(HomePhase.WAITING)
             self._queue.add(task)
             self.mediator.task_requeued(task, task.record.reason)
 
@@ -207,7 +207,8 @@ class Home:
         self.take_out(task, node)
         if task.record.state is TaskState.HELD:
             self.become(task, f"{node} is back", state=TaskState.QUEUED)
-        task.phase = HomePhase.AWAY
+        task.enter(HomePhase.AWAY)
+        task.lease = task.lease or GrantedLease()
         record = task.record
         if record.last_node == node:  # it was no loss
             others = tuple(name for name in record.lost_on if name != node)
@@ -228,13 +229,13 @@ class Home:
         """The result that was on its way home has not come: on from where its record says that it is."""
         match task.record.state:
             case TaskState.LEASED:
-                task.phase = HomePhase.AWAY
+                task.enter(HomePhase.AWAY)
             case TaskState.UNKNOWN:
-                task.phase = HomePhase.UNKNOWN
+                task.enter(HomePhase.UNKNOWN)
             case TaskState.HELD:
-                task.phase = HomePhase.HELD
+                task.enter(HomePhase.HELD)
             case _:
-                task.phase = HomePhase.WAITING
+                task.enter(HomePhase.WAITING)
                 self._queue.add(task)
                 self.mediator.task_requeued(task, task.record.reason)
 
@@ -245,14 +246,15 @@ class Home:
         self.take_out(task)
         self._clear_timers(task)
         self._nobody_has(task)
-        task.phase = HomePhase.HELD
+        task.enter(HomePhase.HELD)
         self.mediator.task_kept_back(task)
         self.become(task, reason, **(NOBODY | {"state": TaskState.HELD} | changes))
 
     def _nobody_has(self, task: HomeTask) -> None:
         task.running_at = 0.0
-        task.heard_ts = 0.0
-        task.deadline_s = 0.0
+        if task.lease is not None:
+            task.lease.heard_ts = 0.0
+            task.lease.deadline_s = 0.0
         task.killed_because = ""
         task.devices = ()
 
@@ -280,7 +282,7 @@ class Home:
     def start_here(self, task: HomeTask) -> None:
         """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
         self.mediator.task_placed(task, self._state.node)
-        task.phase = HomePhase.HERE
+        task.enter(HomePhase.HERE)
         self.become(
             task,
             "room here",
@@ -363,7 +365,8 @@ class Home:
         self._state.history.learn(task.spec, exit_)
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
         reason = exit_.reason or "ended" if state is TaskState.DONE else how_it_ended(exit_)
-        if task.phase is HomePhase.COLLECTING and task.collected_attempt == task.record.attempt:
+        collection = task.collection if task.phase is HomePhase.COLLECTING else None
+        if collection is not None and collection.attempt == task.record.attempt:
             changes["devices"] = task.devices
         self.become(
             task,
@@ -408,7 +411,7 @@ class Home:
         was = task.phase
         key, node = task.key, task.record.node
         self.take_out(task)
-        task.phase = HomePhase.OVER
+        task.enter(HomePhase.OVER)
         self.become(
             task,
             reason,
@@ -422,7 +425,8 @@ class Home:
             self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
             self._clear_timers(task)
             return True  # kept until its process is gone
-        is_superseded = was is HomePhase.COLLECTING and task.collected_attempt != task.record.attempt and node
+        collected = task.collection.attempt if task.collection is not None else 0
+        is_superseded = was is HomePhase.COLLECTING and collected != task.record.attempt and node
         is_elsewhere = was in (HomePhase.AWAY, HomePhase.UNKNOWN) and node
         if is_elsewhere or is_superseded:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, reason))

@@ -1,86 +1,65 @@
-"""Intake of tasks into the queue of their home: submitted, released, queued again, or given back by another node.
-
-Each is an *arrival*: it stays here, or the sender looks for a place elsewhere. One that this home can never run, or that
-no policy would keep waiting for room here, is looked after by `sender.py`.
-"""
+"""Intake of submitted tasks: refuse, make durable, answer, dispatch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.resources.admission import why_never
-from peerload.core.tasks import submission
-from peerload.core.tasks.work import HomePhase
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.handoff.home import HomeHandoff
-    from peerload.core.membership.membership import Membership
-    from peerload.core.sharing.sharing import Sharing
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.client_binding import ClientBinding
+    from peerload.core.tasks.dispatch import TaskDispatch
     from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.tasks.submission import SubmissionLog
     from peerload.model.events import TaskSubmitted
-    from peerload.model.messages import NotStarted, Return
-    from peerload.model.task import TaskSpec
 
 
 class Intake:
-    """One per node; it keeps nothing but the submissions. ``attendance`` hears of each new task."""
+    """One per node; it keeps nothing but the submissions. ``client_binding`` hears of each new task."""
 
     def __init__(
         self,
         state: CoreState,
-        queue: WaitingQueue,
-        membership: Membership,
         home: Home,
-        handoff: HomeHandoff,
-        executor: ExecutorHandoff,
-        sharing: Sharing,
-        submissions: submission.SubmissionLog,
-        turns: BatchedRequests,
-        gates: Eligibility,
-        attendance: ClientBinding,
+        submissions: SubmissionLog,
+        batches: BatchedRequests,
+        eligibility: Eligibility,
+        client_binding: ClientBinding,
+        dispatch: TaskDispatch,
     ) -> None:
         self._state = state
-        self._queue = queue
-        self._membership = membership
         self._home = home
-        self._handoff = handoff
-        self._executor = executor
-        self._sharing = sharing
         self._submissions = submissions
-        self._turns = turns
-        self._gates = gates
-        self._attendance = attendance
+        self._batches = batches
+        self._eligibility = eligibility
+        self._client_binding = client_binding
+        self._dispatch = dispatch
 
     def submitted(self, event: TaskSubmitted) -> None:
         """Kept, answered, and considered; or refused. One that names tasks to wait for only once there are known to be such."""
         if not event.terms.awaits or self._submissions.is_known(event):
             self.accepted(event)
         else:
-            self._gates.inquiries.begin(event, self._submissions.counter)
+            self._eligibility.remote_status.begin(event, self._submissions.counter)
 
     def accepted(self, event: TaskSubmitted) -> None:
         """There is all that it names."""
-        self._turns.carry_out(event.request, self._submitted(event))
+        self._batches.carry_out(event.request, self._submitted(event))
 
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[None]:
         """It was submitted before. Whoever says so again is there for the tasks; the connection of then may be gone."""
         if event.client:
-            self._attendance.coming(event.client)
+            self._client_binding.coming(event.client)
             for task in self._home.named(str(reply["id"])):
-                self._attendance.submitted(task, (event.client,))
+                self._client_binding.submitted(task, (event.client,))
                 yield
-            self._attendance.came(event.client)
+            self._client_binding.came(event.client)
         self._state.actions.append(Answer(event.request, reply))
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[None]:
@@ -92,129 +71,28 @@ class Intake:
                 yield from self._repeated(event, reply)
                 return
             if self._submissions.is_under_way(event):
-                self._attendance.coming(event.client)
+                self._client_binding.coming(event.client)
                 return
-            placeable = submission.why_not_placeable(
-                self._state,
-                self._membership,
-                event.spec,
-                directory_here=event.directory_here,
-                refuses=not event.waits_for_node,
-            )
-            declining = submission.declining(self._state, self._membership, event.spec)
+            placeable, declining = self._submissions.placeable(event)
             array = self._submissions.begin(event, len(self._home.tasks))
         except BadRequest as error:
             self._state.actions.append(Answer(event.request, error=error))
             return
         self._home.begin_making(array.name)
-        self._attendance.coming(event.client)
+        self._client_binding.coming(event.client)
         for member in array.members():
             self._submissions.keep_so_far(array)
             task = array.add(member)
-            if event.held:
-                task.phase = HomePhase.HELD
-            self.adopt(task, directory_here=event.directory_here)
+            self._dispatch.adopt(task, directory_here=event.directory_here)
             yield
-        self._submissions.accept(array, placeable, self._gates.dependencies.rows(event.terms), declining)
+        self._submissions.accept(array, placeable, self._eligibility.dependencies.rows(event.terms), declining)
         self._home.has_made(array.name)
         clients = array.clients()
         for task in array.tasks if clients or not event.held else ():
             if clients and self._home.tasks.get(task.uid) is task:
-                self._attendance.submitted(task, clients)
-            if not event.held and self._has_yet_to_arrive(task):
-                self.arrives(task)
+                self._client_binding.submitted(task, clients)
+            if not event.held and self._dispatch.has_yet_to_arrive(task):
+                self._dispatch.arrives(task)
             yield
         for client in clients:
-            self._attendance.came(client)
-
-    def _has_yet_to_arrive(self, task: HomeTask) -> bool:
-        is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
-        return is_waiting and task.uid not in self._queue and task.uid not in self._sharing.sender.stranded
-
-    def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
-        """A task of this home, new or from the store."""
-        self._home.adopt(task)
-        self._gates.adopt(task)
-        if not directory_here:
-            task.cannot_here = _no_directory(task.spec)
-
-    def arrives(self, task: HomeTask) -> None:
-        """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
-        if self._home.rests_until_sure(task) or not self._gates.admits(task):
-            return
-        spec = task.spec
-        cannot = task.cannot_here or why_never(self._state.profile, spec.request, spec.placement, self._state.node)
-        if cannot:
-            self._sharing.sender.strand(task, cannot)
-            return
-        sends = self._membership.has_any() and self._sharing.sender.sends(task)
-        self._queue.add(task)
-        if sends:
-            self._sharing.sender.search_for(task)
-
-    def judge_again(self) -> None:
-        """This node has other devices than before. Its own tasks that wait for some wait here if it can run them now, else
-        look for a place elsewhere; those of others that it can never run now go home."""
-        sender, profile = self._sharing.sender, self._state.profile
-        for task in [task for task in self._home.tasks.values() if task.spec.request.takes_devices]:
-            is_queued, is_stranded = task.uid in self._queue, task.uid in sender.stranded
-            if task.cannot_here or not (is_queued or is_stranded):
-                continue
-            cannot = why_never(profile, task.spec.request, task.spec.placement, self._state.node)
-            if is_stranded and cannot:
-                task.stranded_because = cannot
-            elif is_stranded:
-                self._home.take_out(task)
-                self.arrives(task)
-            elif cannot:
-                self._queue.remove(task)
-                sender.strand(task, cannot)
-        self._executor.give_unrunnable_back()
-
-    def directory_found(self, directory: bytes) -> None:
-        """A working directory is here after all: the tasks that wait elsewhere for want of it may run here, too."""
-        stranded = self._sharing.sender.stranded
-        for task in [
-            task for task in self._home.tasks.values() if task.cannot_here and task.spec.directory == directory
-        ]:
-            task.cannot_here = ""
-            if task.uid in stranded and task.phase is HomePhase.WAITING:
-                self._home.take_out(task)
-                self.arrives(task)
-
-    def requeued(self, task: HomeTask, reason: str) -> None:
-        """Back in the queue: as an arrival, after the queue has it already."""
-        del reason
-        self._queue.remove(task)
-        self.arrives(task)
-
-    def came_back(self, src: str, message: Return | NotStarted) -> None:
-        """RETURN with a suggestion is offered there at once, without a search; anything else is an arrival."""
-        to = self._handoff.not_started_received(src, message)
-        if to is None:
-            return
-        task = self._home.tasks.get(message.uid)
-        if task is None or task.phase is HomePhase.RESTING:  # None: it cannot be run again, and has failed
-            return
-        if not self._gates.admits(task):
-            self._queue.remove(task)
-            return
-        here = self._state.node
-        spec = task.spec
-        runs_here = not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here)
-        if runs_here and to == here:
-            self._state.count("tasks taken home")
-            self._sharing.giver.taken_home(message.uid)
-            if self._sharing.sender.passes_on:  # the same test here as anywhere
-                self.requeued(task, message.reason)
-        elif to in self._membership.eligible(task.need(), here) and self._home.may_migrate(task):
-            if not runs_here:
-                self._queue.remove(task)
-                self._sharing.sender.strand(task, message.reason, searches=False)
-            self._sharing.sender.forward(task, to)
-        else:
-            self.requeued(task, message.reason)
-
-
-def _no_directory(spec: TaskSpec) -> str:
-    return f"no directory {spec.directory.decode(errors='replace')} on this node"
+            self._client_binding.came(client)

@@ -44,7 +44,7 @@ class TaskEvacuation:
         """After every event while nothing is started here: the next own tasks look for a place elsewhere."""
         if not self._membership.has_any():
             return
-        stranded = self._sender.stranded
+        stranded = self._home.stranded
         for uid in [uid for uid in self._leaving if uid not in stranded]:
             del self._leaving[uid]  # it has found one, or is over
         room = LEAVING_MAX - len(self._leaving)
@@ -71,7 +71,7 @@ class TaskEvacuation:
         self._candidates.clear()
         self._newest = 0
         for uid, task in leaving.items():
-            if uid in self._sender.stranded:
+            if uid in self._home.stranded:
                 self._home.take_out(task)
                 self._home.mediator.task_arrives(task)
 

@@ -42,18 +42,18 @@ class WaitingQueue:
         "_arrived",
         "_backlog",
         "_devices",
-        "_ledger",
         "_levels",
         "_next_order",
         "_no_room_at",
         "_nothing_startable_at",
         "_state",
         "_work",
+        "ledger",
     )
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
-        self._ledger = ledger
+        self.ledger = ledger
         self._levels: dict[int, Level] = {}
         self._devices = DeviceQueue(state, ledger)
         self._work: dict[bytes, Work] = {}
@@ -84,7 +84,7 @@ class WaitingQueue:
         if work.spec.request.takes_devices:
             self._arrived.append(work)
         self._work[work.uid] = work
-        self._ledger.wait(work.spec.request, is_local=work.is_local)
+        self.ledger.wait(work.spec.request, is_local=work.is_local)
         if self._backlog is not None:
             self._backlog.add(work)
 
@@ -111,7 +111,7 @@ class WaitingQueue:
             self._look_again()  # what was kept for it is free
         if not any(level):
             del self._levels[work.spec.priority]
-        self._ledger.wait(work.spec.request, is_local=work.is_local, by=-1)
+        self.ledger.wait(work.spec.request, is_local=work.is_local, by=-1)
         if self._backlog is not None:
             self._backlog.remove(work)
         return True
@@ -149,7 +149,7 @@ class WaitingQueue:
     def next_startable(self) -> Work | None:
         """The work at the head of the line, if it fits now; asked after every event, so that where nothing could be
         started and nothing has changed since, it is not looked for again. `Work.devices` says what it is to have."""
-        ledger = self._ledger
+        ledger = self.ledger
         version = ledger.version, ledger.devices.version
         if version == self._nothing_startable_at:
             return None
@@ -212,7 +212,7 @@ class WaitingQueue:
         ``looks_at_all`` there is no more room than before: of those that wait for devices only who has come since is
         looked at."""
         head = self._head(level[LOCAL], level[REMOTE])
-        fits = head is not None and self._ledger.fits(head.spec.request)
+        fits = head is not None and self.ledger.fits(head.spec.request)
         lacks_cores = None
         if level[LOCAL_DEVICES] or level[REMOTE_DEVICES]:
             before = head if head is not None and not fits and self._devices.is_overdue(head) else None
@@ -280,7 +280,7 @@ class WaitingQueue:
 
     def _preferred(self) -> str:
         """Whose task goes first, where tasks of both kinds wait."""
-        ledger = self._ledger
+        ledger = self.ledger
         try:
             return self._state.policies.priority.prefer(
                 ledger.waiting_local + ledger.running_local,

@@ -270,10 +270,10 @@ class RunningTasks:
         self._strangers = {key for key in running if key not in self._works}
         for key in running:
             if key in self._strangers:  # nobody wants it any more
-                self._executor.floors.found_running(key)
+                self._executor.fences.found_running(key)
                 self._state.actions.append(SignalTask(key, SIGKILL))
         for key in strangers:
-            self._executor.floors.found_running(key)
+            self._executor.fences.found_running(key)
             self._forget_exit(key)
         self.frozen.restore(frozen)
 

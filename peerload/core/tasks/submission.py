@@ -10,7 +10,7 @@ import msgspec
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import asked_text, lacks, why_never
 from peerload.core.resources.gpu_terms import seen_by
-from peerload.core.tasks.work import HomeTask
+from peerload.core.tasks.work import HomePhase, HomeTask
 from peerload.model.actions import Answer, PutMaking, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
@@ -94,7 +94,8 @@ class SubmissionInProgress:
         )
         self.rows.append(PutTask(record, self.submitted_at, self._reason))
         spec = self.spec if not self.event.each else self.submission.spec_of(member_of(member))
-        task = HomeTask(record, spec, self._state.now.boot_s, self.event.terms)
+        phase = HomePhase.HELD if self.event.held else HomePhase.WAITING
+        task = HomeTask(record, spec, self._state.now.boot_s, self.event.terms, phase)
         self.tasks.append(task)
         return task
 
@@ -102,8 +103,9 @@ class SubmissionInProgress:
 class SubmissionLog:
     """Numbers tasks, and knows the tokens of the last submissions, so that repeating a submit is safe."""
 
-    def __init__(self, state: CoreState) -> None:
+    def __init__(self, state: CoreState, membership: Membership) -> None:
         self._state = state
+        self._membership = membership
         self._counter = 0
         self._under_way: dict[str, SubmissionInProgress] = {}
         self._tokens: OrderedDict[str, tuple[bytes, dict[str, object]]] = OrderedDict()
@@ -146,6 +148,15 @@ class SubmissionLog:
             raise BadRequest(USED_BEFORE, hint=NEW_TOKEN)
         made.repeated.append(event)
         return True
+
+    def placeable(self, event: TaskSubmitted) -> tuple[str | None, dict[str, str]]:
+        """Why nobody can run it now, None if somebody can; and the nodes that could and decline, each with its reason. Raises
+        NeverRunnable if no node known could ever run it, unless it may wait for one."""
+        state, membership = self._state, self._membership
+        why = why_not_placeable(
+            state, membership, event.spec, directory_here=event.directory_here, refuses=not event.waits_for_node
+        )
+        return why, declining(state, membership, event.spec)
 
     def begin(self, event: TaskSubmitted, tasks_now: int) -> SubmissionInProgress:
         """Number the submission. Raises SlowDown if the queue is full."""

@@ -3,56 +3,167 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from peerload.model.devices import GpuShare
+from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Need
 from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import ExecutionRecord, ExecutionState, execution_key
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, execution_key
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import Exit, TaskRecord, TaskSpec
+    from peerload.model.task import TaskRecord, TaskSpec
 
 
-class HomePhase(enum.Enum):
+class HomePhase(enum.StrEnum):
     """What a home knows of its task beyond the durable state; kept in memory only."""
 
-    WAITING = enum.auto()
-    """Queued here, may start here or be offered."""
-    OFFERED = enum.auto()
+    WAITING = "waiting"
+    """Queued: it may start here, or be offered."""
+    OFFERED = "offered"
     """Queued, and an offer is out: it must not start here."""
-    RESTING = enum.auto()
+    RESTING = "resting"
     """Queued, but an attempt of it was lost, or has failed: it waits a while before it is considered."""
-    GATED = enum.auto()
+    GATED = "gated"
     """Queued, but it has to wait for other tasks, or for a slot of its group: nobody is offered it."""
-    HELD = enum.auto()
+    HELD = "held"
     """Kept back until it is released."""
-    HERE = enum.auto()
+    HERE = "here"
     """Leased to this node itself: starting, running or ending."""
-    AWAY = enum.auto()
+    AWAY = "away"
     """Leased to another node."""
-    COLLECTING = enum.auto()
+    COLLECTING = "collecting"
     """The result is known, its output is on the way home."""
-    UNKNOWN = enum.auto()
+    UNKNOWN = "unknown"
     """It may run once only, and what became of that is not known (yet)."""
-    OVER = enum.auto()
-    """Final; kept only while its process is still being ended here."""
+    OVER = "over"
+    """Cancelled; kept only while its process is still being ended here."""
 
 
-class RemotePhase(enum.Enum):
+class RemotePhase(enum.StrEnum):
     """What an executor knows of an attempt of another home."""
 
-    RESERVED = enum.auto()
+    RESERVED = "reserved"
     """Accepted: room is kept until the COMMIT comes or time is up."""
-    WAITING = enum.auto()
+    WAITING = "waiting"
     """Committed, in this node's queue."""
-    HERE = enum.auto()
+    HERE = "here"
     """START is durable: starting, running or ending."""
-    ENDED = enum.auto()
+    ENDED = "ended"
     """RESULT is durable; repeated until it is acknowledged."""
+
+
+HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
+    HomePhase.WAITING: (
+        HomePhase.OFFERED,
+        HomePhase.RESTING,  # a lease that the database has lost may not have run out
+        HomePhase.GATED,
+        HomePhase.HELD,
+        HomePhase.HERE,
+        HomePhase.AWAY,  # accepted; or a node that was given up is back with it (R11), as from other phases
+        HomePhase.COLLECTING,  # a node that was given up has its result, as from other phases
+        HomePhase.OVER,
+    ),
+    HomePhase.OFFERED: (HomePhase.WAITING,),  # first, whatever comes next: the offer is withdrawn
+    HomePhase.RESTING: (
+        HomePhase.WAITING,
+        HomePhase.HELD,
+        HomePhase.AWAY,
+        HomePhase.COLLECTING,
+        HomePhase.OVER,
+    ),
+    HomePhase.GATED: (
+        HomePhase.WAITING,
+        HomePhase.HELD,
+        HomePhase.AWAY,
+        HomePhase.COLLECTING,
+        HomePhase.OVER,
+    ),
+    HomePhase.HELD: (HomePhase.WAITING, HomePhase.AWAY, HomePhase.COLLECTING, HomePhase.OVER),
+    HomePhase.HERE: (HomePhase.WAITING, HomePhase.RESTING, HomePhase.HELD, HomePhase.UNKNOWN, HomePhase.OVER),
+    HomePhase.AWAY: (
+        HomePhase.WAITING,
+        HomePhase.RESTING,
+        HomePhase.HELD,
+        HomePhase.COLLECTING,
+        HomePhase.UNKNOWN,
+        HomePhase.OVER,
+    ),
+    HomePhase.COLLECTING: (  # its output has not come: back to where its record says that it is
+        HomePhase.WAITING,
+        HomePhase.HELD,
+        HomePhase.AWAY,
+        HomePhase.UNKNOWN,
+        HomePhase.OVER,
+    ),
+    HomePhase.UNKNOWN: (
+        HomePhase.WAITING,
+        HomePhase.RESTING,
+        HomePhase.HELD,
+        HomePhase.AWAY,
+        HomePhase.COLLECTING,
+        HomePhase.UNKNOWN,  # its node gives its word that nothing is left
+        HomePhase.OVER,
+    ),
+    HomePhase.OVER: (),
+}
+"""Which phase may follow which; `docs/lifecycle.md` draws this table. A task that ends is forgotten in the phase that it was
+in, but for a cancelled one whose process is still here."""
+
+REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {
+    RemotePhase.RESERVED: (RemotePhase.WAITING,),
+    RemotePhase.WAITING: (RemotePhase.HERE,),
+    RemotePhase.HERE: (RemotePhase.ENDED,),
+    RemotePhase.ENDED: (),
+}
+"""The same of attempts of other homes. One that is given back, refused or forgotten leaves the table in any phase."""
+
+
+class Offering(NamedTuple):
+    """The offer that is out for an OFFERED task.
+
+    is_voluntary: it counts as a migration; searches_on: a declined offer leads to another search (not that of a task given on
+    request, whose loss triggers nothing).
+    """
+
+    node: str
+    is_voluntary: bool
+    searches_on: bool
+
+
+class GrantedLease(msgspec.Struct, gc=False):
+    """What a home knows of the newest lease that it has granted to another node. A task has one from its first COMMIT on,
+    also when it was given up: its node may come back with it (R11).
+
+    deadline_s: when the lease has run out for sure (boot time); repeat_s: the pause before its node is asked again; heard_ts:
+    the newest that its node's clock was heard to show, 0 = nothing since this home's start; commits: how often COMMIT was
+    sent; is_forgotten: its node came back with an older database.
+    """
+
+    repeat_s: float = 0.0
+    heard_ts: float = 0.0
+    commits: int = 0
+    deadline_s: float = 0.0
+    is_forgotten: bool = False
+
+
+class Collection(msgspec.Struct, frozen=True, gc=False):
+    """A result whose output is on its way home. A task has one while it is COLLECTING, and keeps it if the output could not be
+    fetched.
+
+    why: why the task is not tried again; failed_because: why the output could not be kept here the last time.
+    """
+
+    attempt: int
+    node: str
+    exit: Exit
+    why: str = ""
+    failed_because: str = ""
 
 
 class Work:
@@ -100,68 +211,73 @@ class Work:
 class HomeTask(Work):
     """A task of this home with its durable record and what is known of it in memory.
 
-    deadline_s: when the lease of an AWAY task has run out for sure; commits: how often COMMIT was handed over; heard_ts:
-    the newest that its node's clock was heard to show, 0 = nothing since this home's start;
-    cannot_here: why this home can never run it, though its profile fits (no such directory);
-    is_forgotten_there: its node came back with an older database. false_starts: how often this node could not start it; stranded_because: why it has no place now; collected_attempt:
-    the one whose output is on its way, collected_from whom; uncollected_because: why its result, which its node has, could not be kept here the last time; why_over: why it is not tried again; signalled: (attempt, the signals that a user has sent it); terms: what only its home
-    has to know.
+    search: the search for a place for it, 0 = waits for its turn; stranded_because: why it has no place now; backoff_s: the
+    pause of a stranded task before it is asked about again; cannot_here: why this home can never run it, though its profile
+    fits (no such directory); running_at: when its process started (Unix s), 0 = it has none, as far as is known;
+    false_starts: how often nodes could not start it; signalled: (attempt, the signals that a user has sent it); terms: what
+    only its home has to know.
     """
 
     __slots__ = (
         "backoff_s",
         "cannot_here",
-        "collected_attempt",
-        "collected_from",
-        "commits",
-        "deadline_s",
-        "exit",
+        "collection",
         "false_starts",
-        "heard_ts",
-        "is_forgotten_there",
-        "offer_only",
-        "offered_to",
-        "on_decline_search",
+        "lease",
+        "offering",
         "phase",
         "record",
-        "repeat_s",
         "running_at",
         "search",
         "signalled",
         "stranded_because",
         "terms",
-        "uncollected_because",
-        "voluntary",
-        "why_over",
     )
 
-    def __init__(self, record: TaskRecord, spec: TaskSpec, arrived_s: float, terms: SubmitOptions = NO_TERMS) -> None:
+    def __init__(
+        self,
+        record: TaskRecord,
+        spec: TaskSpec,
+        arrived_s: float,
+        terms: SubmitOptions = NO_TERMS,
+        phase: HomePhase = HomePhase.WAITING,
+    ) -> None:
         spec = as_recorded(spec, record)
         super().__init__(record.task, record.uid, spec, arrived_s, is_local=True)
         self.record = record
         self.terms = terms
-        self.phase = HomePhase.WAITING
+        self.phase = phase
+        self.offering: Offering | None = None
+        self.lease: GrantedLease | None = None
+        self.collection: Collection | None = None
         self.search: int | None = None
-        self.offered_to = ""
-        self.offer_only = False
-        self.on_decline_search = False
-        self.voluntary = False
-        self.commits = 0
-        self.deadline_s = 0.0
-        self.repeat_s = 0.0
-        self.false_starts = 0
-        self.is_forgotten_there = False
         self.backoff_s = 0.0
-        self.running_at = 0.0
-        self.heard_ts = 0.0
         self.stranded_because = ""
         self.cannot_here = ""
-        self.collected_attempt = 0
-        self.collected_from = ""
-        self.exit: Exit | None = None
-        self.why_over = ""
-        self.uncollected_because = ""
+        self.running_at = 0.0
+        self.false_starts = 0
         self.signalled: tuple[int, tuple[int, ...]] = (0, ())
+
+    def enter(
+        self, phase: HomePhase, *, offering: Offering | None = None, collection: Collection | None = None
+    ) -> None:
+        """Another phase, with what is known in it only; the one place where it is set. Raises InvariantBroken for a
+        transition that HOME_TRANSITIONS does not have."""
+        if (
+            phase not in HOME_TRANSITIONS[self.phase]
+            or (offering is None) == (phase is HomePhase.OFFERED)
+            or (collection is None) == (phase is HomePhase.COLLECTING)
+        ):
+            raise InvariantBroken(f"{self.task}: {self.phase} → {phase}", story=story(self))
+        self.phase = phase
+        self.offering = offering
+        if collection is not None:
+            self.collection = collection
+
+    @property
+    def offered_to(self) -> str:
+        """The node that an offer is out to; "" if there is none."""
+        return self.offering.node if self.offering is not None else ""
 
     @property
     def key(self) -> str:
@@ -200,13 +316,22 @@ class RemoteTask(Work):
         "ts",
     )
 
-    def __init__(self, task: str, uid: bytes, attempt: int, home: str, spec: TaskSpec, arrived_s: float) -> None:
+    def __init__(
+        self,
+        task: str,
+        uid: bytes,
+        attempt: int,
+        home: str,
+        spec: TaskSpec,
+        arrived_s: float,
+        phase: RemotePhase = RemotePhase.RESERVED,
+    ) -> None:
         super().__init__(task, uid, spec, arrived_s, is_local=False)
         self.attempt = attempt
         self.key = execution_key(uid, attempt)
         """The name of this attempt in launcher and spool."""
         self.home = home
-        self.phase = RemotePhase.RESERVED
+        self.phase = phase
         self.nonce = 0
         self.ts = 0.0
         self.lease_s = 0.0
@@ -222,16 +347,23 @@ class RemoteTask(Work):
     @classmethod
     def of(cls, record: ExecutionRecord, arrived_s: float) -> RemoteTask:
         """One that was durable: started (whether it still runs, its launcher knows) or ended."""
-        guest = cls(record.task, record.uid, record.attempt, record.home, record.spec, arrived_s)
+        has_ended = record.state is ExecutionState.RESULT
+        phase = RemotePhase.ENDED if has_ended else RemotePhase.HERE
+        guest = cls(record.task, record.uid, record.attempt, record.home, record.spec, arrived_s, phase)
         guest.ts = record.ts
         guest.lease_s = record.lease_s
         guest.deadline_s = record.ts + record.lease_s
         guest.devices = record.devices
-        guest.phase = RemotePhase.HERE
-        if record.state is ExecutionState.RESULT:
-            guest.phase = RemotePhase.ENDED
+        if has_ended:
             guest.exit = record.exit
         return guest
+
+    def enter(self, phase: RemotePhase) -> None:
+        """Another phase; the one place where it is set. Raises InvariantBroken for a transition that REMOTE_TRANSITIONS does
+        not have."""
+        if phase not in REMOTE_TRANSITIONS[self.phase]:
+            raise InvariantBroken(f"{self.key} of {self.home}: {self.phase} → {phase}", story=story(self))
+        self.phase = phase
 
     def record(self, state: ExecutionState) -> ExecutionRecord:
         """What is durable of it, once it has come so far."""
@@ -279,3 +411,9 @@ def with_more_memory(spec: TaskSpec, gpu_mem_bytes: int, *, alone: bool) -> Task
     if alone:
         request = msgspec.structs.replace(request, gpu_share=GpuShare.EXCLUSIVE, gpu_fraction=1.0)
     return spec if request is spec.request else msgspec.structs.replace(spec, request=request)
+
+
+def story(work: Work) -> str:
+    """All that is known of a task or an attempt, for the report of a bug."""
+    names = [name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ())]
+    return ", ".join(f"{name}={value!r}" for name in sorted(names) if (value := getattr(work, name)) not in (None, ""))

@@ -16,7 +16,7 @@ from peerload.launcher.system.settings_rules import GUEST, SAME_NAME, SETTINGS, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 GUEST_UIDS = (61_184, 65_519)
@@ -36,63 +36,49 @@ GROUP = "peerload"
 """Whose members may use the agent, unless the policy says otherwise."""
 ADMIN_GROUP = "peerload-admin"
 """Whose members are administrators, unless the policy says otherwise."""
+DEFAULTS: dict[str, Any] = {
+    "allow_root_tasks": False,
+    "accept_foreign": True,
+    "exec_allow": (),
+    "guest_uids": GUEST_UIDS,
+    "task_processes_max": PROCESSES_MAX,
+    "guest_bytes_max": GUEST_BYTES_MAX,
+    "guest_memory_bytes_max": 0,
+    "guest_network": True,
+    "group": GROUP,
+    "admin_group": ADMIN_GROUP,
+    "map_administrators": False,
+}
 Entry = tuple[str, int, int, tuple[int, ...], str, str, bool, bool]
 """An account: its name, uid, gid, groups, home directory, shell, whether it may use the agent, and whether it is an
 administrator."""
 
 
 class UsersPolicy:
-    """What the settings of the same names say; see docs/cli.md. ``users``: GUEST, SAME_NAME, or a map of ``node:user`` to the name
+    """What the settings of the same names say; see docs/settings.md. ``users``: GUEST, SAME_NAME, or a map of ``node:user`` to the name
     of an account."""
 
     __slots__ = SETTINGS
 
-    def __init__(
-        self,
-        users: str | Mapping[str, str] = GUEST,
-        *,
-        allow_root_tasks: bool = False,
-        accept_foreign: bool = True,
-        exec_allow: Sequence[str] = (),
-        guest_uids: Sequence[int] = GUEST_UIDS,
-        task_processes_max: int = PROCESSES_MAX,
-        guest_bytes_max: int = GUEST_BYTES_MAX,
-        guest_memory_bytes_max: int = 0,
-        guest_network: bool = True,
-        group: str = GROUP,
-        admin_group: str = ADMIN_GROUP,
-        map_administrators: bool = False,
-    ) -> None:
+    users: str | Mapping[str, str]
+    allow_root_tasks: bool
+    accept_foreign: bool
+    exec_allow: tuple[str, ...]
+    guest_uids: tuple[int, int]
+    task_processes_max: int
+    guest_bytes_max: int
+    guest_memory_bytes_max: int
+    guest_network: bool
+    group: str
+    admin_group: str
+    map_administrators: bool
+
+    def __init__(self, users: str | Mapping[str, str] = GUEST, **others: Any) -> None:  # noqa: ANN401 -- as declared above
         """Raises ValueError for what no policy can be; it names the setting."""
-        given: dict[str, object] = {
-            "users": users,
-            "allow_root_tasks": allow_root_tasks,
-            "accept_foreign": accept_foreign,
-            "exec_allow": exec_allow,
-            "guest_uids": guest_uids,
-            "task_processes_max": task_processes_max,
-            "guest_bytes_max": guest_bytes_max,
-            "guest_memory_bytes_max": guest_memory_bytes_max,
-            "guest_network": guest_network,
-            "group": group,
-            "admin_group": admin_group,
-            "map_administrators": map_administrators,
-        }
-        for name, value in given.items():
+        for name, value in {**DEFAULTS, "users": users, **others}.items():
             if why := objection(name, value):
                 raise ValueError(f"{name}: {why}")
-        self.users = users
-        self.allow_root_tasks = allow_root_tasks
-        self.accept_foreign = accept_foreign
-        self.task_processes_max = task_processes_max
-        self.guest_bytes_max = guest_bytes_max
-        self.guest_memory_bytes_max = guest_memory_bytes_max
-        self.guest_network = guest_network
-        self.group = group
-        self.admin_group = admin_group
-        self.map_administrators = map_administrators
-        self.exec_allow = tuple(exec_allow)
-        self.guest_uids = guest_uids[0], guest_uids[1]
+            setattr(self, name, tuple(value) if isinstance(value, list) else value)
 
     def memory_bytes_max(self, asked_bytes: int, cpus: float) -> int:
         """The limit of a guest that has asked for so much memory, 0 = it has not, and for so many processors: what it asked for,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.model import events
 from peerload.model.config import CoreConfig
@@ -39,9 +39,18 @@ ASK_AGAIN_S = 1.0
 """A client without an answer submits again, with the same token, after this."""
 
 
+class WorldOptions(NamedTuple):
+    """What is around the nodes. codec: what every message passes (the wire's, in tests); disk_s: how long it takes until something is
+    durable; notice_s: how long after a process's end its agent knows."""
+
+    network: NetworkOptions = NetworkOptions()
+    codec: Codec | None = None
+    disk_s: float = 0.0
+    notice_s: float = 0.0
+
+
 class Simulation:
-    """A cluster named n1 … nN. ``codec``: what every message passes (the wire's, in tests); ``trace``: None = none;
-    ``disk_s``: what is to be durable takes so long; ``notice_s``: so long after a process's end its agent knows."""
+    """A cluster named n1 … nN. ``trace``: None = none."""
 
     def __init__(
         self,
@@ -51,25 +60,20 @@ class Simulation:
         slots: int,
         seed: int,
         config: CoreConfig | None = None,
-        network: NetworkOptions | None = None,
-        disk_s: float = 0.0,
-        notice_s: float = 0.0,
+        world: WorldOptions = WorldOptions(),  # noqa: B008 -- a value
         trace: Trace | None = None,
-        codec: Codec | None = None,
     ) -> None:
         check_modelled(policies, 0, ())
         self.policies = policies
         self.seed = seed
         self.config = config or CoreConfig()
-        self.disk_s = disk_s
-        self.notice_s = notice_s
+        self.world = world
         self.trace = trace
         self.now_s = 0.0
         self.checker = Checker()
         self.services: dict[str, float] = {}
-        self._network_options = network or NetworkOptions()
         network_rng = random.Random(f"{seed} network")
-        self.network = SimNetwork(self._network_options, network_rng, codec)
+        self.network = SimNetwork(world.network, network_rng, world.codec)
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._sequence = 0
         self._unanswered: dict[int, Arrival] = {}
@@ -148,7 +152,7 @@ class Simulation:
         """Start its agent; whoever is up meets it, both ways, now and whenever a partition ends."""
         host.start_agent()
         self._introduce(host)
-        for partition in self._network_options.partitions:
+        for partition in self.world.network.partitions:
             if partition.until_s > self.now_s:
                 self.at(partition.until_s, lambda: self._introduce(host))
 
@@ -168,7 +172,7 @@ class Simulation:
             met = events.PeerMet(
                 other.identity, other.profile, report, refutation=other.node.membership.gossip.refutation
             )
-            self.after(self._network_options.delay_s, lambda: host.handle(met))
+            self.after(self.world.network.delay_s, lambda: host.handle(met))
 
     def crash(self, host: Host, down_s: float, *, machine: bool = False) -> None:
         """Its agent (or the whole machine) is gone, and back after ``down_s``."""

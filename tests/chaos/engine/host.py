@@ -121,7 +121,7 @@ class Host:
             return
         self._committing = sum(isinstance(action, actions.Persist) for action in self._held)
         starts = self.starts
-        self._simulation.after(self._simulation.disk_s, lambda: self._committed(starts))
+        self._simulation.after(self._simulation.world.disk_s, lambda: self._committed(starts))
 
     def _committed(self, starts: int) -> None:
         if starts != self.starts or self.node is None:
@@ -269,4 +269,4 @@ class Host:
         process.round += 1
         self.launcher.end(process, exit_)
         simulation.checker.rests(self.name, process)
-        self._later(events.TaskEnded(process.key, exit_), simulation.notice_s)
+        self._later(events.TaskEnded(process.key, exit_), simulation.world.notice_s)

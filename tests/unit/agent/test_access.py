@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import pwd
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.control import local_socket
 from peerload.agent.control.authorization import RIGHTS, Authorization, Right, user_shown
 from peerload.agent.control.principal import NOBODY
+from peerload.agent.control.quotas import Quotas
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, SlowDown
 from peerload.model.messages import Forward
@@ -58,14 +58,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
             output_bytes_of_owner=lambda _who: 0,
         )
         executor = SimpleNamespace(guests={})
-        parts: Any = SimpleNamespace(
-            config=config,
-            store=store,
-            security=Told(),
-            counters=collections.Counter(),
-            node=SimpleNamespace(executor=executor),
-        )
-        access = Authorization(parts)
+        access = Authorization(config, cast("Any", store), cast("Any", executor), cast("Any", Told()))
         monkeypatch.setattr(access.accounts, "of", lambda uid: ACCOUNTS.get(uid, Account(uid, "", frozenset())))
         by_name = {account.name: account for account in ACCOUNTS.values()}
         monkeypatch.setattr(access.accounts, "named", by_name.get)
@@ -142,7 +135,7 @@ def test_tasks_of_others_are_as_tasks_that_are_not_there(kind: Any, whose: str, 
     told = [(error.value.code, error.value.why, error.value.hint) for error in (foreign, absent)]
     assert told[0] == told[1]
     assert foreign.value.what.endswith(f": {whose}")
-    assert not access._parts.security, "who mistypes an id has broken no rule"
+    assert not access._security, "who mistypes an id has broken no rule"
 
 
 @pytest.mark.rule("L2")
@@ -170,7 +163,7 @@ def test_who_is_let_in(made: Any) -> None:
     for uid in (20004, 20099):
         with pytest.raises(NotAllowed):
             access.local(uid)
-    assert [rule for rule, _, _ in access._parts.security] == ["L1", "L1"]
+    assert [rule for rule, _, _ in access._security] == ["L1", "L1"]
     assert access.local(0).is_admin
     assert not access.local(20001).is_admin
     own = made("user")
@@ -237,7 +230,7 @@ def test_who_is_who_from_another_node(user: str, users: Any, allowed: bool, made
     assert caller.who == (str(whom) if whom >= 0 else f"n2:{user}")
     for kind in VERBS:
         judged(access, caller, kind)
-    assert access._parts.security
+    assert access._security
 
 
 def judged(access: Authorization, caller: Any, kind: Any) -> None:
@@ -302,12 +295,13 @@ def test_nobody_from_another_node_is_the_agent(made: Any, monkeypatch: pytest.Mo
 @pytest.mark.rule("L4", "P2")
 def test_users_that_a_node_makes_up_share_its_quotas(made: Any) -> None:
     access = made(user_tasks_max=5, users={"n2:alice": "alice"})
-    access.queues(access.forwarded("n2", Forward(b"x", "one")), 3)
+    quotas = Quotas(access._config, access._store, access._security)
+    quotas.submitted(access.forwarded("n2", Forward(b"x", "one")), 3)
     with pytest.raises(SlowDown):
-        access.queues(access.forwarded("n2", Forward(b"x", "two")), 3)
-    access.queues(access.forwarded("n3", Forward(b"x", "two")), 3)
-    access.queues(access.forwarded("n2", Forward(b"x", "alice")), 3)
-    access.queues(access.local(20002), 3)
+        quotas.submitted(access.forwarded("n2", Forward(b"x", "two")), 3)
+    quotas.submitted(access.forwarded("n3", Forward(b"x", "two")), 3)
+    quotas.submitted(access.forwarded("n2", Forward(b"x", "alice")), 3)
+    quotas.submitted(access.local(20002), 3)
 
 
 def test_nobody_owns_nothing() -> None:

@@ -17,8 +17,8 @@ from peerload.agent.peers.backpressure import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.peers.listener import Listener
 from peerload.agent.peers.read_timeout import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
-from peerload.agent.security_events import SecurityEvents
 from peerload.model import metrics
+from tests import support
 from tests.each import each
 from tests.fuzz.more_targets import Deaf
 from tests.support import PATIENCE_S
@@ -139,7 +139,7 @@ def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monk
         if door == "link":
             connection = PeerConnection(cast("Any", links), cast("Any", None), dialled=False)
         else:
-            connection = LocalConnection(cast("Any", links))
+            connection = LocalConnection(cast("Any", links), cast("Any", links))
         connection._transport = transport
         connection.data_received(b"\0\0\1\0begin")
         async with asyncio.timeout(PATIENCE_S):
@@ -303,7 +303,7 @@ def test_who_is_at_the_door_is_bounded_for_one_address_and_for_all() -> None:
     async def story() -> None:
         counters: Counter[str] = Counter()
         nothing = cast("Any", None)
-        door = JoinServer(nothing, nothing, nothing, SecurityEvents(counters))
+        door = JoinServer(nothing, nothing, nothing, support.security(counters))
 
         def admitted(address: str) -> bool:
             return door.opened(cast("Any", _Newcomer(address)))

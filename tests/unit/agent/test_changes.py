@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-from peerload.agent.control.pending_replies import PendingReplies
-from peerload.agent.requests.task_commands import TaskCommands
+from peerload.agent.control.core_requests import CoreRequests
+from peerload.agent.requests.node_commands import NodeCommands
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, Event
@@ -17,14 +16,14 @@ from peerload.wire import control
 class Inbox:
     """Puts what is asked to a core that is drained at once, and never empty."""
 
-    def __init__(self, pending: PendingReplies) -> None:
+    def __init__(self) -> None:
         self.events: list[Event] = []
-        self._pending = pending
+        self.core: CoreRequests
 
     def put(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, DrainRequested):
-            self._pending.answered(Answer(event.request, {"returned": 0, "running": 1}))
+            self.core.answered(Answer(event.request, {"returned": 0, "running": 1}))
 
 
 class Client:
@@ -41,12 +40,11 @@ class Client:
         self.told.append(body)
 
 
-def _story() -> tuple[TaskCommands, PendingReplies, Inbox, Client]:
-    pending = PendingReplies()
-    inbox = Inbox(pending)
-    parts: Any = SimpleNamespace(inbox=inbox)
+def _story() -> tuple[NodeCommands, CoreRequests, Inbox, Client]:
+    inbox = Inbox()
+    inbox.core = CoreRequests(cast("Any", inbox))
     unused: Any = None
-    return TaskCommands(parts, pending, unused, unused, unused, unused), pending, inbox, Client()
+    return NodeCommands(inbox.core, unused, unused, unused), inbox.core, inbox, Client()
 
 
 def _kinds(inbox: Inbox) -> list[type[Event]]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Server:
     """Serves `info` by what the test says."""
 
-    def __init__(self, serve: Callable[[LocalConnection, int], None]) -> None:
+    def __init__(self, serve: Callable[[LocalConnection, int], object]) -> None:
         self._serve = serve
         self.broken: list[str] = []
         self.connections: list[LocalConnection] = []
@@ -36,14 +36,11 @@ class Server:
         self.connections.append(connection)
         return None
 
-    def gone(self, connection: LocalConnection) -> None:
+    def disconnected(self, connection: LocalConnection) -> None:
         assert connection in self.connections
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         raise AssertionError(name)
-
-    def meter(self, connection: Connection) -> None:
-        del connection
 
     def handle(self, connection: Connection, request: control.Request) -> None:
         assert isinstance(connection, LocalConnection)
@@ -53,7 +50,7 @@ class Server:
         self.broken.append(why)
 
 
-def ask(serve: Callable[[LocalConnection, int], None], ask_: Callable[[Client], Any]) -> tuple[Any, Server]:
+def ask(serve: Callable[[LocalConnection, int], object], ask_: Callable[[Client], Any]) -> tuple[Any, Server]:
     """Have a client ask in a thread, over a real socket → what it got, and the server."""
     directory = tempfile.mkdtemp(dir="/tmp", prefix="pl-")
     server = Server(serve)
@@ -64,7 +61,7 @@ def ask(serve: Callable[[LocalConnection, int], None], ask_: Callable[[Client], 
 
     async def story() -> Any:
         loop = asyncio.get_running_loop()
-        listener = await loop.create_unix_server(lambda: LocalConnection(server), f"{directory}/s")
+        listener = await loop.create_unix_server(lambda: LocalConnection(server, server), f"{directory}/s")
         try:
             return await asyncio.to_thread(client)
         finally:
@@ -84,7 +81,7 @@ def refusal(client: Client) -> BadRequest:
     return caught.value
 
 
-def raises(error: Exception) -> Callable[[LocalConnection, int], None]:
+def raises(error: Exception) -> Callable[[LocalConnection, int], object]:
     async def work() -> None:
         raise error
 
@@ -208,11 +205,11 @@ def test_who_has_much_to_say_lets_others_say_theirs_and_the_client_be_heard() ->
         sent = asks_until_held(client)
         pieces = told = 0
         while told < 4:
-            number, _, body = client.receive(follows=True)
+            number, _, body = client.receive(may_last=True)
             pieces += body == PIECE
             told += number == 2
         while len(talks.heard) < sent:
-            client.receive(follows=True)
+            client.receive(may_last=True)
         return pieces, sent
 
     (pieces, sent), server = ask(talks, reads)

@@ -26,7 +26,15 @@ class Small(DiskSpace):
         self.reserve = DiskReserve(directory / "reserve", 4 * MIB)
         self.without_reserve = int(free_mib * MIB)
         self.told: list[str] = []
-        self.changed = lambda state, _reason: self.told.append(state)
+
+    def changed(self, state: str, _reason: str) -> None:
+        self.told.append(state)
+
+    def lost(self, why: str) -> None:
+        raise AssertionError(why)
+
+    def look_again(self) -> None:
+        self.look(self)
 
     def free_bytes(self) -> int:
         return max(self.without_reserve - self.reserve.size_bytes, 0)
@@ -65,11 +73,11 @@ def test_submissions_are_refused_while_there_is_no_room_for_them_beside_the_rese
 def test_low_full_and_room_again_are_told_once_each(tmp_path: Path) -> None:
     small = Small(tmp_path, 200)
     small.prepare()
-    small.look()
+    small.look_again()
     for free_mib in (50, 49, 5, 5, 30, 57, 63, 70, 200):
         small.without_reserve = free_mib * MIB
         small.refill()
-        small.look()
+        small.look_again()
     assert small.told == ["low", "full", "low", "ok"]  # 5 % of it are 51.2 MiB; there is room again at 61.4
 
 
@@ -100,7 +108,7 @@ def test_others_have_their_turn_while_the_reserve_is_filled(tmp_path: Path, monk
 
     async def watched() -> None:
         small = Small(tmp_path, 100)
-        watch = asyncio.create_task(small.watch())
+        watch = asyncio.create_task(small.watch(small))
         async with asyncio.timeout(PATIENCE_S):
             while not began.is_set():  # noqa: ASYNC110 -- it is for the loop to run meanwhile
                 await asyncio.sleep(0)
@@ -141,16 +149,16 @@ def test_inodes_are_watched_as_bytes_are(tmp_path: Path) -> None:
     assert (few.state, few.low_files) == ("ok", 500)
     few.admit(1, 1000)
     few.files = 499
-    few.look()
+    few.look_again()
     few.admit(1, 1000)
     few.files = 63
-    few.look()
+    few.look_again()
     with pytest.raises(DiskFull, match="no inodes left"):
         few.admit(1, 1000)
     few.files = 501  # at the mark it does not flap
-    few.look()
+    few.look_again()
     few.files = 601
-    few.look()
+    few.look_again()
     assert few.told == ["low", "full", "low", "ok"]
     few.total_files = 0  # a file system without a fixed number
     assert DiskSpace.free_files(few) > 10_000

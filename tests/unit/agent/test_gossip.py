@@ -10,10 +10,10 @@ import uvloop
 
 from peerload.agent.peers import gossip
 from peerload.agent.peers.gossip import BATCH_MAX, LAG_TICK_S, LOOKUPS_MAX, GossipSocket, LagWatch
-from peerload.agent.security_events import SecurityEvents
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests import support
 from tests.each import each
 from tests.support import PATIENCE_S, total
 
@@ -36,7 +36,7 @@ class End:
             bytes,
             self.decode,
             self.deliver,
-            SecurityEvents(self.counters),
+            support.security(self.counters),
             loopback_only=loopback_only,
         )
         self.port = self.socket.start(host, 0)
@@ -242,7 +242,7 @@ def test_a_taken_port_is_refused() -> None:
     async def test() -> None:
         end = End("n1")
         other: GossipSocket[bytes, bytes] = GossipSocket(
-            Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, SecurityEvents(collections.Counter())
+            Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, support.security(collections.Counter())
         )
         with pytest.raises(ConfigError, match="cannot receive datagrams"):
             other.start("127.0.0.1", end.port)

@@ -48,7 +48,8 @@ class Turns:
 def test_order_and_bounded_turns(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def story() -> None:
         turns = Turns()
-        inbox = Inbox(asyncio.get_running_loop(), turns.take, 10_000)
+        inbox = Inbox(asyncio.get_running_loop(), 10_000)
+        inbox.start(turns.take)
         sent = [timer(number) for number in range(1000)]
         between: list[int] = []
         for event in sent:
@@ -73,7 +74,8 @@ def test_what_is_put_while_a_turn_is_taken_comes_in_the_next() -> None:
             if len(turns.turns) < 4:
                 inbox.put(timer(len(turns.turns)))
 
-        inbox = Inbox(asyncio.get_running_loop(), take, 10)
+        inbox = Inbox(asyncio.get_running_loop(), 10)
+        inbox.start(take)
         inbox.put(timer(0))
         await turns.until(4)
         assert turns.turns == [[timer(number)] for number in range(4)]
@@ -84,7 +86,8 @@ def test_what_is_put_while_a_turn_is_taken_comes_in_the_next() -> None:
 def test_a_full_inbox_drops_advice_and_samples_alone() -> None:
     async def story() -> None:
         turns = Turns()
-        inbox = Inbox(asyncio.get_running_loop(), turns.take, 2)
+        inbox = Inbox(asyncio.get_running_loop(), 2)
+        inbox.start(turns.take)
         advice = MessageReceived("n2", GiveReply(1, LoadReport()))
         for event in (advice, LoadSampled(1.0, 1.0, 1), advice, LoadSampled(2.0, 2.0, 2), timer(1), timer(2)):
             inbox.put(event)
@@ -100,7 +103,8 @@ def test_a_full_inbox_drops_advice_and_samples_alone() -> None:
 def test_from_another_thread() -> None:
     async def story() -> None:
         turns = Turns()
-        inbox = Inbox(asyncio.get_running_loop(), turns.take, 10_000)
+        inbox = Inbox(asyncio.get_running_loop(), 10_000)
+        inbox.start(turns.take)
         sent = [timer(number) for number in range(500)]
 
         def put_all() -> None:
@@ -112,5 +116,19 @@ def test_from_another_thread() -> None:
         await turns.until(500)
         thread.join()
         assert turns.events == sent
+
+    asyncio.run(story())
+
+
+def test_what_comes_before_the_start_is_handed_over_first() -> None:
+    async def story() -> None:
+        turns = Turns()
+        inbox = Inbox(asyncio.get_running_loop(), 10)
+        inbox.put(timer(1))
+        await asyncio.sleep(0)
+        inbox.start(turns.take)
+        inbox.put(timer(2))
+        await turns.until(2)
+        assert turns.events == [timer(1), timer(2)]
 
     asyncio.run(story())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peerload.agent.control.connection import Connection
-from peerload.agent.control.pending_replies import PendingReplies
+from peerload.agent.control.core_requests import CoreRequests
 from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.stdin.stdin_store import (
     INPUT_AHEAD_BYTES_MAX,
@@ -142,7 +142,8 @@ def test_an_input_takes_no_descriptor(tmp_path: Path) -> None:
 
 
 def test_what_repeats_an_ended_submission_leaves_nothing_behind() -> None:
-    pending = PendingReplies()
+    nobody: Any = None
+    pending = CoreRequests(nobody)
     undone: list[int] = []
     connection = Client()
     replies: list[dict[str, object]] = [{"id": "n1/1"}, {"id": "n1/1", "repeated": True}]
@@ -157,9 +158,9 @@ def test_what_repeats_an_ended_submission_leaves_nothing_behind() -> None:
 
 def test_a_connection_is_minded_once() -> None:
     nobody: Any = None
-    attending = AttachRequests(nobody, nobody, nobody)
+    attending = AttachRequests(nobody, nobody, nobody, nobody, nobody, nobody)
     connection = Client()
     for _ in range(3):
-        attending.minds(connection)
-    attending.attends(connection)
+        attending.watch_connection(connection)
+    attending.client_number(connection)
     assert len(connection.when_gone) == 1

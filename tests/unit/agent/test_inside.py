@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,8 +20,8 @@ def test_commands_of_an_earlier_agent_are_ended_and_are_no_tasks() -> None:
     launcher = SimpleNamespace(
         signal=lambda key, number: told.append(("signal", key, number)), forget=lambda key: told.append(("forget", key))
     )
-    parts: Any = SimpleNamespace(launcher=launcher, spool=SimpleNamespace(drop=lambda key: told.append(("drop", key))))
-    commands = InsideCommands(parts)
+    spool = SimpleNamespace(drop=lambda key: told.append(("drop", key)))
+    commands = InsideCommands(cast("Any", launcher), cast("Any", spool))
     ready = LauncherReady(
         running=(("exec-1", 1.0, 0.0), ("a-1", 2.0, 0.0)), ended=(("exec-2", Exit(0)), ("b-1", Exit(0)))
     )
@@ -38,12 +38,9 @@ def test_commands_of_an_earlier_agent_are_ended_and_are_no_tasks() -> None:
 def test_who_waits_for_a_command_hears_what_a_lost_launcher_connection_has_kept_from_it() -> None:
     async def check() -> None:
         nothing = lambda *_: None  # noqa: E731
-        parts: Any = SimpleNamespace(
-            launcher=SimpleNamespace(signal=nothing, forget=nothing),
-            spool=SimpleNamespace(drop=nothing, sizes=lambda _key: (0, 0)),
-            output=SimpleNamespace(ended=nothing),
-        )
-        commands = InsideCommands(parts)
+        launcher: Any = SimpleNamespace(signal=nothing, forget=nothing)
+        spool: Any = SimpleNamespace(drop=nothing)
+        commands = InsideCommands(launcher, spool)
         client: Any = object()
         loop = asyncio.get_running_loop()
         ends = {key: loop.create_future() for key in ("exec-1", "exec-2", "exec-3")}
@@ -59,8 +56,8 @@ def test_who_waits_for_a_command_hears_what_a_lost_launcher_connection_has_kept_
 def test_nobody_but_its_own_client_sends_a_command_anything() -> None:
     own: Any = SimpleNamespace(ok=lambda *_: None)
     told: list[tuple[str, int]] = []
-    parts: Any = SimpleNamespace(launcher=SimpleNamespace(signal=lambda key, number: told.append((key, number))))
-    commands = InsideCommands(parts)
+    launcher: Any = SimpleNamespace(signal=lambda key, number: told.append((key, number)))
+    commands = InsideCommands(launcher, cast("Any", None))
     end: Any = None
     commands._commands["exec-1"] = Command(own, end, None)
     request = control.Signal(id=1, task="42", signal=2, command="exec-1")

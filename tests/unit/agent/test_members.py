@@ -14,13 +14,13 @@ import pytest
 
 from peerload.agent.peers.address_file import PEERS_KEPT_MAX, PRIVATE, AddressFile
 from peerload.agent.peers.membership import PORT_TRIES_MAX, Members
-from peerload.agent.security_events import SecurityEvents
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import LAN, GossipAck
 from peerload.model.messages import Identity
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests import support
 from tests.each import each
 from tests.support import PATIENCE_S
 
@@ -35,6 +35,9 @@ def identity(node: str) -> Identity:
     return Identity(node, "boot", "machine", "store", 1, f"127.0.0.1:{len(node)}")
 
 
+NOBODY: Any = None
+
+
 class Links:
     """Peer links that find so many ports taken before one is free."""
 
@@ -43,7 +46,7 @@ class Links:
         self.asked: list[int] = []
         self.learned: list[Identity] = []
 
-    async def start(self, host: str, port: int, advertise: str = "") -> str:
+    async def start(self, _owner: object, host: str, port: int, advertise: str = "") -> str:
         assert not advertise
         self.asked.append(port)
         if len(self.asked) <= self.taken:
@@ -57,7 +60,7 @@ class Links:
 class Membership(list[Any]):
     def __init__(self) -> None:
         super().__init__()
-        self.gossip = SimpleNamespace(contacts=SimpleNamespace(known={}))
+        self.gossip = SimpleNamespace(anti_entropy=SimpleNamespace(known={}))
 
     def get(self, node: str) -> Any:
         return next((peer for peer in self if peer.identity.node == node), None)
@@ -80,21 +83,21 @@ def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str
     info: Any = SimpleNamespace(config=SimpleNamespace(listen=listen, advertise="", state=str(directory)))
     trust: Any = SimpleNamespace(admits=lambda _node, _boot: True)
     inbox: Any = SimpleNamespace(put=world.put.append)
-    security = SecurityEvents(collections.Counter())
+    security = support.security(collections.Counter())
     return Members(info, local, world.node, world.links, trust, inbox, security), world
 
 
 def test_both_ports_are_one_and_a_clash_is_tried_again(tmp_path: Path) -> None:
     async def test() -> None:
         members, parts = made(tmp_path, taken=3)
-        address = await members.listen()
+        address = await members.listen(NOBODY)
         assert len(parts.links.asked) == 4
         assert address == f"127.0.0.1:{parts.links.asked[-1]}"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", parts.links.asked[-1]))
         members.close()
         again, parts = made(tmp_path)
-        assert await again.listen() == address  # the port of the last start
+        assert await again.listen(NOBODY) == address  # the port of the last start
         again.close()
 
     asyncio.run(test())
@@ -107,11 +110,11 @@ def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
             port = other.getsockname()[1]
             members, parts = made(tmp_path, f"127.0.0.1:{port}")
             with pytest.raises(ConfigError, match=f"cannot receive datagrams at 127.0.0.1:{port}"):
-                await members.listen()
+                await members.listen(NOBODY)
             assert parts.links.asked == []
         members, parts = made(tmp_path, taken=PORT_TRIES_MAX)
         with pytest.raises(ConfigError, match="taken"):
-            await members.listen()
+            await members.listen(NOBODY)
 
     asyncio.run(test())
 
@@ -120,8 +123,8 @@ def test_what_is_heard_becomes_an_event(tmp_path: Path) -> None:
     async def test() -> None:
         one, told = made(tmp_path / "1", node="n1")
         two, heard = made(tmp_path / "2", node="n2")
-        await one.listen()
-        where = await two.listen()
+        await one.listen(NOBODY)
+        where = await two.listen(NOBODY)
         source = f"127.0.0.1:{told.links.asked[-1]}"
         one.send(actions.SendGossip("n2", where, (GossipAck(7),)))
         await until(lambda: heard.put)
@@ -140,17 +143,17 @@ def test_what_is_heard_becomes_an_event(tmp_path: Path) -> None:
 def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_path: Path) -> None:
     async def test() -> None:
         members, parts = made(tmp_path)
-        await members.listen()
+        await members.listen(NOBODY)
         for node, state in (("dead", PeerState.DEAD), ("gone", PeerState.LEFT), ("here", PeerState.ALIVE)):
             parts.node.membership.append(SimpleNamespace(identity=identity(node), state=state))
-        parts.node.membership.gossip.contacts.known["unmet"] = identity("unmet")
+        parts.node.membership.gossip.anti_entropy.known["unmet"] = identity("unmet")
         members.changed()
         members.changed()
         await until(lambda: members.known)
         assert {one.node for one in members.known} == {"dead", "here", "unmet"}
         members.close()
         again, parts = made(tmp_path)
-        await again.listen()
+        await again.listen(NOBODY)
         assert {one.node for one in parts.links.learned} == {"dead", "here", "unmet"}
         again.close(forget=True)
         assert made(tmp_path)[0].known == ()

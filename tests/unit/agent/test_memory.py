@@ -43,7 +43,7 @@ def test_many_tasks_are_frozen_and_memory_is_given_back_once_when_most_have_ende
     node = SimpleNamespace(home=SimpleNamespace(tasks=tasks), shrink=lambda: shrunk.append(len(tasks)))
 
     async def scenario() -> None:
-        watching = asyncio.get_running_loop().create_task(memory.watch(cast("Any", SimpleNamespace(node=node))))
+        watching = asyncio.get_running_loop().create_task(memory.watch(cast("Any", node)))
         before = gc.get_freeze_count()
         tasks.update((number, Cyclic()) for number in range(1000))
         while gc.get_freeze_count() < before + 1000:  # noqa: ASYNC110 -- nothing tells of it

@@ -11,8 +11,8 @@ import pytest
 
 from peerload.agent.mqtt.flood_filter import FLOOD_MAX, MUTED_S, PUBLISHERS_MAX, WINDOW_S, FloodFilter
 from peerload.agent.mqtt.message_filter import Received
-from peerload.agent.security_events import SecurityEvents
 from peerload.model import metrics
+from tests import support
 
 
 class Floods:
@@ -21,7 +21,7 @@ class Floods:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.counters: Counter[str] = Counter()
-        self.security = SecurityEvents(self.counters)
+        self.security = support.security(self.counters)
         self.filter = FloodFilter(self.security)
 
     @property

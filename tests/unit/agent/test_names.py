@@ -22,7 +22,7 @@ def joining(
     contacts = SimpleNamespace(known=dict.fromkeys(known))
     membership: Any = SimpleNamespace(
         get=lambda _node: None if state is None else SimpleNamespace(state=state, since_s=since_s),
-        gossip=SimpleNamespace(contacts=contacts),
+        gossip=SimpleNamespace(anti_entropy=contacts),
     )
     made = Enrollment.__new__(Enrollment)
     made._info = cast("Any", SimpleNamespace(config=SimpleNamespace(node="ws1")))

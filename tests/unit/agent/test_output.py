@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.completion.completion_jobs import CompletionJobs
-from peerload.agent.effects import Performer
-from peerload.agent.event_sources import Incoming
+from peerload.agent.effects import ResultEffects
+from peerload.agent.event_sources import ExitRecords, ExitSettler, LauncherEvents
 from peerload.agent.output import output as output_module
 from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
+from peerload.agent.run_state import RunState
 from peerload.core.tasks.work import RemotePhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput
@@ -133,10 +133,11 @@ class Links:
             self.open -= 1
 
 
-def _output(spool: Spool, guests: dict[str, Any]) -> TaskOutputs:
+def _output(spool: Spool, guests: dict[str, Any], links: Links | None = None) -> TaskOutputs:
     return TaskOutputs(
         spool,
         cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests), home=SimpleNamespace(tasks={}))),
+        cast("Any", links or Links()),
         lambda _key, _number: None,
     )
 
@@ -145,9 +146,8 @@ def test_bringing_home_what_never_comes_ends(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(output_module, "SILENCE_S_MAX", 0.1)
 
     async def story() -> None:
-        output = _output(_spool(tmp_path), {})
         links = Links(OutputChunk(1, 0, b"part"))
-        output.links = cast("Any", links)
+        output = _output(_spool(tmp_path), {}, links)
         async with asyncio.timeout(PATIENCE_S):
             why, missing = await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0))
         assert (bool(why), missing) == (True, (0, 0))
@@ -197,26 +197,16 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
 
         spool = _spool(tmp_path)
         spool.keep(KEY, b"hi", b"")
-        parts = SimpleNamespace(
-            pulls=SimpleNamespace(end=lambda _key: None),
-            inside=SimpleNamespace(heard=lambda _event: False, listed=lambda event: event),
-            spool=spool,
-            output=_output(spool, {}),
-            inbox=SimpleNamespace(put=take),
-            counters=collections.Counter(),
-            config=SimpleNamespace(node="n1"),
-            disk=SimpleNamespace(is_full=False),
-        )
-        parts.chores = CompletionJobs(cast("Any", parts))
-        incoming = Incoming(cast("Any", parts))
+        settler = Disk.settler(spool, _output(spool, {}), take)
+        none: Any = SimpleNamespace(heard=lambda _event: False, listed=lambda event: event)
+        incoming = LauncherEvents(cast("Any", SimpleNamespace(put=take)), settler, cast("Any", None), (none,))
         incoming.release_early()
-        incoming.performer = Performer(cast("Any", parts))
         for event in told:
-            incoming.from_launcher(event)
+            incoming.received(event)
         assert len(put) == 1
         async with asyncio.timeout(PATIENCE_S):
             await all_told.wait()
-        await incoming.performer.close()
+        await settler.close()
 
     told: list[Any] = [
         events.LauncherLost(),
@@ -249,29 +239,43 @@ class Disk:
         self.log.append(type(event).__name__)
         self._core_is_told.set()
 
-    def parts(self, spool: Spool, output: TaskOutputs | None = None) -> Any:
-        """Those of an agent whose core is told nothing but that it was told."""
-        return SimpleNamespace(
-            spool=spool,
-            output=output,
-            inbox=SimpleNamespace(put=self._put),
-            counters=collections.Counter(),
-            config=SimpleNamespace(node="n1"),
-            disk=SimpleNamespace(is_full=False),
-            pulls=SimpleNamespace(end=lambda _key: None),
-            clients=SimpleNamespace(waits=lambda _task, _error: None),
-            release=SimpleNamespace(outward=lambda do: do()),
-        )
+    @staticmethod
+    def settler(spool: Spool, output: TaskOutputs, put: Callable[[Any], None]) -> ExitSettler:
+        """Of an agent whose core gets the events by ``put``."""
+        info: Any = SimpleNamespace(counters=collections.Counter(), config=SimpleNamespace(node="n1"))
+        disk: Any = SimpleNamespace(is_full=False)
+        pulls: Any = SimpleNamespace(end=lambda _key: None)
+        inbox: Any = SimpleNamespace(put=put)
+        node: Any = SimpleNamespace(ledger=SimpleNamespace(devices=SimpleNamespace(holding={})))
+        records = ExitRecords(info, spool, disk)
+        return ExitSettler(records, inbox, node, pulls, output, cast("Any", None), RunState())
 
-    def told(self, parts: Any, act: Callable[[Performer], object]) -> list[str]:
+    def ended(self, spool: Spool, output: TaskOutputs, event: events.TaskEnded) -> list[str]:
+        """What was synced until the core was told of this end, and that."""
+
+        async def story() -> None:
+            settler = self.settler(spool, output, self._put)
+            settler.settle(event)
+            async with asyncio.timeout(PATIENCE_S):
+                await self._core_is_told.wait()
+            await settler.close()
+
+        self.log.clear()
+        asyncio.run(story())
+        return self.log
+
+    def told(self, spool: Spool, output: TaskOutputs, act: Callable[[ResultEffects], object]) -> list[str]:
         """What was synced until the core was told something, and that."""
 
         async def story() -> None:
-            performer = Performer(parts)
-            act(performer)
+            info: Any = SimpleNamespace(counters=collections.Counter())
+            inbox: Any = SimpleNamespace(put=self._put)
+            clients: Any = SimpleNamespace(waits=lambda _task, _error: None)
+            results = ResultEffects(info, spool, output, inbox, cast("Any", None), clients, RunState())
+            act(results)
             async with asyncio.timeout(PATIENCE_S):
                 await self._core_is_told.wait()
-            await performer.close()
+            await results.close()
 
         self.log.clear()
         asyncio.run(story())
@@ -284,7 +288,7 @@ def test_output_that_came_with_the_result_is_on_disk_before_the_result_is_record
     spool = _spool(tmp_path)
     disk = Disk(tmp_path, monkeypatch)
     keep = KeepOutput(KEY, "n1/1", UID, 1, b"out", b"err")
-    log = disk.told(disk.parts(spool), lambda performer: performer.perform([keep]))
+    log = disk.told(spool, _output(spool, {}), lambda results: results.keep(keep))
     # under the names that they have until they are renamed, then the directory with the new names
     assert log == [f"spool/{KEY}.out.part", f"spool/{KEY}.err.part", "spool", "OutputArrived"]
 
@@ -294,10 +298,10 @@ def test_output_that_was_fetched_is_on_disk_before_the_result_is_recorded(
 ) -> None:
     spool = _spool(tmp_path)
     disk = Disk(tmp_path, monkeypatch)
-    output = _output(spool, {})
-    output.links = cast("Any", Links(OutputChunk(1, 0, b"out"), OutputChunk(2, 0, b"err"), OutputEnd(3, 3)))
+    links = Links(OutputChunk(1, 0, b"out"), OutputChunk(2, 0, b"err"), OutputEnd(3, 3))
+    output = _output(spool, {}, links)
     fetch = FetchOutput(KEY, "n1/1", UID, 1, "n2", 3, 3)
-    log = disk.told(disk.parts(spool, output), lambda performer: performer.perform([fetch]))
+    log = disk.told(spool, output, lambda results: results.fetch(fetch))
     assert log == [f"spool/{KEY}.out", f"spool/{KEY}.err", "spool", "OutputArrived"]
     assert spool.read_small(KEY, 3, 3) == (b"out", b"err")
 
@@ -308,6 +312,5 @@ def test_output_of_an_end_is_on_disk_before_the_end_counts(tmp_path: Path, monke
     spool.keep(KEY, b"out", b"err")
     disk = Disk(tmp_path, monkeypatch)
     ended = events.TaskEnded(KEY, Exit(0, stdout_bytes=3, stderr_bytes=3))
-    parts = disk.parts(spool, _output(spool, {}))
-    log = disk.told(parts, lambda performer: performer.settle(ended))
+    log = disk.ended(spool, _output(spool, {}), ended)
     assert log == [f"spool/{KEY}.out", f"spool/{KEY}.err", "spool", "TaskEnded"]

@@ -7,13 +7,17 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
-from peerload.agent.effects import FOUND_AT_A_TIME, Performer
+from peerload.agent.effects import FOUND_AT_A_TIME, PeerEffects, RecordEffects, TaskStarter, Timers
+from peerload.agent.event_sources import BusPeers
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
+from peerload.agent.run_state import RunState
 from peerload.model import actions, events
 from peerload.model.errors import StoreError
 from peerload.model.events import TaskFound
+from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Message, ProbeReply
+from peerload.model.metrics import SPAWNS_DROPPED
 from tests.core.given import Given, offer
 from tests.core.test_executor import KEY, commit
 
@@ -25,27 +29,24 @@ class Ways:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []
-        parts = SimpleNamespace(
-            bus=SimpleNamespace(send=self._bus),
-            links=SimpleNamespace(
-                send=lambda dst, _message: self.sent.append(("link", dst)), forget=lambda _node: None
-            ),
-            release=SimpleNamespace(outward=lambda do: do()),
-            config=SimpleNamespace(node="x"),
-            counters=Counter(),
-            pulls=SimpleNamespace(end=lambda _key: None),
+        info: Any = SimpleNamespace(config=SimpleNamespace(node="x"), counters=Counter())
+        links: Any = SimpleNamespace(
+            send=lambda dst, _message: self.sent.append(("link", dst)), forget=lambda _node: None
         )
-        self.performer = Performer(cast("Any", parts))
+        bus: Any = SimpleNamespace(send=self._bus)
+        self.bus_peers = BusPeers()
+        unused = cast("Any", None)
+        self.peers = PeerEffects(info, unused, unused, links, unused, bus, self.bus_peers)
 
     def _bus(self, dst: str, _boot: str, _message: Message) -> bool:
         self.sent.append(("bus", dst))
         return True
 
     def heard(self, node: str) -> None:
-        self.performer.heard_on_bus(Envelope(1, "default", node, f"{node}-boot", 1, ADVICE))
+        self.bus_peers.heard(Envelope(1, "default", node, f"{node}-boot", 1, ADVICE))
 
     def way(self, dst: str) -> str:
-        self.performer.perform([actions.Send(dst, ADVICE)])
+        self.peers.send(dst, ADVICE)
         way, to = self.sent.pop()
         assert to == dst
         return way
@@ -63,7 +64,7 @@ def test_only_so_many_are_remembered_to_be_on_mqtt_and_those_heard_last() -> Non
 def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
     ways = Ways()
     ways.heard("y")
-    ways.performer.perform([actions.ForgetPeer("y")])
+    ways.peers.forget(actions.ForgetPeer("y"))
     assert ways.way("y") == "link"
 
 
@@ -79,22 +80,21 @@ def test_many_that_are_looked_up_come_a_few_at_a_time_and_each_once() -> None:
         return TaskFound(task, is_known=False)
 
     async def story() -> None:
-        parts = SimpleNamespace(
-            store=SimpleNamespace(found=found),
-            inbox=SimpleNamespace(put=lambda event: told.append(tuple(one.task for one in event.found))),
-            release=SimpleNamespace(outward=lambda do: do()),
-        )
-        performer = Performer(cast("Any", parts))
+        store: Any = SimpleNamespace(found=found)
+        inbox: Any = SimpleNamespace(put=lambda event: told.append(tuple(one.task for one in event.found)))
+        unused = cast("Any", None)
+        records = RecordEffects(store, unused, inbox, unused, unused, unused, RunState())
         names = tuple(f"x/{number}" for number in range(1, 3 * FOUND_AT_A_TIME + 1))
-        performer.perform([actions.FindTasks(names), actions.FindTasks(names[-2:])])
+        records.find(names)
+        records.find(names[-2:])
         assert looked_up == []
         while len(looked_up) < len(names) - 1:
             await asyncio.sleep(0)
             turns.append(len(looked_up))
-        performer.perform([actions.FindTasks(names[:1])])
+        records.find(names[:1])
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        await performer.close()
+        await records.close()
 
     asyncio.run(story())
     assert turns == sorted(set(turns))
@@ -108,20 +108,17 @@ async def _expired(*timers: tuple[str, str]) -> tuple[list[str], int]:
     """These timers expire while the disk is behind → the events that come of them at once, and how many wait for room."""
     put: list[str] = []
     waits: list[Any] = []
-    parts = SimpleNamespace(
-        now=lambda: SimpleNamespace(boot_s=5.0),
-        release=SimpleNamespace(when_room=waits.append),
-        inbox=SimpleNamespace(put=lambda event: put.append(event.timer[0])),
-    )
-    performer = Performer(cast("Any", parts))
+    outbox: Any = SimpleNamespace(when_room=waits.append)
+    inbox: Any = SimpleNamespace(put=lambda event: put.append(event.timer[0]))
+    made = Timers(inbox, outbox, lambda: Instant(5.0, 0.0))
     for timer in timers:
-        performer._set_timer(actions.SetTimer(timer, 5.0))
-        performer._expire(timer, 5.0)
+        made.set(actions.SetTimer(timer, 5.0))
+        made._expire(timer, 5.0)
     at_once = list(put)
     for act in waits:
         act()
     assert sorted(put) == sorted(name for name, _ in timers)
-    await performer.close()
+    made.close()
     return at_once, len(waits)
 
 
@@ -132,22 +129,24 @@ def test_what_goes_on_for_many_tasks_waits_for_the_disk_and_leases_do_not() -> N
 def test_a_timer_that_expires_early_is_set_again() -> None:
     """The loop's clock and the boot clock are two: the second decides."""
     put: list[events.Event] = []
-    now = SimpleNamespace(boot_s=4.0)
+    moment_s = 4.0
     timer = ("lease", "00")
 
     async def story() -> None:
-        performer = Performer(cast("Any", SimpleNamespace(now=lambda: now, inbox=SimpleNamespace(put=put.append))))
-        performer._set_timer(actions.SetTimer(timer, 5.0))
-        first = performer._timers[timer]
-        performer._expire(timer, 5.0)
+        nonlocal moment_s
+        inbox: Any = SimpleNamespace(put=put.append)
+        made = Timers(inbox, cast("Any", None), lambda: Instant(moment_s, 0.0))
+        made.set(actions.SetTimer(timer, 5.0))
+        first = made._timers[timer]
+        made._expire(timer, 5.0)
         assert put == []
-        assert performer._timers[timer] is not first
-        now.boot_s = 5.0
-        performer._expire(timer, 5.0)
+        assert made._timers[timer] is not first
+        moment_s = 5.0
+        made._expire(timer, 5.0)
         assert put == [events.TimerExpired(timer)]
-        assert not performer._timers
+        assert not made._timers
         first.cancel()
-        await performer.close()
+        made.close()
 
     asyncio.run(story())
 
@@ -159,21 +158,15 @@ def test_what_was_reported_dead_before_its_turn_to_be_spawned_is_not_spawned() -
     x.hear("h", commit(x))
     order = x.done(actions.SpawnTask)
     spawned: list[str] = []
-    parts = SimpleNamespace(
-        node=x.node,
-        counters=Counter(),
-        users=SimpleNamespace(is_system=True),
-        config=SimpleNamespace(node="x", device=()),
-        spool=SimpleNamespace(paths=lambda key: (f"{key}.out", f"{key}.err")),
-        feeding=SimpleNamespace(source=lambda _action: None),
-        launcher=SimpleNamespace(spawn=lambda action, *_: spawned.append(action.key)),
-        release=SimpleNamespace(outward=lambda do: do()),
-    )
-    performer = Performer(cast("Any", parts))
-    performer.perform([order])
+    info: Any = SimpleNamespace(config=SimpleNamespace(node="x", device=(), mode="system"), counters=Counter())
+    spool: Any = SimpleNamespace(paths=lambda key: (f"{key}.out", f"{key}.err"))
+    stdin: Any = SimpleNamespace(source=lambda _action: None)
+    launcher: Any = SimpleNamespace(spawn=lambda action, *_: spawned.append(action.key))
+    starter = TaskStarter(info, x.node, spool, stdin, launcher, cast("Any", None))
+    starter.start(order)
     assert spawned == [KEY]
     x.when(events.LauncherLost())
     assert "Died to h" in x.when(events.LauncherReady())
-    performer.perform([order])
+    starter.start(order)
     assert spawned == [KEY]
-    assert parts.counters["spawns dropped"] == 1
+    assert info.counters[SPAWNS_DROPPED] == 1

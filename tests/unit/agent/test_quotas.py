@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,10 +12,9 @@ from peerload.agent.control.principal import Principal
 from peerload.agent.control.quotas import (
     WAITED_BY_NODE_MAX,
     WAITED_MAX,
-    CpuBudget,
     Quotas,
     TokenBucket,
-    WaitQuota,
+    WaitCharge,
     waits_for,
 )
 from peerload.agent.store.reader import StoreReader
@@ -35,97 +33,72 @@ def test_a_rate_is_granted_again_as_time_passes() -> None:
     assert rate.take(1, 7.7) == 0.0
 
 
-def test_a_share_of_the_agents_time_is_had_again_as_time_passes() -> None:
-    share = CpuBudget(0.5, 0.0)
-    share.spend(1.0, 0.0)
-    assert share.owed_s(0.0) == 0.0, "that of two seconds"
-    share.spend(0.5, 0.0)
-    assert share.owed_s(0.0) == pytest.approx(1.0)
-    assert share.owed_s(0.5) == pytest.approx(0.5)
-    assert share.owed_s(1.0) == 0.0
-    share.spend(1.0, 1000.0)
-    assert share.owed_s(1000.0) == 0.0, "no more is saved than that"
-    share.spend(0.25, 1000.0)
-    assert share.owed_s(1000.0) == pytest.approx(0.5)
-
-
-def quotas(**settings: Any) -> tuple[Quotas, Any]:
+def quotas(mode: Any = "system", **settings: Any) -> tuple[Quotas, Any]:
     has = SimpleNamespace(unfinished=0, output_bytes=0)
     store = SimpleNamespace(unfinished_of=lambda _: has.unfinished, output_bytes_of_owner=lambda _: has.output_bytes)
-    config = AgentConfig(node="n", state="s", socket="k", mode="system", **settings)
-    parts: Any = SimpleNamespace(config=config, store=store)
-    return Quotas(parts), has
+    config = AgentConfig(node="n", state="s", socket="k", mode=mode, **settings)
+    security: Any = SimpleNamespace(tell=lambda *_: None)
+    return Quotas(config, cast("Any", store), security), has
+
+
+ALICE, BOB = Principal("a", "alice", 1), Principal("b", "bob", 2)
 
 
 @pytest.mark.rule("L3", "L4")
 def test_what_one_user_has_too_much_of_is_no_others_loss() -> None:
     limits, _ = quotas(user_connections_max=2, user_tasks_max=5, user_submits_per_s=10.0, user_requests_per_s=3.0)
-    assert [limits.connected("a") is None for _ in range(3)] == [True, True, False]
-    limits.hung_up("a")
-    assert limits.connected("a") is None
-    assert limits.connected("b") is None
-    limits.submitted("a", 5)
+    assert [limits.connected(ALICE) is None for _ in range(3)] == [True, True, False]
+    limits.disconnected(ALICE)
+    assert limits.connected(ALICE) is None
+    assert limits.connected(BOB) is None
+    limits.submitted(ALICE, 5)
     with pytest.raises(SlowDown):
-        limits.submitted("a", 1)
-    limits.submitted("b", 5)
-    assert [bool(limits.requested("a")) for _ in range(4)] == [False, False, False, True]
-    assert not limits.requested("b")
-    assert not limits.owed_s("b")
-    limits.spent("b", 100.0)
-    assert limits.requested("b") > 100.0, "what it costs counts, too"
-    assert not limits.owed_s("a")
+        limits.submitted(ALICE, 1)
+    limits.submitted(BOB, 5)
+    assert [bool(limits.request_wait_s(ALICE)) for _ in range(4)] == [False, False, False, True]
+    assert not limits.request_wait_s(BOB)
+
+
+@pytest.mark.rule("L3")
+def test_what_takes_long_takes_more_tokens_of_its_own_user() -> None:
+    limits, _ = quotas(user_requests_per_s=1_000.0)
+    assert [bool(limits.request_wait_s(ALICE, 250)) for _ in range(6)] == [False] * 4 + [True, True]
+    assert not limits.request_wait_s(BOB, 1_000_000), "however long, it may be asked"
+    assert 0.0 < limits.request_wait_s(BOB) < 1.0, "and costs no more than a second"
 
 
 @pytest.mark.rule("L3")
 @each("is_system", [True, False])
 def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_system: bool) -> None:
-    async def story() -> None:
-        waited, ends = WaitQuota(is_system=is_system), asyncio.Event()
+    waited, _ = quotas("system" if is_system else "user")
 
-        async def work() -> None:
-            await ends.wait()
+    def asks(who: str, tasks: int, node: str = "") -> WaitCharge:
+        client: Any = SimpleNamespace(came_from=node, caller=Principal(who, uid=1, node=node))
+        return waited.charge(client, tasks)
 
-        def asks(who: str, tasks: int, node: str = "", *, works: bool = True) -> list[asyncio.Task[None]]:
-            client: Any = SimpleNamespace(came_from=node, caller=Principal(who, uid=1, node=node), begun=None)
-            begun = []
-            with waited.handed_over(client, tasks):
-                if works:
-                    begun.append(asyncio.create_task(work()))
-                    client.begun(begun[-1])
-            assert client.begun is None
-            return begun
-
-        at_work = asks("1000", WAITED_MAX - 10)
-        asks("1000", 10, works=False)  # what is answered at once counts no more
-        at_work += asks("1000", 10)
-        if is_system:
-            with pytest.raises(SlowDown, match="too many tasks are waited for"):
-                asks("1000", 1)
-        else:
-            at_work += asks("1000", 1)
-        asks("1000", 0)
-        at_work += asks("1001", WAITED_MAX)
-        for number in range(WAITED_BY_NODE_MAX // WAITED_MAX):
-            at_work += asks(str(2000 + number), WAITED_MAX, "ws2")
+    charges = [asks("1000", WAITED_MAX - 10)]
+    asks("1000", 10).end()
+    charges.append(asks("1000", 10))
+    if is_system:
         with pytest.raises(SlowDown, match="too many tasks are waited for"):
-            asks("3000", 1, "ws2")
-        asks("3000", 1, "ws3")
-        at_work.pop(0).cancel()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        client: Any = SimpleNamespace(came_from="", caller=Principal("1000", uid=1), begun=None)
-        charge = waited.charge(client)
-        charge.add(WAITED_MAX - 10)
-        if is_system:
-            with pytest.raises(SlowDown):
-                charge.add(1)
-        charge.end()
-        ends.set()
-        await asyncio.gather(*at_work)
-        await asyncio.sleep(0)
-        assert not waited._tasks
-
-    asyncio.run(story())
+            asks("1000", 1)
+    else:
+        charges.append(asks("1000", 1))
+    asks("1000", 0)
+    charges.append(asks("1001", WAITED_MAX))
+    charges += [asks(str(2000 + number), WAITED_MAX, "ws2") for number in range(WAITED_BY_NODE_MAX // WAITED_MAX)]
+    with pytest.raises(SlowDown, match="too many tasks are waited for"):
+        asks("3000", 1, "ws2")
+    charges.append(asks("3000", 1, "ws3"))
+    charges.pop(0).end()
+    charge = asks("1000", 0)
+    charge.add(WAITED_MAX - 10)
+    if is_system:
+        with pytest.raises(SlowDown):
+            charge.add(1)
+    for one in (charge, *charges):
+        one.end()
+    assert not waited._waited
 
 
 @each(
@@ -147,11 +120,11 @@ def test_output_that_is_kept_keeps_more_from_being_queued() -> None:
     limits, has = quotas(user_output_bytes_max=100)
     has.output_bytes = 101
     with pytest.raises(DiskFull):
-        limits.submitted("a", 1)
+        limits.submitted(ALICE, 1)
     plenty, _ = quotas(user_submits_per_s=10.0)
-    plenty.submitted("a", 30)
+    plenty.submitted(ALICE, 30)
     with pytest.raises(SlowDown) as slow:
-        plenty.submitted("a", 1)
+        plenty.submitted(ALICE, 1)
     assert slow.value.retry_after_s > 1.0
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerload.agent.run_state import RunState
 from peerload.agent.store.write_ahead import ROWS_AHEAD_MAX, Outbox
 from peerload.model.actions import PutFloor, PutTask, Row
 from peerload.model.errors import StoreError
@@ -26,8 +27,8 @@ class Disk:
         self.waiting: list[tuple[list[Row], Callable[[], None]]] = []
         self.durable: list[Row] = []
 
-    def persist(self, rows: list[Row], done: Callable[[], None]) -> None:
-        self.waiting.append((rows, done))
+    def persist(self, rows: Sequence[Row], done: Callable[[], None]) -> None:
+        self.waiting.append((list(rows), done))
 
     def commit(self) -> None:
         if self.waiting:
@@ -37,7 +38,7 @@ class Disk:
 
 
 def test_without_rows_it_goes_out_at_once() -> None:
-    release, gone = Outbox(Disk().persist), list[str]()
+    release, gone = Outbox(Disk(), RunState()), list[str]()
     release.outward(lambda: gone.append("a"))
     assert gone == ["a"]
     release.flush()
@@ -46,7 +47,7 @@ def test_without_rows_it_goes_out_at_once() -> None:
 
 def test_what_follows_a_row_waits_for_it() -> None:
     disk, gone = Disk(), list[str]()
-    release = Outbox(disk.persist)
+    release = Outbox(disk, RunState())
     release.outward(lambda: gone.append("before"))
     release.keep((row(1),))
     release.outward(lambda: gone.append("after"))
@@ -59,7 +60,7 @@ def test_what_follows_a_row_waits_for_it() -> None:
 
 def test_what_goes_out_may_decide_something_itself() -> None:
     disk, gone = Disk(), list[str]()
-    release = Outbox(disk.persist)
+    release = Outbox(disk, RunState())
 
     def act() -> None:
         gone.append("first")
@@ -80,7 +81,7 @@ def test_what_goes_out_may_decide_something_itself() -> None:
 @given(st.lists(st.sampled_from(["keep", "outward", "flush", "commit"]), max_size=60))
 def test_any_order_of_turns_and_commits(steps: list[str]) -> None:
     disk = Disk()
-    release = Outbox(disk.persist)
+    release = Outbox(disk, RunState())
     kept: list[Row] = []
     wanted = 0
     gone: list[int] = []
@@ -110,9 +111,9 @@ def test_any_order_of_turns_and_commits(steps: list[str]) -> None:
     assert disk.durable == kept
 
 
-def test_after_a_turn_that_could_not_be_kept_nothing_goes_out() -> None:
+def test_after_a_turn_that_could_not_be_kept_nothing_goes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, gone = Disk(), list[str]()
-    release = Outbox(disk.persist)
+    release = Outbox(disk, RunState())
     release.keep((row(1),))
     release.outward(lambda: gone.append("kept"))
     release.flush()
@@ -120,7 +121,7 @@ def test_after_a_turn_that_could_not_be_kept_nothing_goes_out() -> None:
     def refuse(_rows: list[Row], _done: Callable[[], None]) -> None:
         raise StoreError("the disk does not keep up")
 
-    release._persist = refuse
+    monkeypatch.setattr(disk, "persist", refuse)
     release.keep((row(2),))
     release.outward(lambda: gone.append("lost"))
     with pytest.raises(StoreError):
@@ -138,7 +139,7 @@ def task_row(number: int) -> PutTask:
 
 def test_a_renewed_lease_waits_for_rows_of_its_own_tasks_alone() -> None:
     disk, gone = Disk(), list[str]()
-    release = Outbox(disk.persist)
+    release = Outbox(disk, RunState())
     release.keep(tuple(task_row(number) for number in range(9)))
     release.flush()
     release.keep((task_row(20),))
@@ -158,7 +159,7 @@ def test_a_renewed_lease_waits_for_rows_of_its_own_tasks_alone() -> None:
 
 def test_bulk_requests_wait_while_the_disk_is_behind() -> None:
     disk, gone = Disk(), list[str]()
-    release = Outbox(disk.persist)
+    release = Outbox(disk, RunState())
     release.when_room(lambda: gone.append("a"))
     for first in (0, ROWS_AHEAD_MAX):
         release.keep(tuple(row(first + number) for number in range(ROWS_AHEAD_MAX)))
@@ -171,12 +172,23 @@ def test_bulk_requests_wait_while_the_disk_is_behind() -> None:
 
 
 def test_no_renewal_goes_out_once_rows_could_not_be_kept() -> None:
-    def full(_rows: list[Row], _done: Callable[[], None]) -> None:
-        raise StoreError("the disk does not keep up")
+    class Full:
+        def persist(self, _rows: Sequence[Row], _done: Callable[[], None]) -> None:
+            raise StoreError("the disk does not keep up")
 
-    release, gone = Outbox(full), list[str]()
+    release, gone = Outbox(Full(), RunState()), list[str]()
     release.keep((task_row(1),))
     with pytest.raises(StoreError):
         release.flush()
     release.renewal([task_row(30).record.uid], lambda: gone.append("renewed"))
     assert gone == []
+
+
+def test_a_bug_in_what_waited_for_the_disk_stops_the_agent() -> None:
+    disk, run = Disk(), RunState()
+    release = Outbox(disk, run)
+    release.keep((row(1),))
+    release.outward(lambda: next(iter(())))
+    release.flush()
+    disk.commit()
+    assert run.has_failed

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from peerload.agent.run_state import RunState
 from peerload.agent.store import schema
 from peerload.agent.store.pruning import MaintenanceRow
-from peerload.agent.store.retention import DATE_KEPT_EVERY_S, Retention
+from peerload.agent.store.retention import DATE_KEPT_EVERY_S, Retention, TaskRemover
 from peerload.agent.store.rows import SINGLE
 from peerload.agent.store.trusted_date import DateAnchor, TrustedDate
 from peerload.model.actions import Row
@@ -52,14 +53,20 @@ def retention_of(
         store=SimpleNamespace(is_stalled=False, date=opened.store.date, persist=persist),
         journal=SimpleNamespace(happened=happened),
         node=SimpleNamespace(
+            state=SimpleNamespace(node="ws1"),
             home=SimpleNamespace(arrays={}, tasks={}),
-            gates=SimpleNamespace(inquiries=SimpleNamespace(is_watched=lambda _name: False)),
+            eligibility=SimpleNamespace(remote_status=SimpleNamespace(is_watched=lambda _name: False)),
         ),
-        clients=SimpleNamespace(follows=lambda _name: False),
+        watches=SimpleNamespace(is_watched=lambda _name: False),
         output=SimpleNamespace(is_busy=lambda _key: False, cut_old=cut_old),
         spool=SimpleNamespace(drop=lambda _key: None),
     )
-    return Retention(parts, opened.store.path)
+    store = parts.store
+    store.path = opened.store.path
+    remover = TaskRemover(store, parts.spool, parts.node, parts.output, parts.watches, RunState())
+    made = Retention(parts, store, parts.disk, remover, parts.output, parts.journal)
+    made.parts = parts  # type: ignore[attr-defined]
+    return made
 
 
 def left(opened: Opened) -> list[tuple[int, int]]:
@@ -152,12 +159,12 @@ def test_what_is_in_use_stays_until_it_is_not(tmp_path: Path, why: str) -> None:
         _end(opened, 1, now - 40 * DAY_S)
         _end(opened, 2, now - 40 * DAY_S)
         retention = retention_of(opened)
-        parts: Any = retention._parts
+        parts: Any = retention.parts  # type: ignore[attr-defined]
         used: set[object] = {"ws1/1", uid(1000), execution_key(uid(1000), 1)}
         if why == "followed":
-            parts.clients.follows = used.__contains__
+            parts.watches.is_watched = used.__contains__
         elif why == "watched":
-            parts.node.gates.inquiries.is_watched = used.__contains__
+            parts.node.eligibility.remote_status.is_watched = used.__contains__
         elif why == "busy":
             parts.output.is_busy = used.__contains__
         else:
@@ -175,7 +182,7 @@ def test_the_trusted_date_is_kept_now_and_then_and_at_once_where_that_of_the_mac
     passed_s, ahead_s = 0.0, 0.0
     with Opened(tmp_path / "db") as opened:
         retention = retention_of(opened)
-        parts: Any = retention._parts
+        parts: Any = retention.parts  # type: ignore[attr-defined]
         began = time.time()
         date = TrustedDate(boot_id="b", clocks=lambda: (passed_s, began + passed_s + ahead_s))
         parts.store.date, retention._date_kept = date, date.anchor

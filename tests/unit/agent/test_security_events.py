@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from peerload.agent.log_format import LogLines
-from peerload.agent.security_events import CULPRITS_MAX, EARLY_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
+from peerload.agent.security_events import CULPRITS_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
 from peerload.agent.store.event_log import EventLog
-from peerload.cli.doctor.security_rules import RULES
 from peerload.model.actions import SECURITY_RULES
+from tests.security.rules import IDS
 
 
 class Kept:
@@ -26,17 +26,12 @@ class Kept:
 
 
 class Told:
-    def __init__(self, *, begins: bool = True) -> None:
+    def __init__(self) -> None:
         self.now_s = 100.0
         self.counters: collections.Counter[str] = collections.Counter()
         self.kept = Kept()
-        self.security = SecurityEvents(self.counters, lambda: self.now_s)
-        if begins:
-            self.begin()
+        self.security = SecurityEvents(self.counters, cast("EventLog", self.kept), lambda: self.now_s)
         self.tell = self.security.tell
-
-    def begin(self) -> None:
-        self.security.begin(cast("EventLog", self.kept))
 
 
 def test_each_is_counted_and_the_first_is_noted() -> None:
@@ -87,16 +82,8 @@ def test_what_may_be_nobodys_fault_is_noted_when_it_is_too_often() -> None:
     assert told.kept.events == [("security", "P5", "n2", "replayed")]
 
 
-def test_what_came_early_is_kept_for_later() -> None:
-    told = Told(begins=False)
-    for number in range(EARLY_MAX + 10):
-        told.tell(SECURITY_RULES[number % len(SECURITY_RULES)], f"n{number}", "early")
-    told.begin()
-    assert [event[2] for event in told.kept.events] == [f"n{number}" for number in range(10, EARLY_MAX + 10)]
-
-
 def test_the_rules_are_those_that_there_are() -> None:
-    assert tuple(RULES) == SECURITY_RULES
+    assert IDS == SECURITY_RULES
 
 
 @pytest.mark.rule("T1")

@@ -12,7 +12,7 @@ import pytest
 
 from peerload.agent.control.principal import Principal
 from peerload.agent.control.task_ids import TaskIds
-from peerload.agent.requests.select_tasks import select
+from peerload.agent.requests.task_lists import TaskLists
 from peerload.agent.store.rows import SINGLE, TaskSelection
 from peerload.agent.store.selector import REF_CHARS_MAX, Criteria, references
 from peerload.model.actions import PutSubmission
@@ -49,13 +49,21 @@ def fixture_parts(tmp_path: Path) -> Iterator[Any]:
         )
         running = SimpleNamespace(record=SimpleNamespace(attempt=1), running_at=NOW)
         home = SimpleNamespace(tasks={uid(3002): running})
-        yield SimpleNamespace(store=opened.store, config=SimpleNamespace(node="ws1"), node=SimpleNamespace(home=home))
+        node = SimpleNamespace(home=home, state=SimpleNamespace(node="ws1"))
+        yield SimpleNamespace(store=opened.store, node=node)
+
+
+async def _now(store: Any) -> Any:
+    return store
 
 
 def answer(parts: Any, caller: Principal = ROOT, **asked: Any) -> dict[str, Any]:
     told: dict[str, Any] = {}
     connection: Any = SimpleNamespace(caller=caller, ok=lambda _number, body: told.update(body))
-    asyncio.run(select(parts, TaskIds(parts), connection, control.Select(**asked)))
+    unused: Any = None
+    reads: Any = SimpleNamespace(readable=lambda _connection: _now(parts.store))
+    lists = TaskLists(reads, TaskIds(parts.store, "ws1"), unused, unused, unused, parts.node)
+    asyncio.run(lists.select(connection, control.Select(**asked)))
     return told
 
 
@@ -102,7 +110,7 @@ def test_a_group_and_the_name_of_a_program_without_its_directory(tmp_path: Path)
 
 
 def test_names_of_ranges(parts: Any) -> None:
-    names = TaskIds(parts)
+    names = TaskIds(parts.store, "ws1")
     assert names.full("3.9,1-4,2,4-5") == "ws1/3.1-5,9"
     assert names.meant("@~1").counter == 2
     assert not names.meant("3.7-7").is_range

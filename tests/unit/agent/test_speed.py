@@ -103,3 +103,20 @@ def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, caplog: pytest.LogCa
     (tmp_path / "speed").mkdir()
     assert cpu_benchmark.kept_speed(tmp_path / "speed") is None
     assert len(caplog.records) == 1
+
+
+def test_a_measurement_that_cannot_be_waited_for_does_not_end_the_agent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The date jumped under libfaketime: `time.sleep` raised EINVAL."""
+
+    def refused(_process: subprocess.Popen[bytes]) -> bytes:
+        raise OSError(22, "Invalid argument")
+
+    started = quick(monkeypatch, "pass")
+    monkeypatch.setattr(cpu_benchmark, "_said", refused)
+    told: list[SpeedMeasured] = []
+    asyncio.run(cpu_benchmark.find_out(tmp_path / "speed", told.append, after_s=0.0))
+    with started[0]:
+        assert told == []
+        assert not (tmp_path / "speed").exists()

@@ -17,6 +17,7 @@ import pytest
 
 from peerload.model.errors import BadMessage
 from peerload.wire import control, frame
+from tests import frames
 from tests.in_process import cli_in
 from tests.support import PATIENCE_S
 
@@ -100,8 +101,7 @@ class FakeAgent:
         lock = threading.Lock()
         while True:
             try:
-                size = int.from_bytes(frame._read_exactly(connection, 4), "big")
-                raw = frame._read_exactly(connection, size)
+                raw = frames.read_raw(connection)
             except OSError:
                 return
             try:
@@ -130,7 +130,7 @@ def fixture_agent() -> Iterator[FakeAgent]:
 
 
 def command_line(*words: str | bytes) -> list[str | bytes]:
-    return [sys.executable, "-c", "import sys; from peerload.cli.main import main; sys.exit(main())", *words]
+    return [sys.executable, "-P", "-c", "import sys; from peerload.cli.main import main; sys.exit(main())", *words]
 
 
 def environment(fake: FakeAgent | None = None, **more: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from peerload.cli.common.command import command_options, task_name
 from peerload.cli.verbs.submit import array_ranges
 from peerload.client.environment import captured, looks_secret, packed
 from peerload.model.errors import BadRequest, UsageError
+from peerload.text import units
 from tests.each import each
 
 
@@ -17,7 +18,7 @@ from tests.each import each
     [("8G", 8 << 30), ("8GiB", 8 << 30), ("8gi", 8 << 30), ("8GB", 8 * 10**9), ("512M", 512 << 20), ("1.5K", 1536)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert options.size(text) == size
+    assert units.size(text) == size
 
 
 @each(
@@ -33,7 +34,7 @@ def test_sizes(text: str, size: int) -> None:
 )
 def test_sizes_refused(text: str, says: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=says):
-        options.size(text)
+        units.size(text)
 
 
 @each(
@@ -49,7 +50,7 @@ def test_sizes_refused(text: str, says: str) -> None:
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert options.duration(text) == seconds
+    assert units.duration(text) == seconds
 
 
 @each(
@@ -67,7 +68,7 @@ def test_durations(text: str, seconds: float) -> None:
 )
 def test_durations_refused(text: str, says: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=says):
-        options.duration(text)
+        units.duration(text)
 
 
 @each(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli.common import selection, sweep
-from peerload.cli.map import template_line
+from peerload.cli.common import selection
+from peerload.cli.map import sweep
 from peerload.model.errors import BadRequest, UsageError
 from tests.each import each
 
@@ -109,7 +109,9 @@ def swept(*command: str, shell: bool = False, **given: Any) -> list[list[bytes]]
         "shell": command[-1] if shell else None,
     }
     argv = [word.encode() for word in command]
-    return sweep.commands(Namespace(**usual | given), {"argv": [b"/bin/sh", b"-c", *argv] if shell else argv})
+    return sweep.commands_of_parameters(
+        Namespace(**usual | given), {"argv": [b"/bin/sh", b"-c", *argv] if shell else argv}
+    )
 
 
 def test_each_combination_is_a_command() -> None:
@@ -158,6 +160,6 @@ def test_a_table_with_a_hole_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_combinations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_line, "LINES_MAX", 1000)
+    monkeypatch.setattr(sweep, "LINES_MAX", 1000)
     with pytest.raises(BadRequest):
         swept("t", "{a}{b}{c}", param=["a=1-2000", "b=1-2000", "c=1-2000"])

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from peerload.cli.main import CANNOT, USAGE, main
+from peerload.cli.common.errors import CANNOT, USAGE
+from peerload.cli.main import main
 from peerload.cli.simulate import compare, flags, plot, report
 from peerload.sim.scenario import Scenario
 from tests.each import each

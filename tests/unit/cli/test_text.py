@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.text.format import coloured, duration_text, printable, size_text, table
+from peerload.model.text import printable
+from peerload.text.format import coloured, duration_text, size_text, table
 from tests.each import each
 
 HARMFUL = set(range(0x20)) | set(range(0x7F, 0xA0)) | {0x2028, 0x2029, 0x200E, 0x200F, 0x061C}

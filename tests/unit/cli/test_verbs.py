@@ -276,15 +276,24 @@ def test_cancel_tells_an_array_in_a_line(agent: FakeAgent) -> None:
 
 def test_nodes_tells_the_incarnation(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE | {"incarnation": 41}])
-    heading, row = peerload("nodes", agent=agent).stdout.decode().splitlines()
-    assert heading.split()[-2:] == ["INCARNATION", "AGE"]
-    assert row.split()[-2] == "41"
+    heading, row = peerload("nodes", "--wide", agent=agent).stdout.decode().splitlines()
+    ends = heading.index("INCARNATION") + len("INCARNATION")
+    assert row[:ends].split()[-1] == "41"
+
+
+def test_nodes_tells_what_only_policies_use_if_it_is_asked_for(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE])
+    plain, wide = (
+        set(peerload("nodes", *words, agent=agent).stdout.decode().splitlines()[0].split())
+        for words in ((), ("--wide",))
+    )
+    assert wide - plain == {"OTHER", "LOAD", "REGION", "INCARNATION"}
 
 
 def test_nodes_tells_what_other_programs_keep_busy(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE | {"cpus_foreign": 3.26}, NODE])
-    heading, *rows = peerload("nodes", agent=agent).stdout.decode().splitlines()
-    ends = heading.index("FOREIGN") + len("FOREIGN")
+    heading, *rows = peerload("nodes", "--wide", agent=agent).stdout.decode().splitlines()
+    ends = heading.index("OTHER CPUS") + len("OTHER CPUS")
     assert [row[:ends].split()[-1] for row in rows] == ["3.3", "-"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from peerload.cli.verbs.why import described
+from peerload.text.why import described
 from peerload.wire import control
 from tests.unit.cli.fake_agent import FakeAgent, fixture_agent, peerload
 

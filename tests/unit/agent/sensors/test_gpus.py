@@ -38,24 +38,32 @@ class FakeOwners:
 class Bench:
     """One `Gpus` under test, with what it has put."""
 
-    def __init__(self, library: object, **more: Any) -> None:
+    def __init__(self, library: object, *, wants_gpus: bool = True, **more: Any) -> None:
         self.events: list[DevicesFound | DevicesSampled] = []
         self.owners = FakeOwners()
         self.granted: dict[str, tuple[str, ...]] = {}
         self.happened: list[tuple[str, str]] = []
+        self._wants_gpus = wants_gpus
         self.gpus = Gpus(
             self.events.append,  # type: ignore[arg-type]
             library,
-            held=lambda: self.granted,
-            happened=lambda state, words: self.happened.append((state, words)),
             owners=self.owners,  # type: ignore[arg-type]
             **more,
         )
 
+    def holding(self) -> dict[str, tuple[str, ...]]:
+        return self.granted
+
+    def wants_gpus(self) -> bool:
+        return self._wants_gpus
+
+    def gpu_changed(self, state: str, words: str) -> None:
+        self.happened.append((state, words))
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         await self.gpus.find()
-        task = asyncio.create_task(self.gpus.run())
+        task = asyncio.create_task(self.gpus.run(self))
         try:
             yield
         finally:
@@ -186,7 +194,7 @@ def test_gpus_that_were_late_at_the_start_are_told_when_they_come(machine: Machi
     async def test() -> None:
         bench = Bench(pynvml)
         assert await bench.gpus.find(0.05) == ()
-        task = asyncio.create_task(bench.gpus.run())
+        task = asyncio.create_task(bench.gpus.run(bench))
         await asyncio.sleep(0.1)
         assert bench.events == []
         machine.unsay("hang")
@@ -346,7 +354,7 @@ def test_it_looks_less_often_when_nothing_needs_to_know(
         bench.gpus.look()
         await until(lambda: len(bench.events) > 1)
 
-    while_running(pynvml, story, is_wanted=lambda: False)
+    while_running(pynvml, story, wants_gpus=False)
 
 
 def test_a_reading_that_is_asked_for_is_told_before_that_returns(

@@ -1,0 +1,108 @@
+"""Requests to the core that wait for its answer, and its newest decisions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from peerload.model.errors import PeerloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.inbox import Inbox
+    from peerload.model.actions import Answer, Decided
+    from peerload.model.events import Event
+
+DECISIONS_KEPT_MAX = 10_000
+
+
+class CoreRequests:
+    """Puts requests to the core, and passes its answers on to the clients that wait for them."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._waiting: dict[int, tuple[Connection, int]] = {}
+        self._if_refused: dict[int, Callable[[], None]] = {}
+        self._promised: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._next = 0
+
+    def expect(self, connection: Connection, number: int, refused: Callable[[], None] | None = None) -> int:
+        """A number for the core; its Answer goes to this request of this client. ``refused`` is called if it is an error,
+        or repeats what was answered before."""
+        self._next += 1
+        if refused is not None:
+            self._if_refused[self._next] = refused
+        self._waiting[self._next] = (connection, number)
+        connection.pending += 1
+        return self._next
+
+    def put(self, event: Event) -> None:
+        """Hand an event to the core; if it is a request, its number is one of ours."""
+        self._inbox.put(event)
+
+    def promise(self) -> tuple[int, asyncio.Future[dict[str, object]]]:
+        """A number for the core, and what its Answer becomes the result of."""
+        self._next += 1
+        future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self._promised[self._next] = future
+        return self._next, future
+
+    def withdraw(self, number: int) -> bool:
+        """Nobody waits for this promise any more. → whether it was still open."""
+        return self._promised.pop(number, None) is not None
+
+    def answered(self, answer: Answer) -> None:
+        """Pass an answer on to whoever asked."""
+        refused = self._if_refused.pop(answer.request, None)
+        if refused is not None and (answer.error is not None or answer.reply.get("repeated")):
+            refused()
+        future = self._promised.pop(answer.request, None)
+        if future is not None:
+            if not future.done() and answer.error is not None:
+                future.set_exception(answer.error)
+            elif not future.done():  # whoever asked may have gone
+                future.set_result(answer.reply)
+            return
+        connection, number = self._waiting.pop(answer.request, (None, 0))
+        if connection is None:
+            return
+        connection.pending -= 1
+        if answer.error is not None:
+            connection.fail(number, answer.error)
+        else:
+            try:
+                connection.ok(number, answer.reply)
+            except PeerloadError as error:
+                connection.fail(number, error)
+
+
+class Decisions:
+    """The newest decision about each of the last tasks."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[Decided, float]] = OrderedDict()
+
+    def keep(self, decision: Decided, at: float) -> None:
+        """A decision was made, at that time (Unix s)."""
+        if decision.task:
+            self._kept[decision.task] = decision, at
+            self._kept.move_to_end(decision.task)
+            if len(self._kept) > DECISIONS_KEPT_MAX:
+                self._kept.popitem(last=False)
+
+    def about(self, task: str) -> dict[str, object] | None:
+        """The newest decision about a task, as `show` shows it."""
+        decision, at = self._kept.get(task, (None, 0.0))
+        if decision is None:
+            return None
+        inputs = [{"node": node, "load": load, "age_s": age_s} for node, load, age_s in decision.inputs]
+        return {
+            "at": at,
+            "policy": decision.policy,
+            "choice": decision.choice,
+            "reason": decision.reason,
+            "inputs": inputs,
+        }

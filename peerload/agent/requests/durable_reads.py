@@ -1,0 +1,45 @@
+"""Reads of the store that see everything that was decided before them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import Outbox
+
+STALLED_CHECK_S = 0.2
+"""Interval at which a read that waits for the disk checks whether the disk is full."""
+
+
+class DurableReads:
+    """The store of one agent, as clients read it: no less than was acknowledged, and nothing that could be lost."""
+
+    def __init__(self, store: Store, outbox: Outbox, event_log: EventLog) -> None:
+        self.store = store
+        self.event_log = event_log
+        self._outbox = outbox
+
+    async def durable(self) -> Store:
+        """Wait until everything decided so far is on disk and has gone out → the store. While the disk is full nothing gets
+        there: then what is there is what is true."""
+        store, reached = self.store, asyncio.Event()
+        if not store.is_stalled:
+            self._outbox.outward(reached.set)
+        while not store.is_stalled and not reached.is_set():
+            with contextlib.suppress(TimeoutError):  # it may be that very commit that finds no room
+                async with asyncio.timeout(STALLED_CHECK_S):
+                    await reached.wait()
+        return store
+
+    async def readable(self, connection: Connection, *, events: bool = False) -> Store:
+        """The same, when this client takes more: what it is to be told is made then. ``events``: with all events so far."""
+        if events:
+            self.event_log.settle()
+        await self.durable()
+        await connection.drain()
+        return self.store

@@ -1,0 +1,316 @@
+"""The verbs that queue tasks: submit and retry; and the checks that such a request has to pass."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.agent.accounts.environment import variables_of
+from peerload.agent.completion import output_files
+from peerload.agent.stdin.stdin_store import input_name
+from peerload.model.errors import BadRequest, PeerloadError
+from peerload.model.events import TaskSubmitted
+from peerload.model.messages import Need
+from peerload.model.submit_options import NO_TERMS
+from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, Guarantee, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from peerload.agent.accounts.as_user import UserServices
+    from peerload.agent.accounts.directory_cache import DirectoryQueries
+    from peerload.agent.control.authorization import Authorization
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.core_requests import CoreRequests
+    from peerload.agent.control.principal import Principal
+    from peerload.agent.control.quotas import Quotas
+    from peerload.agent.control.task_ids import TaskIds
+    from peerload.agent.requests.attach import AttachRequests
+    from peerload.agent.requests.durable_reads import DurableReads
+    from peerload.agent.stdin.stdin_store import StdinStore
+    from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.rows import Each
+    from peerload.core.node import Node
+    from peerload.core.tasks.work import HomeTask
+    from peerload.model.submit_options import SubmitOptions
+    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.wire import control
+
+
+class SubmissionChecks:
+    """Checks of what is to be queued: the quotas of its user, its files, room on the disk, and its directory."""
+
+    def __init__(
+        self,
+        access: Authorization,
+        quotas: Quotas,
+        users: UserServices,
+        disk: DiskSpace,
+        directories: DirectoryQueries,
+        node: Node,
+    ) -> None:
+        self._access = access
+        self._quotas = quotas
+        self._users = users
+        self._disk = disk
+        self._directories = directories
+        self._node = node
+
+    def owned(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
+        """The same as a submission of this caller."""
+        return self._access.submitted(caller, spec, terms)
+
+    async def check(
+        self,
+        caller: Principal,
+        spec: TaskSpec,
+        terms: SubmitOptions,
+        tasks: int,
+        each: Each = (),
+        input_bytes: int = 0,
+        *,
+        files: bool,
+    ) -> bool:
+        """Pass so many tasks through all checks, in this order → whether their directory is here. ``files``: also whether
+        the files with their output can be written. Raises SlowDown, DiskFull or BadRequest."""
+        self._quotas.submitted(caller, tasks or 1)
+        if files:
+            output_files.check_patterns(terms, tasks)
+            await self._users.check_files(spec, terms)
+        size = input_bytes + len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
+        self._disk.admit(tasks or 1, size)
+        others = self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
+        await self._directories.ask(others, spec.directory, spec.user)
+        if self._users.seen_lately(self._users.submitter(spec, terms), spec.directory):
+            return True
+        return await self._users.admitted(spec, terms)
+
+
+class Submissions:
+    """Puts submissions to the core; the answer goes out when what it decided is on disk."""
+
+    def __init__(
+        self,
+        core: CoreRequests,
+        checks: SubmissionChecks,
+        reads: DurableReads,
+        task_ids: TaskIds,
+        stdin: StdinStore,
+        attach: AttachRequests,
+        node: Node,
+    ) -> None:
+        self._core = core
+        self._checks = checks
+        self._reads = reads
+        self._task_ids = task_ids
+        self._stdin = stdin
+        self._attach = attach
+        self._node = node
+
+    async def submit(self, connection: Connection, request: control.Submit) -> None:
+        """Queue a command."""
+        indices = members(request)
+        terms = with_whole_ids(self._task_ids, request.spec, request.terms)
+        spec, terms = self._checks.owned(connection.caller, request.spec, terms)
+        if output_files.patterns(terms):
+            spec = msgspec.structs.replace(spec, followed=True)  # the files get all of its output
+        directory_here = await self._checks.check(
+            connection.caller, spec, terms, len(indices), request.each, len(request.input), files=True
+        )
+        digest = submission_digest(request)
+        before = self._reads.store.submission_of(request.token)
+        name, refused = await self._store_input(connection, request)
+        number = self._core.expect(connection, request.id, refused)
+        client = self._attach.client_number(connection) if request.attended else 0
+        self._core.put(
+            TaskSubmitted(
+                number,
+                request.token,
+                digest,
+                spec,
+                indices,
+                directory_here=directory_here,
+                before=before,
+                held=request.held,
+                waits_for_node=request.wait_for_node,
+                client=client,
+                input=name,
+                terms=terms,
+                each=request.each,
+            )
+        )
+
+    async def _store_input(
+        self, connection: Connection, request: control.Submit
+    ) -> tuple[str, Callable[[], None] | None]:
+        """Keep what a task is to read, before there is the task → its name, and what undoes it. What is whole is on the disk
+        then, as it would be needed after a crash; who sends more is there to notice one."""
+        if not request.spec.takes_input:
+            return "", None
+        inputs, name = self._stdin, input_name(request.token)
+        refused = None if inputs.is_known(name) else lambda: inputs.drop(name)
+        source = inputs.get(name)
+        try:
+            source.add(request.input, 0)
+            if request.input_ends:
+                await source.finish()
+        except (OSError, PeerloadError, asyncio.CancelledError):
+            if refused is not None:
+                refused()
+            raise
+        if not request.input_ends:
+            source.feeder = connection
+            source.ends_with_feeder = request.spec.terminal is None
+            self._attach.watch_connection(connection)
+        return name, refused
+
+    async def retry(self, connection: Connection, request: control.Retry) -> None:
+        """Queue what a task was to run as a new task; of an array those members that have not succeeded."""
+        store = await self._reads.durable()
+        records = [record async for page in self._task_ids.pages(request.task) for record in page]
+        meant = self._task_ids.meant(request.task)
+        counter = meant.counter
+        name = self._task_ids.full(str(counter) if meant.is_range else request.task)
+        spec, each = store.spec(counter), store.each(counter)
+        terms = store.terms(counter).again()
+        if spec.takes_input:
+            if any(record.input_came for record in records):
+                hint = "submit it again, with its input"
+                raise BadRequest(f"{name} cannot be repeated", why="its standard input is not kept", hint=hint)
+            spec = msgspec.structs.replace(spec, takes_input=False, terminal=None, followed=False)
+        chosen = _to_retry(name, records, self._node.home.tasks, request)
+        indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
+        directory_here = await self._checks.check(connection.caller, spec, terms, len(indices), each, files=False)
+        asked = f"retry {name} {request.all}{' failed' if request.failed else ''}"
+        digest = hashlib.sha256(asked.encode()).digest()
+        before = store.submission_of(request.token)
+        number = self._core.expect(connection, request.id)
+        self._core.put(
+            TaskSubmitted(
+                number,
+                request.token,
+                digest,
+                spec,
+                indices,
+                directory_here=directory_here,
+                before=before,
+                retry_of=name,
+                terms=terms,
+                each=each,
+            )
+        )
+
+
+def with_whole_ids(task_ids: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> SubmitOptions:
+    """The terms with whole ids in them. Raises BadRequest for what contradicts itself, or is no id."""
+    if terms.retries and spec.guarantee is Guarantee.ONCE:
+        raise BadRequest(
+            "a task that may run once only cannot be tried again",
+            why=f"it was submitted with retries: {terms.retries}",
+            hint="without --once, or without --retries",
+        )
+    if not terms.awaits:
+        return terms
+    for ref in (*terms.after, *terms.after_ok):
+        if "-" in (members := ref.rpartition("/")[2].partition(".")[2]) or "," in members:
+            raise BadRequest(f"{ref}: a range cannot be waited for", why="one task, or a whole array, can")
+    after, after_ok = (tuple(dict.fromkeys(map(task_ids.full, refs))) for refs in (terms.after, terms.after_ok))
+    return msgspec.structs.replace(terms, after=after, after_ok=after_ok)
+
+
+def submission_digest(request: control.Submit) -> bytes:
+    """What tells a submission that is repeated from another one with the same token."""
+    told: tuple[object, ...] = (request.spec, request.array)
+    if request.each or request.terms != NO_TERMS:
+        told = (*told, request.each, request.terms)
+    if request.spec.takes_input and request.input_ends:
+        told = (*told, hashlib.sha256(request.input).digest())
+    return hashlib.sha256(msgspec.msgpack.encode(told)).digest()
+
+
+def members(request: control.Submit) -> tuple[int, ...]:
+    """The members of the array, () for a single task. Raises BadRequest for what no task may be."""
+    _check_argv(request.spec.argv, "the command line")
+    if b"\0" in request.spec.directory:
+        raise BadRequest("the directory has a NUL byte in it")
+    if request.spec.directory != SCRATCH and not request.spec.directory.startswith(b"/"):
+        directory = request.spec.directory.decode("utf-8", "backslashreplace")
+        raise BadRequest("the directory is no absolute path", why=directory)
+    _check_input(request)
+    variables_of(request.spec.environment)
+    if request.each and request.array:
+        raise BadRequest("an array has ranges, or a command line for each member", why="both were given")
+    if request.each:
+        for number, argv in enumerate(request.each, start=1):
+            _check_argv(argv, f"the command line of member {number}")
+        return tuple(range(1, len(request.each) + 1))
+    indices: set[int] = set()
+    for first, last, step in request.array:
+        if last < first:
+            raise BadRequest(f"the array range {first}-{last} is empty")
+        if len(indices) + (last - first) // step + 1 > ARRAY_MEMBERS_MAX:
+            raise BadRequest("the array is too large", why=f"at most {ARRAY_MEMBERS_MAX} members are allowed")
+        indices.update(range(first, last + 1, step))
+    return tuple(sorted(indices))
+
+
+def _check_argv(argv: tuple[bytes, ...], what: str) -> None:
+    """Raises BadRequest for what no process can be given."""
+    size = sum(map(len, argv))
+    if size > ARGV_BYTES_MAX:
+        raise BadRequest(f"{what} has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
+    if any(b"\0" in word for word in argv):
+        raise BadRequest(f"{what} has a NUL byte in it")
+
+
+def _check_input(request: control.Submit) -> None:
+    """Raises BadRequest for input that nobody could read."""
+    if (request.input or not request.input_ends) and not request.spec.takes_input:
+        raise BadRequest("there is input for a task that takes none", why="takes_input of its spec is false")
+    if request.spec.takes_input and (request.array or request.each):
+        raise BadRequest("an array cannot read standard input", why="there is one, and many tasks")
+
+
+def _to_retry(
+    name: str, records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask], request: control.Retry
+) -> list[TaskRecord]:
+    """Which of these are tried again. Raises BadRequest if none is."""
+    over = [record for record in records if record.state.is_final or record.state is TaskState.UNKNOWN]
+    if request.failed:
+        chosen = [record for record in over if record.state in (TaskState.FAILED, TaskState.UNKNOWN)]
+    elif len(records) == 1 and over:
+        return over  # whoever names one task means it, however it ended
+    else:
+        chosen = [record for record in over if request.all or record.state is not TaskState.DONE]
+    if chosen:
+        return chosen
+    if not over:
+        raise BadRequest(
+            f"{name} has not ended", why=_why_not_ended(records, unfinished), hint=f"peerload cancel {name}  ends it"
+        )
+    raise BadRequest(
+        f"nothing of {name} has failed",
+        why=f"{len(over)} of {counted(len(records))} have ended, none "
+        + ("as failed" if request.failed else "but with success"),
+        hint=f"all of them again:  peerload retry --all {name}",
+    )
+
+
+def _why_not_ended(records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask]) -> str:
+    """Where these are, none of which has ended, in words."""
+    if len(records) > 1:
+        return f"none of its {len(records)} members has"
+    record = records[0]
+    if record.state is not TaskState.LEASED:
+        return f"it is {record.state}"
+    task = unfinished.get(record.uid)
+    runs = task is not None and task.running_at > 0
+    return f"it runs on {record.node}" if runs else f"it was given to {record.node}, to start there"
+
+
+def counted(tasks: int) -> str:
+    """``1 task``, ``2 tasks``."""
+    return f"{tasks} task{'' if tasks == 1 else 's'}"

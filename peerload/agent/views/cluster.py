@@ -1,0 +1,72 @@
+"""The cluster as this agent sees it: its keys, its certificate, and who is shut out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from peerload.core.membership.membership import PeerInfo
+    from peerload.security.cluster_dir import ClusterDirectory
+    from peerload.security.revocation import Trust
+    from peerload.security.tls import Credentials
+
+
+class ClusterView:
+    """Reads the cluster directory, the trust and the credentials of one agent."""
+
+    def __init__(self, cluster: ClusterDirectory, trust: Trust, tls: Credentials) -> None:
+        self._cluster = cluster
+        self._trust = trust
+        self._tls = tls
+
+    def is_revoked(self) -> bool:
+        """True if this node was shut out of its cluster."""
+        return self._tls.is_revoked
+
+    def is_peer_revoked(self, peer: PeerInfo) -> bool:
+        """True if this start of that node is shut out."""
+        return not self._trust.admits(peer.identity.node, peer.identity.boot)
+
+    def was_revoked(self, node: str) -> bool:
+        """True if a node of this name was shut out at any time."""
+        return self._trust.was_revoked(node)
+
+    def info(self) -> dict[str, object]:
+        """The part of `info` that is about the cluster."""
+        cluster, trust, facts = self._cluster, self._trust, self._tls.facts
+        return {
+            "cluster": cluster.name,
+            "cluster_id": cluster.id,
+            "cluster_directory": str(cluster.directory),
+            "cluster_local": cluster.is_local,
+            "cluster_fingerprint": cluster.fingerprint,
+            "issuer": cluster.is_issuer,
+            "seal_key": trust.number,
+            "certificate_ends_at": facts.valid_until.timestamp() if facts is not None else None,
+            "revoked": sorted({word.node for word in trust.revocations}),
+        }
+
+    def checkup(self) -> dict[str, object]:
+        """The part of `checkup` that is about the cluster."""
+        facts = self._tls.facts
+        return {
+            "certificate_until": facts.valid_until.timestamp() if facts is not None else None,
+            "issuer": self._cluster.is_issuer,
+            "revoked": self.is_revoked(),
+        }
+
+    def security(self) -> dict[str, object]:
+        """The part of `security` that is about the cluster; no key and no secret is in it."""
+        facts, trust = self._tls.facts, self._trust
+        return {
+            "certificate": None
+            if facts is None
+            else {
+                "issued_at": facts.issued_at.timestamp(),
+                "due_at": facts.due_at.timestamp(),
+                "valid_until": facts.valid_until.timestamp(),
+                "fingerprint": facts.fingerprint,
+            },
+            "seal_number": trust.number,
+            "sealed_since": trust.sealed_since,
+        }

@@ -1,0 +1,52 @@
+"""Exit codes of the command line, and how an error is reported: one line with what and why, one with what to type next."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from peerload.cli.common.verb_table import VERBS
+from peerload.model.errors import PeerloadError, UsageError
+
+CANNOT = 125
+"""Exit code: peerload itself could not do what was asked."""
+USAGE = 2
+"""Exit code: a mistake on the command line."""
+INTERRUPTED = 130
+"""Exit code: ended by Ctrl-C."""
+TIMED_OUT = 124
+"""Exit code: the time of `--timeout` was up."""
+PIPE_CLOSED = 128 + 13
+"""Exit code: as if ended by SIGPIPE."""
+DEFAULT_HINT = "what may be wrong here:  peerload doctor"
+"""Where an error has no hint of its own."""
+
+
+def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str = "") -> None:
+    """Say on stderr what happened and why, on one line, and the next command to type on another."""
+    from peerload.model.text import printable
+
+    hint = error.hint or DEFAULT_HINT
+    if isinstance(error, UsageError) and not error.hint:
+        known = verb in VERBS
+        hint = f"what it takes:  peerload {verb} --help" if known else "all of them:  peerload --help"
+    if debug_hint is not None:
+        hint = f"please report it, with what this prints:  peerload --debug {' '.join(debug_hint)}"
+    lines = f"peerload: {printable(str(error))}\n"
+    if hint:
+        lines += f"  {printable(hint)}\n"
+    try:
+        sys.stdout.flush()
+        sys.stderr.write(lines)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pipe_closed()
+
+
+def pipe_closed() -> int:
+    """Drop what is left to be written, since nobody reads it → the exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    return PIPE_CLOSED

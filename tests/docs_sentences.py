@@ -1,0 +1,37 @@
+"""Sentences of the user pages that begin with a relative clause or an inversion, for a person to read: no gate.
+
+`make docs-sentences` prints them with page and line.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+DEVELOPERS = {"architecture.md", "chaos.md", "lifecycle.md", "membership.md", "references.md", "testing.md", "wire.md"}
+START = re.compile(
+    r"(?:^|(?<=[.!?:] )|(?<=\| )|(?<=^- ))(?:\*\*)?"
+    r"((?:What|Whatever|Who|Whoever|Whom|Whose|Which|Whether|Where|Wherever|How|That which|Those (?:that|who|which)"
+    r"|Nor|Neither of|So do|So does|So is)\b[^.?!|]*[.!|]?)"
+)
+
+
+def found(text: str) -> list[tuple[int, str]]:
+    """Line number and sentence; questions, headings and blocks of code are left out."""
+    lines = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
+    return [
+        (number, match[1])
+        for number, line in enumerate(lines.splitlines(), start=1)
+        if not line.startswith("#")
+        for match in START.finditer(line)
+        if line[match.end(1) : match.end(1) + 1] != "?"
+    ]
+
+
+if __name__ == "__main__":
+    for page in sorted(DOCS.glob("*.md")):
+        if page.name not in DEVELOPERS:
+            for number, sentence in found(page.read_text(encoding="utf-8")):
+                sys.stdout.write(f"docs/{page.name}:{number}: {sentence}\n")
