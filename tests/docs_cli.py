@@ -1,4 +1,5 @@
-"""The generated part of docs/cli.md: of each verb its usage, what it does, and its flags, from the verb's own parser.
+"""The generated part of docs/cli.md: the verbs by group, and of each its usage, purpose and
+flags, from `peerload --help` and the verb's own parser.
 
 `make docs` writes it. In the section of a verb the first paragraph and the table of flags that may follow are generated; what
 comes after them is written by hand. A test compares the page with the parsers.
@@ -78,15 +79,16 @@ def head(verb: str, parser: Options, shared: set[str]) -> str:
     """A verb's usage, its purpose, and the flags that it does not share."""
     usage = (parser.usage or "").removeprefix(f"peerload {verb}").strip()
     if not usage:
-        words = [str(action.metavar or action.dest) for action in parser._actions if not action.option_strings]
-        several = [action.nargs in ("*", "+") for action in parser._actions if not action.option_strings]
-        usage = " ".join(
-            ["[flags]"] * bool(flags(parser))
-            + [f"{word} …" if many else word for word, many in zip(words, several, strict=True)]
-        )
-    purpose = " ".join((parser.description or "").split("\n\n", 1)[0].split())
+        wrapped = {"*": "[{} …]", "+": "{} …", "?": "[{}]"}
+        words = [
+            wrapped.get(str(action.nargs), "{}").format(action.metavar or action.dest)
+            for action in parser._actions
+            if not action.option_strings
+        ]
+        usage = " ".join(["[flags]"] * bool(flags(parser)) + words)
+    purpose = verb_table.VERBS[verb][:1].upper() + verb_table.VERBS[verb][1:] + "."
     shown = f"`peerload {verb} {usage}`".replace(" `", "`").replace("\n", " ")
-    return f"\n{shown}. {purpose}\n" + table(parser, [name for name in flags(parser) if name not in shared])
+    return f"\n{purpose} {shown}\n" + table(parser, [name for name in flags(parser) if name not in shared])
 
 
 def generated() -> dict[str, str]:
@@ -100,6 +102,8 @@ def generated() -> dict[str, str]:
         TASK_HEADING: table(parsers["run"], task),
         SELECT_HEADING: table(parsers["cancel"], [name for name in SELECT if name in own["cancel"]]),
     }
+    for group, names in verb_table.GROUPS.items():
+        parts[f"## {group}"] = "\n" + " · ".join(f"[{verb}](#{verb})" for verb in names) + "\n"
     for verb, parser in parsers.items():
         shared = set(task) if verb in TASK_VERBS else set()
         if verb == "agent":

@@ -188,3 +188,35 @@ def array_of(task: str) -> str:
     """`ws1/42` for `ws1/42.7`, and for itself; the name of a node may have dots, too."""
     node, slash, number = task.rpartition("/")
     return node + slash + number.partition(".")[0]
+
+
+RANGES_NAMED_MAX = 3
+
+
+def as_row(task: dict[str, Any]) -> dict[str, Any]:
+    """The task as it is listed: of one that stands for several members its id is their ranges and count."""
+    members = task.get("members")
+    if not isinstance(members, dict):
+        return task
+    count, nodes = number_of(task), _whole(members.get("nodes"))
+    return task | {
+        "id": f"{array_of(str(task.get('id', '')))}.{ranges(members.get('spans'))}  {counted(count, 'task')}",
+        "node": counted(nodes, "node") if nodes > 1 else task.get("node"),
+    }
+
+
+def number_of(task: dict[str, Any]) -> int:
+    """How many tasks it stands for."""
+    members = task.get("members")
+    return _whole(members.get("count")) if isinstance(members, dict) else 1
+
+
+def ranges(spans: object) -> str:
+    """``1-5,8``: at most the first RANGES_NAMED_MAX of them."""
+    pairs = [span for span in spans if isinstance(span, (list, tuple))] if isinstance(spans, (list, tuple)) else []
+    text = ",".join("-".join(dict.fromkeys(map(str, span))) for span in pairs[:RANGES_NAMED_MAX])
+    return text + (",…" if len(pairs) > RANGES_NAMED_MAX else "")
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

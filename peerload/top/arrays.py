@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.text.array_rows import as_row, number_of, ranges
-from peerload.text.tasks import array_of, command_text
+from peerload.text.tasks import array_of, as_row, command_text, number_of, ranges
 from peerload.top.model import number
 
 TYPE_CHECKING = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peerload.text.array_rows import number_of
 from peerload.text.format import duration_text, number_text, size_text
+from peerload.text.tasks import number_of
 from peerload.top import lines as draw
 from peerload.top import tables
 from peerload.top.detail import Tail, detail_lines

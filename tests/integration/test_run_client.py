@@ -384,7 +384,7 @@ def test_a_shell_inside_of_a_task_has_a_terminal_where_there_is_one(agents: list
         terminal.sees(b"xterm %s\r\na tty\r\n" % node.encode())
         terminal.type(b"PS1='ready> '; stty size\r")
         terminal.sees(b"33 99\r\nready> ")
-        terminal.type(b"echo be''gun; cat\r")
+        terminal.type(b"sh -c \"echo be''gun; exec cat\"\r")  # what says it is what the key ends
         terminal.sees(b"begun\r\n")
         terminal.type(b"\x1c")  # no key leaves it to itself
         terminal.sees(b"Quit\r\nready> ")

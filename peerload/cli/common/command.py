@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-from peerload.cli.common import device_flags, options, suggestions, terms_flags
+from peerload.cli.common import options, suggestions, task_flags
 from peerload.cli.common.errors import CANNOT
 from peerload.client import environment
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, UsageError
@@ -41,8 +41,8 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c", "--cpus", type=options.cpus, metavar="N", help="cores, may be a fraction (default 1)")
     reader.flag("--mem", type=units.size, metavar="8G", help="memory it needs")
-    device_flags.add(reader)
-    terms_flags.add(reader, is_map=verb == "map")
+    task_flags.add_device_flags(reader)
+    task_flags.add_flags(reader, is_map=verb == "map")
     reader.flag("-t", "--time", type=units.duration, metavar="2h", help="stop it after this (exit code 124)")
     reader.flag("-J", "--name", help="what to call it (default: from the command)")
     reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")
@@ -84,7 +84,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
-    request |= _given(mem_bytes=flags.mem, **device_flags.request(flags, verb))
+    request |= _given(mem_bytes=flags.mem, **task_flags.device_request(flags, verb))
     placement = _given(
         node=flags.node,
         exclude=_listed(flags.exclude),
@@ -185,29 +185,12 @@ def _range(numbers: list[int] | tuple[int, ...]) -> str:
     return f"{first}" if first == last else f"{first}-{last}" + (f":{step}" if step != 1 else "")
 
 
-def submit(
-    client: Client,
-    spec: dict[str, Any],
-    secret: list[str],
-    array: list[tuple[int, int, int]],
-    *,
-    held: bool = False,
-    waits_for_node: bool = False,
-    each: list[list[bytes]] | None = None,
-    attended: bool = False,
-    input_ends: bool = True,
-    terms: dict[str, object] | None = None,
-) -> dict[str, Any]:
-    """Queue the task, or, with ``each``, an array of these command lines; say on a terminal what was left out of its
-    environment."""
-    say_left_out(secret)
+def submit(client: Client, spec: dict[str, Any], *, input_comes: bool = False, **more: object) -> dict[str, Any]:
+    """Queue the task, or an array of tasks, and return the agent's reply. ``more``: the other fields of `Submit` (docs/wire.md),
+    of which False, None and empty ones are left out; ``input_comes``: it reads more than this."""
+    fields = {key: value for key, value in more.items() if value} | ({"input_ends": False} if input_comes else {})
     try:
-        more: dict[str, Any] = {"wait_for_node": True} if waits_for_node else {}
-        more |= {"each": each} if each else {}
-        more |= {"attended": True} if attended else {}
-        more |= {} if input_ends else {"input_ends": False}
-        more |= {"terms": terms} if terms else {}
-        return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held, **more)
+        return client.call("submit", token=os.urandom(16).hex(), spec=spec, **fields)
     except NeverRunnable as error:
         raise suggestions.mended(error, client, spec) from None
     except AgentSilent as error:

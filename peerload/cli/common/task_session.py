@@ -12,13 +12,15 @@ import signal
 import time
 
 from peerload.cli.common import command
+from peerload.cli.common.errors import CANNOT, INTERRUPTED
 from peerload.cli.common.standard_input import BACKGROUND_LOOK_S, StdinReader
 from peerload.cli.common.terminal import DETACH_KEY, RawTerminal, window
 from peerload.client.connection import Client
 from peerload.client.protocol import accepted
-from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
-from peerload.text.format import say, shortened
+from peerload.text.format import say, shortened, size_text
+from peerload.text.tasks import is_mine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +41,13 @@ TOLD_BEFORE = "no node known can ever run it"
 """… unless it is no more than what was said when it was submitted."""
 SIGNALS_UNHANDLED_MAX = 3
 """An agent that stops in the middle of a word holds everything up: so many signals end that."""
+TOLD_IN_WORDS = (124, 126, 127)
+WITHOUT_ROOM = "; the disk of "
+"""In the reason of a task whose output may not have been kept."""
+"""Exit codes whose reason is worth a line: time limit, cannot execute, not found."""
+DETACHED = 131
+"""Our exit code when Ctrl-\\ left the task to itself: as of a command that this key has ended, so that nothing which
+follows with && goes on."""
 _CAUGHT = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -411,6 +420,53 @@ class TaskSession:
         return AgentUnavailable(f"lost the agent while {self._task} was running", why=error.why, hint=hint)
 
 
-def refused_input(error: BadRequest) -> bool:
-    """Whether this says that a task takes no input from us, and not that the task is not there."""
-    return error.code == BadRequest.code
+# -- the end of a task, told ---------------------------------------------------------------------------------------------
+
+
+def told_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
+    """Our exit code for a task whose output is not complete: no success, and stderr says so."""
+    if code or not missing_bytes:
+        return code
+    say(
+        f"exit code {CANNOT}: {ended['id']} succeeded, and {size_text(missing_bytes)} of its output are missing",
+        f"what is kept of it:  peerload logs {ended['id']}",
+    )
+    return CANNOT
+
+
+def say_detached(task: str) -> int:
+    """What is said when a task was left to itself → our exit code."""
+    say(f"{task} runs on without us", f"join it again:  peerload attach {task}        peerload logs -f {task}")
+    return DETACHED
+
+
+def _needs_words(ended: dict[str, Any], code: int, reason: str) -> bool:
+    """Whether the exit code alone does not tell what was the matter."""
+    if reason in ("", f"exit code {code}"):
+        return False
+    return code in TOLD_IN_WORDS or bool(ended.get("out_of")) or WITHOUT_ROOM in reason
+
+
+def told(ended: dict[str, Any], *, interrupted: bool) -> int:
+    """Our exit code; a line on stderr where the code alone would not tell."""
+    task, state, reason = str(ended.get("id", "")), str(ended.get("state", "")), str(ended.get("reason") or "")
+    code = command.exit_code_of(ended)
+    if state == "cancelled" and interrupted:
+        return code if ended.get("exit_code") is not None else INTERRUPTED
+    if state == "unknown" or code == CANNOT:
+        say(f"{task} is {state}: {reason or 'it has no exit code'}", f"more:  peerload show {task}")
+    elif _needs_words(ended, code, reason):
+        say(f"{task}: {printable(reason)}", f"it ran on {ended['node']}" if ended.get("node") else "")
+    elif (
+        state == "failed" and ended.get("node") and os.isatty(2)
+    ):  # elsewhere nothing but what the command says is read
+        say(f"{task} failed on {printable(ended['node'])}: {printable(reason or f'exit code {code}')}")
+    elif state == "cancelled":
+        say(f"{task} was cancelled" + (f": {reason}" if reason else ""))
+    return code
+
+
+def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
+    """Whether it is a task of who types this, so that what it writes may do to this terminal what it likes. What another node
+    says of its users is believed only where all nodes are one person's."""
+    return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))

@@ -69,6 +69,16 @@ GROUPS = {
 VERBS = {verb: says for group in GROUPS.values() for verb, says in group.items()}
 HIDDEN = ("launcher",)
 """Verbs that services run, and nobody else."""
+_ELSEWHERE = {
+    "forget": ("leave", "forget"),
+    "launcher": ("agent", "launcher"),
+    "prio": ("hold", "prio"),
+    "release": ("hold", "release"),
+    "revoke": ("leave", "revoke"),
+    "sh": ("run", "shell"),
+    "undrain": ("drain", "undrain"),
+}
+"""The file in cli/verbs and the function of each verb that has no file of its own; the others are `main` of theirs."""
 ALIASES = {"kill": "cancel", "list": "ls", "log": "logs", "ps": "ls"}
 """Words that people type for a verb; `version` stands for --version."""
 _TASKS_OR_AGENT = "a task:  peerload {}        the agent:  peerload {}"
@@ -95,8 +105,8 @@ SUGGESTIONS = {
 
 def load(verb: str) -> Callable[[list[str]], int]:
     """The function that runs this verb with its words."""
-    module = __import__(f"peerload.cli.verbs.{verb}", fromlist=["main"])
-    run: Callable[[list[str]], int] = module.main
+    file, function = _ELSEWHERE.get(verb, (verb, "main"))
+    run: Callable[[list[str]], int] = getattr(__import__(f"peerload.cli.verbs.{file}", fromlist=[function]), function)
     return run
 
 

@@ -14,25 +14,107 @@ import signal
 import time
 
 from peerload.cli.common import command
-from peerload.cli.map.batch import MapBatch, MapTask, sound_size
 from peerload.cli.map.inputs import BadInput
-from peerload.cli.map.show import MapResult
+from peerload.cli.map.show import MapResult, MapView
 from peerload.cli.map.template import shown
 from peerload.client.connection import Client
 from peerload.client.protocol import OutputGaps, refusal
-from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
 from peerload.text.format import counted, say, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
     from typing import Any, Self
 
-    from peerload.cli.map.halt import Halt
     from peerload.cli.map.inputs import MapInputs
     from peerload.cli.map.joblog import Joblog
     from peerload.cli.map.template import CommandTemplate
+
+ARGV_BYTES_MAX = 1 << 20
+"""As peerload.model.task has it."""
+WORD_BYTES = 5
+"""What each word takes besides its own bytes."""
+
+
+class MapTask:
+    """One that was submitted and has not ended."""
+
+    __slots__ = ("argv", "number", "values")
+
+    def __init__(self, number: int, values: tuple[bytes, ...], argv: list[bytes]) -> None:
+        self.number = number
+        self.values = values
+        self.argv = argv
+
+
+class MapBatch:
+    """Tasks that were submitted together, by member number. ``id``: "" until the agent has said it."""
+
+    __slots__ = ("argv", "id", "left", "token")
+
+    def __init__(self, tasks: list[MapTask]) -> None:
+        self.token = os.urandom(16).hex()
+        self.left = dict(enumerate(tasks, start=1))
+        self.argv = [task.argv for task in tasks]
+        self.id = ""
+
+
+def checked_size(number: int, argv: list[bytes]) -> int:
+    """Bytes of the command line of a task. Raises BadInput for what no process can be given."""
+    size = sum(len(word) + WORD_BYTES for word in argv)
+    if size > ARGV_BYTES_MAX:
+        raise BadInput(
+            f"map: the command of task {number} is too large",
+            why=f"{size} bytes; at most {ARGV_BYTES_MAX} can travel",
+            hint="put what is large into a file and have the command read it",
+        )
+    if any(b"\0" in word for word in argv):
+        raise BadInput(
+            f"map: input {number} has a NUL byte in it",
+            why="no word of a command can have one",
+            hint="inputs that end with NUL instead of a line break:  -0",
+        )
+    return size
+
+
+PERCENT_AFTER = 3
+"""A share of the tasks counts when so many have ended."""
+_COUNTED = ("fail", "success", "done")
+
+
+class Halt:
+    """``is_now``: what runs is stopped, too. Raises UsageError for words that make no sense."""
+
+    def __init__(self, text: str = "never") -> None:
+        when, comma, what = text.partition(",")
+        counted, _, limit = what.partition("=")
+        self.is_now = when == "now"
+        self._counted = counted
+        self._number = self._share = 0.0
+        if text == "never":
+            return
+        digits = limit.removesuffix("%")
+        is_sound = comma and when in ("now", "soon") and counted in _COUNTED and digits.isascii() and digits.isdecimal()
+        if not is_sound or not int(digits):
+            raise UsageError(
+                f"map: --halt {text!r} cannot be understood",
+                hint="such as:  --halt now,fail=1  or  soon,fail=10%  or  now,success=1  or  never",
+            )
+        if digits == limit:
+            self._number = int(digits)
+        else:
+            self._share = int(digits) / 100
+
+    def is_due(self, *, failed: int, succeeded: int) -> bool:
+        """Whether it is time, when so many have ended."""
+        ended = failed + succeeded
+        count = {"fail": failed, "success": succeeded, "done": ended}.get(self._counted, 0)
+        if self._number:
+            return count >= self._number
+        return bool(self._share) and ended >= PERCENT_AFTER and count >= self._share * ended
+
 
 SUBMITTED_MAX = 2000
 """Tasks that were submitted and have not ended."""
@@ -53,8 +135,7 @@ FAILURES_KEPT_MAX = 1000
 
 
 class Mapping:
-    """One run of `map`; a context, in which signals are its own. ``submit_fields``: of the request besides what differs;
-    ``ended`` is given each task that has ended."""
+    """One run of `map`; a context in which it handles signals. ``fields``: what of the request is the same for all tasks."""
 
     def __init__(
         self,
@@ -76,10 +157,7 @@ class Mapping:
         self._joblog = joblog
         self._at_a_time = min(at_a_time or SUBMITTED_MAX, SUBMITTED_MAX)
         self._room_min = 1 if at_a_time else BATCH_TASKS_MAX
-        self.ended: Callable[[MapResult], None] = lambda _: None
-        self.skipped: Callable[[int], None] = lambda _: None
-        self.looked: Callable[[], None] = lambda: None
-        self.is_full: Callable[[], bool] = lambda: False
+        self._view = MapView()
         self._number = 0
         self._unfinished = 0
         self._batches: dict[str, MapBatch] = {}
@@ -138,9 +216,10 @@ class Mapping:
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Until all have ended. Raises what the agent refuses, if nothing was submitted; AgentUnavailable if it went away
+    def run(self, view: MapView) -> None:
+        """Submit tasks until all have ended, and have ``view`` show them. Raises what the agent refuses, if nothing was submitted; AgentUnavailable if it went away
         for good; KeyboardInterrupt at a second signal, when what is left was cancelled at once."""
+        self._view = view
         try:
             while True:
                 try:
@@ -151,7 +230,7 @@ class Mapping:
                     self._step()
                 except AgentUnavailable as error:
                     self._reconnect(error)
-                self.looked()
+                view.progress()
         except KeyboardInterrupt:
             self._cancel_at_once()
             raise
@@ -163,7 +242,7 @@ class Mapping:
 
     def _fill(self) -> None:
         """Submit what there is room for."""
-        if self._stops or self.is_full() or time.monotonic() < self._retry_at_s:
+        if self._stops or self._view.is_full or time.monotonic() < self._retry_at_s:
             return
         while (room := self._at_a_time - self._unfinished) >= self._room_min and len(self._batches) < BATCHES_MAX:
             tasks = self._next_tasks(room)
@@ -183,9 +262,9 @@ class Mapping:
                 self._number += 1
                 argv = self._template.argv(self._number, values)
                 if self._joblog is not None and self._joblog.has(self._number, shown(argv)):
-                    self.skipped(self._number)
+                    self._view.skipped(self._number)
                     continue
-                size += sound_size(self._number, argv)
+                size += checked_size(self._number, argv)
                 tasks.append(MapTask(self._number, values, argv))
         except PeerloadError as error:
             self._give_up(error)
@@ -211,7 +290,7 @@ class Mapping:
         poll.register(self._wake_read, select.POLLIN)
         agent = self._client.fileno()
         poll.register(agent, select.POLLIN)
-        takes_more = not self._stops and not self.is_full() and self._unfinished < self._at_a_time
+        takes_more = not self._stops and not self._view.is_full and self._unfinished < self._at_a_time
         source = self._inputs.descriptor if takes_more else None
         if source is not None:
             poll.register(source, select.POLLIN)
@@ -292,7 +371,7 @@ class Mapping:
             self.note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
         if self._joblog is not None and not is_cancelled:
             self._joblog.add(task.number, body, line)
-        self.ended(MapResult(task.number, b" ".join(task.values), {**body, "command": line}))
+        self._view.ended(MapResult(task.number, b" ".join(task.values), {**body, "command": line}))
         if not batch.left:
             del self._batches[batch.token]
         if not self._stops and self._halt.is_due(failed=self.failed, succeeded=self.succeeded):

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 
+from peerload.cli.common import command
 from peerload.cli.common.output import write_all
 from peerload.model.text import printable
-from peerload.text.format import duration_text
+from peerload.text.format import duration_text, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ BAR_EVERY_S = 0.2
 LINES_EVERY_S = 10.0
 """A bar that goes to no terminal is a line now and then."""
 _BAR_WIDTH = 30
+COMMAND_WIDTH_MAX = 100
 COLUMNS, COLUMNS_MIN = 80, 20
 
 
@@ -37,6 +39,24 @@ class MapResult:
         self.number = number
         self.tag = tag
         self.body = body
+
+
+class MapView:
+    """What is shown of a map while it runs; this one shows nothing."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more tasks should be submitted for now."""
+        return False
+
+    def ended(self, task: MapResult) -> None:
+        """A task has ended."""
+
+    def skipped(self, number: int) -> None:
+        """A task was done in an earlier run."""
+
+    def progress(self) -> None:
+        """The map goes on: called often."""
 
 
 class Outputs:
@@ -192,3 +212,17 @@ def _terminal_width() -> int:
         return max(os.get_terminal_size(2).columns or COLUMNS, COLUMNS_MIN)
     except OSError:
         return COLUMNS
+
+
+def failure_text(body: dict[str, Any], line: bytes) -> str:
+    """One line about a failed task."""
+    signal_ = body.get("signal")
+    how = f"signal {signal_}" if signal_ else f"exit {command.exit_code_of(body)}"
+    if (body.get("exit_code") is None and not signal_) or body.get("out_of"):
+        how = f"{how} ({body.get('reason') or body.get('state')})"
+    where = f"on {body['node']}" if body.get("node") else ""
+    said = ": ".join(filter(None, (where, str(body.get("error_line") or ""))))
+    command_line = shortened(printable(line), COMMAND_WIDTH_MAX)
+    return f"{printable(body.get('id', ''))}  {printable(how)}  {command_line}" + (
+        f"  ({printable(said)})" if said else ""
+    )

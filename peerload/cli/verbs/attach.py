@@ -8,12 +8,10 @@ from __future__ import annotations
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
-from peerload.cli.common.task_session import Detached, TaskSession
-from peerload.cli.verbs.run import say_detached, told, told_missing
+from peerload.cli.common.task_session import Detached, TaskSession, is_ours, say_detached, told, told_missing
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.text.format import print_json
-from peerload.text.tasks import is_mine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,12 +61,6 @@ def main(words: list[str]) -> int:
     writer.end(ended)
     code = told(ended, interrupted=following.interrupts > 0)
     return told_missing(ended, code, writer.missing_bytes)
-
-
-def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
-    """Whether it is a task of who types this, so that what it writes may do to this terminal what it likes. What another node
-    says of its users is believed only where all nodes are one person's."""
-    return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))
 
 
 def _single(client: Client, name: str) -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from peerload.cli.common.options import Options
-from peerload.model.errors import UsageError
+from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, say
 
@@ -59,8 +60,6 @@ def main(words: list[str]) -> int:
     if flags.what != "init" and flags.name is not None:
         raise UsageError(f"cluster {flags.what} takes no --name", hint="what it takes:  peerload cluster --help")
     if flags.what == "broker-certificate":
-        from peerload.cli.common.cluster_broker import make_files
-
         place = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- a link stays one: it is refused
         return make_files(place, flags, _configured())
     return _init(flags) if flags.what == "init" else _show(flags)
@@ -195,3 +194,42 @@ def _default_name(directory: Path) -> str:
     """The directory's name, in the characters that a cluster's name may have."""
     name = "".join(letter if letter in NAME_CHARACTERS else "-" for letter in directory.name.lower())
     return name.strip("-")[:NAME_LENGTH_MAX] or "cluster"
+
+
+TLS_PORT = 8883
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from peerload.security.cluster_dir import ClusterDirectory
+
+
+def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> int:
+    """Make them in a new directory, and say what to type next. flags: `host` and `json` of the command line. Raises
+    BadRequest."""
+    from peerload.security import mosquitto_config
+
+    if cluster.is_local:
+        why = "this node is of no cluster beyond this machine"
+        raise BadRequest("no certificate is made for a broker", why=why, hint="make one:  peerload invite")
+    if not cluster.is_issuer:
+        raise BadRequest(
+            "no certificate is made for a broker",
+            why="this node does not have the key of the cluster's CA",
+            hint="type it where the cluster was made; which nodes have the key:  peerload invite",
+        )
+    hosts: list[str] = flags.host or []
+    valid_until = mosquitto_config.make(cluster, directory, hosts, datetime.now(UTC))
+    if flags.json:
+        print_json({"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()})
+        return 0
+    url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
+    place, there = printable(shlex.quote(str(directory))), mosquitto_config.PLACE
+    sys.stdout.write(
+        f"{place} has what a Mosquitto at {printable(', '.join(hosts))} needs, valid until {valid_until:%Y-%m-%d}. "
+        "broker.key is a secret.\n"
+        f"On its machine:   sudo install -d -o mosquitto -m 700 {there} ; sudo install -o mosquitto -m 400 {place}/* {there}\n"
+        f"                  sudo ln -s {there}/mosquitto.conf /etc/mosquitto/conf.d/peerload.conf ; sudo systemctl restart mosquitto\n"
+        f'On every node:    mqtt = ["{printable(url)}"]  in its configuration, or  --mqtt {printable(url)}\n'
+    )
+    return 0

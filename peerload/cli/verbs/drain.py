@@ -1,4 +1,4 @@
-"""`peerload drain`: have this node take no more tasks."""
+"""`peerload drain` and `undrain`: have a node take no more tasks, and take tasks again."""
 
 from __future__ import annotations
 
@@ -64,3 +64,18 @@ def _show(reply: dict[str, Any], flags: Namespace) -> None:
 
 def _where(flags: Namespace) -> str:
     return f"on {flags.node}" if flags.node else "here"
+
+
+def undrain(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options("undrain", "Have this or another node take tasks again, after  peerload drain.")
+    reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        was_drained = bool(client.call("undrain", at=flags.node).get("was_drained", True))
+    if flags.json:
+        print_json({"was_drained": was_drained})
+    else:
+        node = flags.node or "this node"
+        sys.stdout.write(f"{node} takes tasks again\n" if was_drained else f"{node} was not drained\n")
+    return 0

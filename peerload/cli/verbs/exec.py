@@ -7,13 +7,11 @@ import signal
 
 from peerload.cli.common import command
 from peerload.cli.common.errors import CANNOT
-from peerload.cli.common.interactive import with_colours, with_term
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
-from peerload.cli.common.task_session import TaskSession
-from peerload.cli.common.terminal import window
-from peerload.cli.verbs.attach import is_ours
+from peerload.cli.common.task_session import TaskSession, is_ours
+from peerload.cli.common.terminal import window, with_colours, with_term
 from peerload.client.connection import Client
 from peerload.client.environment import packed
 from peerload.model.errors import AgentUnavailable, BadRequest, UsageError

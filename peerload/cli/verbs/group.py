@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.common.options import Options
-from peerload.cli.common.terms_flags import group_name
+from peerload.cli.common.task_flags import group_name
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
 from peerload.model.text import printable

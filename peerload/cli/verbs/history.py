@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import sys
 import time
 
+from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options, whole
 from peerload.client.connection import Client
-from peerload.model.errors import UsageError
+from peerload.model.errors import PeerloadError, UsageError
 from peerload.text import tasks
 from peerload.text.format import (
     counted,
@@ -24,7 +28,8 @@ from peerload.text.format import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
+    from collections.abc import Iterable, Iterator
+    from typing import Any, TextIO
 
 HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "EXIT")
 RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "GPUS", "GPU MEM")
@@ -48,8 +53,6 @@ def main(words: list[str]) -> int:
     if flags.cluster and flags.at:
         raise UsageError("history: --cluster is not for --at", hint="all nodes:  --cluster        one:  --at NODE")
     if flags.export is not None:
-        from peerload.cli.common.history_export import export
-
         return export(flags)
     with Client(flags.socket) as client:
         asked = {"since": flags.since, "limit": flags.limit or LIMIT}
@@ -133,3 +136,142 @@ def _row(task: dict[str, Any]) -> list[str]:
         size_text(usage.get("memory_bytes_max")) if ran else "-",
         tasks.exit_text(task),
     ]
+
+
+KEYS = ("submitted_at", "duration_s", "cpus", "gpus", "home")
+"""What is written of a task."""
+NUMBERS = ("submitted_at", "cpus", "gpus")
+"""Those of them that are numbers; a task that never ran has no duration."""
+NUMBER_END = 1e12
+NAME = re.compile(r"[a-z0-9-]{1,40}")
+"""What another node may say that it is called."""
+COLUMNS = ("arrival", "duration", "cpus", "gpus", "node")
+DIGITS = 6
+"""Microseconds: finer than anything that was measured."""
+
+
+class Trace:
+    """Writes tasks as they come; ``written`` and ``left_out`` count them; ``missing``: the nodes that did not answer."""
+
+    def __init__(self, out: TextIO, *, as_csv: bool) -> None:
+        self._out = out
+        self._as_csv = as_csv
+        self._first_at: float | None = None
+        self._arrival = 0.0
+        self.written = 0
+        self.left_out = 0
+        self.missing: list[dict[str, Any]] = []
+        if as_csv:
+            out.write(",".join(COLUMNS) + "\n")
+
+    def add(self, task: dict[str, Any]) -> None:
+        """One ended task, not submitted before the one added last."""
+        duration_s = task.get("duration_s")
+        if not duration_s or not _is_number(duration_s):
+            self.left_out += 1
+            return
+        if self._first_at is None:
+            self._first_at = float(task["submitted_at"])
+        # A wall clock may have been set back meanwhile; arrivals never go back.
+        self._arrival = max(self._arrival, task["submitted_at"] - self._first_at)
+        duration = max(round(float(duration_s), DIGITS), 10.0**-DIGITS)
+        self._write([round(self._arrival, DIGITS), duration, float(task["cpus"]), int(task["gpus"]), str(task["home"])])
+        self.written += 1
+
+    def _write(self, values: list[Any]) -> None:
+        if self._as_csv:  # none of them can hold a comma or a quote
+            self._out.write(",".join(_plain(value) for value in values) + "\n")
+        else:
+            import json
+
+            self._out.write(json.dumps(dict(zip(COLUMNS, values, strict=True))) + "\n")
+
+
+def _plain(value: object) -> str:
+    """A number without an exponent, and without needless zeros."""
+    return f"{value:.{DIGITS}f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def export(flags: Namespace) -> int:
+    """Write the trace that ``--export`` names. A file is there whole or not at all."""
+    path: str = flags.export
+    if path == "-":
+        if flags.json:
+            raise UsageError("history: --export - writes CSV", hint="for JSON lines:  --export FILE.jsonl")
+        return _tell(_copy(flags, sys.stdout, as_csv=True), "", flags)
+    if not path.endswith((".csv", ".jsonl")):
+        raise UsageError(f"history: {path!r} says no format", hint="a trace's name ends in .csv or .jsonl")
+    partial = f"{path}.{os.getpid()}.part"
+    try:
+        with open(partial, "x", encoding="utf-8") as out:  # noqa: PTH123 -- as client/connection.py: no pathlib on the way to a start
+            trace = _copy(flags, out, as_csv=path.endswith(".csv"))
+        os.replace(partial, path)  # noqa: PTH105
+    except OSError as error:
+        raise PeerloadError(f"{path} cannot be written", why=error.strerror or str(error)) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # renamed by now, or never made
+            os.unlink(partial)  # noqa: PTH108
+    return _tell(trace, path, flags)
+
+
+def _copy(flags: Namespace, out: TextIO, *, as_csv: bool) -> Trace:
+    trace = Trace(out, as_csv=as_csv)
+    with Client(flags.socket) as client:
+        own = tasks.own_names()
+        ended: Iterable[dict[str, Any]] = (
+            task for task in _ended(client, flags) if flags.all or tasks.is_mine(task, own)
+        )
+        if flags.cluster:
+            ended, trace.left_out = _in_order(ended, flags.limit)
+        for task in ended:
+            trace.add(task)
+        trace.missing = client.last.get("missing") or []
+    return trace
+
+
+def _ended(client: Client, flags: Namespace) -> Iterator[dict[str, Any]]:
+    """Page by page, so that only one is in memory."""
+    asked = {"since": flags.since, "limit": flags.limit, "oldest_first": True}
+    for part in client.stream("history", **asked, at=flags.at, cluster=flags.cluster):
+        yield from part.get("tasks", ())
+    yield from client.last.get("tasks", ())
+
+
+def _in_order(ended: Iterable[dict[str, Any]], limit: int | None) -> tuple[Iterable[dict[str, Any]], int]:
+    """The tasks of several homes, the newest ``limit`` of them (None: all), by when they were submitted; of each only what
+    is written. Besides, how many are left out, because what their home says of them is of no form that a trace has."""
+    kept, left_out = [], 0
+    for task in ended:
+        if (
+            isinstance(task.get("home"), str)
+            and NAME.fullmatch(task["home"])
+            and all(map(_is_number, _of(task, NUMBERS)))
+        ):
+            kept.append(dict(zip(KEYS, _of(task, KEYS), strict=True)))
+        else:
+            left_out += 1
+    kept.sort(key=lambda task: float(task["submitted_at"]))
+    return iter(kept if limit is None else kept[-limit:]), left_out
+
+
+def _of(task: dict[str, Any], keys: tuple[str, ...]) -> list[Any]:
+    return [task.get(key) for key in keys]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < NUMBER_END
+
+
+def _tell(trace: Trace, path: str, flags: Namespace) -> int:
+    code = CANNOT if trace.missing else 0
+    if flags.json:
+        missing = {"missing": trace.missing} if flags.cluster else {}
+        print_json({"file": path, "tasks": trace.written, "left_out": trace.left_out, **missing})
+        return code
+    tasks.say_missing({"missing": trace.missing})
+    left_out = f"; {trace.left_out} that never ran are left out" if trace.left_out else ""
+    say(
+        f"{counted(trace.written, 'task')} written{f' to {path}' if path else ''}{left_out}",
+        f"replay them:  peerload sim --arrivals trace:{path}" if path else "",
+    )
+    return code

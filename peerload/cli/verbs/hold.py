@@ -1,4 +1,4 @@
-"""`peerload hold`: keep waiting tasks back."""
+"""`peerload hold`, `release` and `prio`: keep waiting tasks from starting, let them start, change which goes first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from peerload.cli.common import selection
 from peerload.cli.common.errors import CANNOT
-from peerload.cli.common.options import Options
+from peerload.cli.common.options import Options, whole
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest
 from peerload.text.format import print_json
@@ -48,3 +48,69 @@ def _state(client: Client, task: str) -> str:
         return str(client.call("show", tasks=[task])["tasks"][0]["state"])
     except BadRequest:  # removed meanwhile
         return ""
+
+
+def release(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "release",
+        "Let held tasks go on: those kept back by  peerload hold  or  submit --held,  and those held because nodes went\n"
+        "away under them.",
+    )
+    selection.add(reader, changes=True)
+    flags = reader.read(words)
+    chosen_by = selection.Selection(flags, "release")
+    with Client(flags.socket) as client:
+        chosen = chosen_by.chosen(client, ("held",))
+        if chosen is None:
+            return CANNOT
+        reply = selection.changed(client, "release", chosen)
+    released, not_held = reply.get("released", []), reply.get("not_held", [])
+    if flags.json:
+        print_json({"released": released, "not_held": not_held})
+        return 0
+    lines = [f"{line}  released\n" for line in collapsed(released)]
+    lines += [f"{line}  is not held\n" for line in collapsed(not_held)]
+    sys.stdout.write("".join(lines))
+    return 0
+
+
+PRIORITY_MAX = 1_000_000
+
+
+def prio(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options("prio", "Change the priority of waiting tasks: the greater goes first.", usage="[flags] N ID ...")
+    reader.add_argument("priority", type=whole(-PRIORITY_MAX, PRIORITY_MAX), metavar="N")
+    selection.add(reader, changes=True)
+    flags = reader.read(_with_number_first(words))
+    chosen_by = selection.Selection(flags, "prio")
+    with Client(flags.socket) as client:
+        chosen = chosen_by.chosen(client, selection.UNFINISHED)
+        if chosen is None:
+            return CANNOT
+        reply = selection.changed(client, "prio", chosen, priority=flags.priority)
+    keys = ("changed", "passed_on", "elsewhere", "ended")
+    changed, passed_on, elsewhere, ended = (reply.get(key, []) for key in keys)
+    if flags.json:
+        print_json({"priority": flags.priority} | {key: reply.get(key, []) for key in keys})
+        return 0
+    lines = [f"{line}  priority {flags.priority}\n" for line in collapsed(changed)]
+    lines += [
+        f"{line}  priority {flags.priority}; the node that has it queued is told\n" for line in collapsed(passed_on)
+    ]
+    lines += [
+        f"{line}  is started already: priority {flags.priority} counts only if it is queued again\n"
+        for line in collapsed(elsewhere)
+    ]
+    lines += [f"{line}  has ended\n" for line in collapsed(ended)]
+    sys.stdout.write("".join(lines))
+    return 0
+
+
+def _with_number_first(words: list[str]) -> list[str]:
+    """``-5 3`` as ``-- -5 3``, lest a priority below 0 be taken for a flag."""
+    for index, word in enumerate(words):
+        if word[:1] == "-" and word[1:].isdecimal():
+            return [*words[:index], "--", *words[index:]]
+    return words

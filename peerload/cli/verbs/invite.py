@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import shlex
 import sys
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from peerload.cli.common.as_service import become_agents_user
+from peerload import distribution
+from peerload.cli.common.joining import become_agents_user
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, UsageError
@@ -56,9 +61,7 @@ def main(words: list[str]) -> int:
         reply = client.call("invite", uses=flags.uses, ttl_s=flags.ttl, node=flags.node, issuer=flags.issuer)
     command = f"peerload join {reply['token']}"
     if flags.json:
-        from peerload.cli.common.installing import lines
-
-        ways = [line.text for line in lines(command, is_system=info.get("mode") == "system")]
+        ways = [line.text for line in install_lines(command, is_system=info.get("mode") == "system")]
         print_json({**{key: reply.get(key) for key in JSON_KEYS}, "command": command, "install": ways})
         return 0
     _say_terms(flags, reply)
@@ -84,9 +87,7 @@ def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
 
 def _say_how_to_install(join: str, *, is_system: bool) -> None:
     """The whole line for a machine that has nothing."""
-    from peerload.cli.common.installing import lines
-
-    ways = lines(join, is_system=is_system)
+    ways = install_lines(join, is_system=is_system)
     if not ways:
         say("a machine that has no peerload yet needs it first: install it there as it was installed here")
         return
@@ -97,7 +98,7 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
 def _found(flags: Namespace, info: dict[str, Any]) -> None:
     """Make a cluster beyond this machine, and have the agent here be its first member."""
     from peerload.cli.common.agent_process import restart
-    from peerload.cli.common.joined import cluster_directory, listen_at
+    from peerload.cli.common.joining import cluster_directory, listen_at
     from peerload.security import cluster_dir, node_identity_file
     from peerload.security.address import parse_address, reachable_anywhere
 
@@ -128,3 +129,79 @@ def _found(flags: Namespace, info: dict[str, Any]) -> None:
             why="it was started with settings that say so",
             hint="peerload down ; peerload up ; peerload invite",
         )
+
+
+PACKAGE = "peerload"
+TREE = "tar -C {tree} --exclude=./.venv --exclude=./.git -cz . | ssh OTHER {there}"
+"""What `make setup` needs of a source tree, carried to another machine."""
+UNPACKED = "mkdir -p peerload && tar -xz -C peerload"
+IN_TREE = UNPACKED + " && make -C peerload setup && peerload/.venv/bin/{join}"
+AS_ROOT = " && ssh -t OTHER {there}"
+"""A second time, with a terminal: sudo may ask for a password."""
+IN_WHEEL = "peerload-wheel/{release}.data/data/share/peerload/deploy/install"
+"""Where the script is in a wheel that was unpacked to that directory."""
+INSTALLERS = ("pipx install", "uv tool install")
+IN_HOME = "~/.local/bin/{join}"
+"""pipx and uv put commands there; a shell that ssh starts need not have it on its PATH."""
+
+
+class InstallLine(NamedTuple):
+    """One line to type; is_typed_here: on this machine, with the other's name for OTHER."""
+
+    text: str
+    is_typed_here: bool
+
+
+def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
+    """The ways to install and to run ``join``, a command of peerload, on a machine that has nothing; none if it is not
+    known where this peerload came from."""
+    from importlib.metadata import Distribution, packages_distributions
+
+    name = packages_distributions().get(PACKAGE, [""])[0]
+    if not name:
+        return []
+    came_from = Distribution.from_name(name)
+    told = came_from.read_text("direct_url.json")
+    direct_url = json.loads(told) if told else {}
+    release = f"{name}=={came_from.version}"
+    return install_lines_for(join, release, direct_url, is_system=is_system, kept_wheel=distribution.kept_wheel())
+
+
+def install_lines_for(
+    join: str, release: str, direct_url: dict[str, object], *, is_system: bool, kept_wheel: str = ""
+) -> list[InstallLine]:
+    """The same for a distribution of this release that came from there. kept_wheel: the file that it was installed from, where
+    it is kept."""
+    url = str(direct_url.get("url") or "")
+    path = unquote(urlsplit(url).path) if url.startswith("file:") else ""
+    if kept_wheel and not os.path.exists(path):  # noqa: PTH110 -- as the rest of the package
+        path = kept_wheel
+    if path and os.path.isfile(os.path.join(path, "Makefile")):  # noqa: PTH113, PTH118 -- as the rest of the package
+        there = UNPACKED if is_system else IN_TREE.format(join=join)
+        text = TREE.format(tree=shlex.quote(path), there=shlex.quote(there))
+        if is_system:
+            text += AS_ROOT.format(there=shlex.quote(f"sudo peerload/deploy/install && sudo {join}"))
+        return [InstallLine(text, is_typed_here=True)]
+    if path and os.path.isfile(path):  # noqa: PTH113
+        file = shlex.quote(os.path.basename(path))  # noqa: PTH119
+        if is_system:
+            unpacked = f"cat > {file} && python3 -m zipfile -e {file} peerload-wheel"
+            script = shlex.quote(IN_WHEEL.format(release="-".join(os.path.basename(path).split("-")[:2])))  # noqa: PTH119
+            installed = f"sudo sh {script} --from {file} && sudo {join}"
+            text = f"ssh OTHER {shlex.quote(unpacked)} < {shlex.quote(path)}"
+            return [InstallLine(text + AS_ROOT.format(there=shlex.quote(installed)), is_typed_here=True)]
+        ways = [f"cat > {file} && {install} ./{file} && {IN_HOME.format(join=join)}" for install in INSTALLERS]
+        return [InstallLine(f"ssh OTHER {shlex.quote(way)} < {shlex.quote(path)}", is_typed_here=True) for way in ways]
+    if is_system or path or not (url or distribution.IS_REGISTERED):
+        return []  # the service is made from a wheel or a source tree, and nobody knows where one is
+    what = shlex.quote(_requirement(release, url, direct_url.get("vcs_info")))
+    return [
+        InstallLine(f"{install} {what} && {IN_HOME.format(join=join)}", is_typed_here=False) for install in INSTALLERS
+    ]
+
+
+def _requirement(release: str, url: str, vcs: object) -> str:
+    """What an installer is given: a release of an index, or an address."""
+    if isinstance(vcs, dict) and url:
+        return f"{vcs.get('vcs')}+{url}@{vcs.get('commit_id')}"
+    return url or release

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from peerload.cli.common.agent_flags import configured, located, make_private
-from peerload.cli.common.as_service import become_agents_user
+from peerload.cli.common.joining import become_agents_user
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name
 from peerload.client.connection import Client, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
@@ -127,7 +127,7 @@ def _meets(client: Client) -> bool:
 
 def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
     """Where everything of this node is."""
-    from peerload.cli.common.joined import cluster_directory
+    from peerload.cli.common.joining import cluster_directory
 
     given = {key: value for key in ("state", "socket", "cluster") if (value := getattr(flags, key))}
     settings = located({key: value for key, value in given.items() if key != "cluster"})
@@ -148,7 +148,7 @@ def _admitted(
 ) -> Any:  # noqa: ANN401 -- as above
     """Be let in, and keep what that has brought: first what can be made anew, last the word that it counts. own: where the
     agent that runs here listens, "" if none does."""
-    from peerload.cli.common.joined import listen_at
+    from peerload.cli.common.joining import listen_at
     from peerload.security import cluster_dir, join_client, node_identity_file, private_files, revocation, tls
     from peerload.security.address import parse_address
     from peerload.security.certificates import KeyPair

@@ -12,8 +12,8 @@ from peerload.cli.common.redraw import redrawn
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
 from peerload.text import tasks
-from peerload.text.array_rows import as_row, number_of
 from peerload.text.format import counted, print_json, say, terminal_columns
+from peerload.text.tasks import as_row, number_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.common import command, options, terms_flags
+from peerload.cli.common import command, options, task_flags
 from peerload.cli.common.errors import CANNOT, report
-from peerload.cli.map.batch import failure_text
-from peerload.cli.map.halt import Halt
 from peerload.cli.map.inputs import opened, split
 from peerload.cli.map.joblog import Joblog
-from peerload.cli.map.run import Mapping
-from peerload.cli.map.show import Bar, MapResult, Outputs
+from peerload.cli.map.run import Halt, Mapping
+from peerload.cli.map.show import Bar, MapResult, MapView, Outputs, failure_text
 from peerload.cli.map.template import CommandTemplate, shown
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
@@ -129,7 +127,7 @@ def _joblog(flags: Namespace) -> Joblog | None:
 
 def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
     """What of the request is the same for all tasks."""
-    terms = terms_flags.terms(flags, "map")
+    terms = task_flags.terms(flags, "map")
     more = {"wait_for_node": True} if flags.wait_for_node else {}
     more |= {} if flags.keep else {"attended": True}
     return {"spec": spec, **more, **({"terms": terms} if terms else {})}
@@ -158,27 +156,50 @@ def _dry_run(flags: Namespace, template: CommandTemplate, inputs: MapInputs, job
 
 
 def _run(mapping: Mapping, flags: Namespace) -> int:
-    has_bar = flags.bar or (sys.stderr.isatty() and not flags.no_bar)
-    bar = Bar() if has_bar else None
-    outputs = Outputs(
-        mapping.output,
-        keeps_order=flags.keep_order,
-        tags=flags.tag,
-        before=bar.clear if bar is not None and sys.stdout.isatty() else lambda: None,
-    )
-    mapping.ended = (lambda task: _print_ended(mapping, task)) if flags.json else outputs.ended
-    mapping.skipped = outputs.skipped
-    mapping.is_full = lambda: outputs.is_full
-    if bar is not None:
-        mapping.looked = lambda: bar.show(mapping.done, mapping.failed, mapping.total)
+    view = _View(mapping, flags)
     try:
-        mapping.run()
-        outputs.finish()
+        mapping.run(view)
+        view.outputs.finish()
     finally:
-        if bar is not None:
-            bar.show(mapping.done, mapping.failed, mapping.total, at_once=True)
-            sys.stderr.write("\n" if sys.stderr.isatty() else "")
+        view.end()
     return _told(mapping)
+
+
+class _View(MapView):
+    """Outputs or JSON on stdout, and the bar on stderr."""
+
+    def __init__(self, mapping: Mapping, flags: Namespace) -> None:
+        self._mapping = mapping
+        self._is_json = flags.json
+        self._bar = Bar() if flags.bar or (sys.stderr.isatty() and not flags.no_bar) else None
+        self.outputs = Outputs(
+            mapping.output,
+            keeps_order=flags.keep_order,
+            tags=flags.tag,
+            before=self._bar.clear if self._bar is not None and sys.stdout.isatty() else lambda: None,
+        )
+
+    @property
+    def is_full(self) -> bool:
+        return self.outputs.is_full
+
+    def ended(self, task: MapResult) -> None:
+        if self._is_json:
+            _print_ended(self._mapping, task)
+        else:
+            self.outputs.ended(task)
+
+    def skipped(self, number: int) -> None:
+        self.outputs.skipped(number)
+
+    def progress(self, *, at_once: bool = False) -> None:
+        if self._bar is not None:
+            self._bar.show(self._mapping.done, self._mapping.failed, self._mapping.total, at_once=at_once)
+
+    def end(self) -> None:
+        self.progress(at_once=True)
+        if self._bar is not None and sys.stderr.isatty():
+            sys.stderr.write("\n")
 
 
 def _print_ended(mapping: Mapping, task: MapResult) -> None:

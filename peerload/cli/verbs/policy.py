@@ -5,21 +5,25 @@ The only verb besides `agent`, `demo` and `sim` that sees the policies themselve
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 
 from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options
 from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable, UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_json, say
+from peerload.text.format import counted, print_json, say, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from peerload.policy.describe import CheckedPolicy
+    from peerload.policy.describe import CheckedPolicy, Chosen, PolicyChoice, Preset
+    from peerload.policy.parameters import Parameter
     from peerload.sim.rehearsal import Rehearsal
 
 AGENT_S_MAX = 2.0
@@ -104,16 +108,12 @@ def _show(flags: Namespace) -> int:
         if flags.json:
             print_json(describe.plain(shown))
             return 0
-        from peerload.cli.common.policy_text import preset_lines
-
         lines = preset_lines(shown)
     else:
         found = describe.find_member(name)
         if flags.json:
             print_json(describe.plain(found))
             return 0
-        from peerload.cli.common.policy_text import member_lines
-
         lines = member_lines(found)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
@@ -206,3 +206,76 @@ def _as_json(name: str, checked: CheckedPolicy, played: Rehearsal | None) -> dic
             {"file": one.file or None, "line": None, "key": one.key, "what": one.says} for one in checked.doubts
         ],
     }
+
+
+WIDTH_MAX = 100
+
+
+def preset_lines(preset: Preset) -> list[str]:
+    """A preset: its description, then each kind with the policy chosen, and its parameters."""
+    from peerload.policy.parameters import shown
+
+    lines = [
+        *_wrapped(f"{preset.name}: {preset.description or 'it does not say what it is'}"),
+        f"  {printable(preset.file)}",
+    ]
+    for chosen in preset.chosen:
+        lines += ["", *_chosen_lines(chosen)]
+    lines += ["", f"location.memory = {shown(preset.memory)}"]
+    lines.append("  searches leave footprints, and follow them" if preset.memory else "  searches leave no footprints")
+    if preset.reference:
+        lines += ["", "in the reference model of the simulator instead:", *_changes(preset.reference)]
+    for doubt in preset.doubts:
+        lines += ["", *_wrapped(f"doubtful: {doubt}")]
+    return lines
+
+
+def _changes(tables: Mapping[str, Any], path: str = "") -> list[str]:
+    """The keys of tables in tables, with their values."""
+    from peerload.policy.parameters import shown
+
+    lines: list[str] = []
+    for key, value in tables.items():
+        inner = f"{path}.{key}" if path else key
+        lines += _changes(value, inner) if isinstance(value, dict) else [f"  {printable(inner)} = {shown(value)}"]
+    return lines
+
+
+def _chosen_lines(chosen: Chosen) -> list[str]:
+    member = chosen.member
+    by = "" if chosen.written else "   (the preset does not say; this is the default)"
+    first = member.says.partition(". ")[0].rstrip(".")
+    return [
+        f"{member.kind} = {printable(member.name)}{by}",
+        *_wrapped(f"{first}.", "  "),
+        *(f"  {line}" for line in _parameter_table(member.parameters, chosen.values)),
+    ]
+
+
+def member_lines(member: PolicyChoice) -> list[str]:
+    """A policy: what it is, when it is good and bad, and its parameters."""
+    own = f"{member.kind}: {printable(member.name)}" if ".py:" in member.name else f"{member.kind}.{member.name}"
+    lines = [own, *_wrapped(member.says or "It does not say what it is.", "  ")]
+    lines += _wrapped(f"Good: {member.good}", "  ") if member.good else []
+    lines += _wrapped(f"Bad: {member.bad}", "  ") if member.bad else []
+    if member.sources:
+        lines.append(f"  Sources: {', '.join(f'[{source}]' for source in member.sources)} (docs/references.md)")
+    lines += ["", *(_parameter_table(member.parameters) or ["It has no parameters."])]
+    return lines
+
+
+def _parameter_table(parameters: Iterable[Parameter], values: Mapping[str, Any] | None = None) -> list[str]:
+    from peerload.policy.parameters import shown
+
+    rows = []
+    for parameter in parameters:
+        default = "must be given" if parameter.required else shown(parameter.default)
+        value = [] if values is None else [shown(values[parameter.name])]
+        rows.append([parameter.name, *value, default, parameter.allowed, parameter.means])
+    headings = ["PARAMETER", *([] if values is None else ["VALUE"]), "DEFAULT", "ALLOWED", "MEANS"]
+    return table(headings, rows) if rows else []
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    width = min(shutil.get_terminal_size((WIDTH_MAX, 24)).columns, WIDTH_MAX)
+    return textwrap.wrap(printable(text), max(width, 40), initial_indent=indent, subsequent_indent="  ")

@@ -1,4 +1,4 @@
-r"""`peerload run`: run a command where there is room, in the foreground.
+r"""`peerload run`: run a command where there is room, in the foreground; and `peerload sh`: a shell on another node.
 
 Output comes as it is written, stdout and stderr apart, and standard input goes there; Ctrl-C goes to the task; the exit
 code is the task's. The task ends with us, unless `--keep` says otherwise or Ctrl-\ has left it to itself.
@@ -6,29 +6,20 @@ code is the task's. The task ends with us, unless `--keep` says otherwise or Ctr
 
 from __future__ import annotations
 
-import os
+import sys
 
-from peerload.cli.common import command, interactive, terms_flags
-from peerload.cli.common.errors import CANNOT, INTERRUPTED
+from peerload.cli.common import command, task_flags
+from peerload.cli.common.options import Options
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
-from peerload.cli.common.task_session import Detached, TaskSession
-from peerload.cli.common.terminal import window
+from peerload.cli.common.task_session import Detached, TaskSession, say_detached, told, told_missing
+from peerload.cli.common.terminal import say_if_it_needs_a_terminal, window, with_colours, with_term
 from peerload.client.connection import Client
-from peerload.model.text import printable
-from peerload.text.format import print_json, say, size_text
+from peerload.text.format import print_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-TOLD_IN_WORDS = (124, 126, 127)
-WITHOUT_ROOM = "; the disk of "
-"""In the reason of a task whose output may not have been kept."""
-"""Exit codes whose reason is worth a line: time limit, cannot execute, not found."""
-DETACHED = 131
-"""Our exit code when Ctrl-\\ left the task to itself: as of a command that this key has ended, so that nothing which
-follows with && goes on."""
+    from argparse import Namespace
 
 
 def main(words: list[str]) -> int:
@@ -44,10 +35,10 @@ def main(words: list[str]) -> int:
     reader.switch("--keep", help="let it run on when this command is ended")
     flags, rest = reader.read_command(words)
     if flags.pty:
-        flags.env = interactive.with_term(flags.env)
-    flags.env = interactive.with_colours(flags.env, has_terminal=flags.pty)
+        flags.env = with_term(flags.env)
+    flags.env = with_colours(flags.env, has_terminal=flags.pty)
     spec, secret = command.specification(flags, rest, "run")
-    terms = terms_flags.terms(flags, "run")
+    terms = task_flags.terms(flags, "run")
     stdin = StdinReader() if takes_input() else None
     if flags.pty:
         rows, columns = window()
@@ -59,7 +50,7 @@ def main(words: list[str]) -> int:
         return command.print_dry_run(spec, secret, flags, **terms)
     unsaved = 0
     if not flags.pty:
-        interactive.say_if_it_needs_a_terminal(spec["argv"])
+        say_if_it_needs_a_terminal(spec["argv"])
     with Client(flags.socket) as client:
         writer = OutputWriter(is_json=flags.json)
         following = TaskSession(
@@ -69,12 +60,10 @@ def main(words: list[str]) -> int:
             reply = command.submit(
                 client,
                 spec,
-                [],  # what was left out is told where it may be to blame
-                [],
-                waits_for_node=flags.wait_for_node,
+                wait_for_node=flags.wait_for_node,
                 attended=not flags.keep,
-                input_ends=stdin is None,
                 terms=terms,
+                input_comes=stdin is not None,
             )
             command.warn_if_stranded(client, reply, spec)
             try:
@@ -102,44 +91,35 @@ def _unsaved(client: Client, task: str) -> int:
     return unsaved
 
 
-def told_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
-    """Our exit code for a task whose output is not complete: no success, and stderr says so."""
-    if code or not missing_bytes:
-        return code
-    say(
-        f"exit code {CANNOT}: {ended['id']} succeeded, and {size_text(missing_bytes)} of its output are missing",
-        f"what is kept of it:  peerload logs {ended['id']}",
+LOGIN_SHELL = (
+    'shell=$(getent passwd "$(id -u)" 2>/dev/null | cut -d: -f7); [ -x "$shell" ] || shell=/bin/sh; exec "$shell" "$@"'
+)
+"""The login shell of whoever the task runs as there, which need not be that of the user here."""
+SHELL_AT_HOME = f"cd ~ 2>/dev/null || cd /; {LOGIN_SHELL}"
+SHELL_CPUS = "0.1"
+SHELL_PRIORITY = "1000"
+"""A shell waits for room like any task, before others that wait."""
+
+
+def shell(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "sh",
+        "A shell on NODE: a task there that ends with the shell. Without a terminal it reads commands from stdin.\n"
+        "It waits for a slot like any task, before tasks of usual priority.",
     )
-    return CANNOT
+    reader.add_argument("node", metavar="NODE")
+    reader.flag("-d", "--chdir", metavar="DIR", help="start in DIR (default: the home directory there)")
+    flags = reader.read(words)
+    return main(as_run(flags, has_terminal=sys.stdin.isatty() and sys.stdout.isatty()))
 
 
-def say_detached(task: str) -> int:
-    """What is said when a task was left to itself → our exit code."""
-    say(f"{task} runs on without us", f"join it again:  peerload attach {task}        peerload logs -f {task}")
-    return DETACHED
-
-
-def _needs_words(ended: dict[str, Any], code: int, reason: str) -> bool:
-    """Whether the exit code alone does not tell what was the matter."""
-    if reason in ("", f"exit code {code}"):
-        return False
-    return code in TOLD_IN_WORDS or bool(ended.get("out_of")) or WITHOUT_ROOM in reason
-
-
-def told(ended: dict[str, Any], *, interrupted: bool) -> int:
-    """Our exit code; a line on stderr where the code alone would not tell."""
-    task, state, reason = str(ended.get("id", "")), str(ended.get("state", "")), str(ended.get("reason") or "")
-    code = command.exit_code_of(ended)
-    if state == "cancelled" and interrupted:
-        return code if ended.get("exit_code") is not None else INTERRUPTED
-    if state == "unknown" or code == CANNOT:
-        say(f"{task} is {state}: {reason or 'it has no exit code'}", f"more:  peerload show {task}")
-    elif _needs_words(ended, code, reason):
-        say(f"{task}: {printable(reason)}", f"it ran on {ended['node']}" if ended.get("node") else "")
-    elif (
-        state == "failed" and ended.get("node") and os.isatty(2)
-    ):  # elsewhere nothing but what the command says is read
-        say(f"{task} failed on {printable(ended['node'])}: {printable(reason or f'exit code {code}')}")
-    elif state == "cancelled":
-        say(f"{task} was cancelled" + (f": {reason}" if reason else ""))
-    return code
+def as_run(flags: Namespace, *, has_terminal: bool) -> list[str]:
+    """The words of the `peerload run` that does it."""
+    words = ["--node", flags.node, "--name", "sh", "--cpus", SHELL_CPUS, "--prio", SHELL_PRIORITY]
+    words += ["--chdir", "/" if flags.chdir is None else flags.chdir]
+    words += ["--socket", flags.socket] if flags.socket else []
+    words += ["--json"] if flags.json else []
+    words += ["--pty"] if has_terminal else []
+    login = ["-l"] if has_terminal else []
+    return [*words, "/bin/sh", "-c", SHELL_AT_HOME if flags.chdir is None else LOGIN_SHELL, "sh", *login]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.common import command, terms_flags
+from peerload.cli.common import command, task_flags
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
@@ -49,20 +49,14 @@ def main(words: list[str]) -> int:
     ranges = array_ranges(flags.array) if flags.array is not None else []
     spec, secret = command.specification(flags, rest, "submit")
     each = _each(flags, spec)
-    terms = terms_flags.terms(flags, "submit")
+    terms = task_flags.terms(flags, "submit")
     if flags.dry_run:
         shown = {"each": _shown(each)} if each else {}
         return command.print_dry_run(spec, secret, flags, array=ranges, **shown, **terms)
     with Client(flags.socket) as client:
+        command.say_left_out(secret)
         reply = command.submit(
-            client,
-            spec,
-            secret,
-            ranges,
-            held=flags.held,
-            waits_for_node=flags.wait_for_node,
-            each=each,
-            terms=terms,
+            client, spec, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each, terms=terms
         )
         try:
             _tell(client, reply, spec, ranges, flags, is_each=bool(each))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.text.array_rows import as_row, number_of, ranges
-from peerload.text.tasks import listed_table
+from peerload.text.tasks import as_row, listed_table, number_of, ranges
 from tests.each import each
 
 

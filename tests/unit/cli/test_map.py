@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.cli.map import inputs as map_inputs
-from peerload.cli.map.halt import Halt
 from peerload.cli.map.inputs import BadInput, LineReader, MapInputs, opened, split
 from peerload.cli.map.joblog import HEADER, Joblog
+from peerload.cli.map.run import Halt
 from peerload.cli.map.show import MapResult, Outputs, bar_text
 from peerload.cli.map.template import CommandTemplate, shown
 from peerload.cli.verbs import map as map_verb

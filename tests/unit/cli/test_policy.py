@@ -71,7 +71,7 @@ def test_the_preset_in_force_is_marked(agent: FakeAgent) -> None:
 
 def test_every_preset_and_every_policy_is_shown() -> None:
     names = [*registry.presets(), *(f"{kind}.{name}" for kind, names in registry.policies().items() for name in names)]
-    from peerload.cli.common.policy_text import member_lines, preset_lines
+    from peerload.cli.verbs.policy import member_lines, preset_lines
     from peerload.policy import describe
 
     for name in names:
