@@ -285,7 +285,7 @@ class Daemon:
         trust = Trust(self.cluster, state / "trust")
         self.keyring = Keyring(trust)
         self.tls = tls = Credentials(self.cluster, self.config.node, state / "tls", life, trust)
-        if tls.was_elsewhere:
+        if tls.was_of_other_cluster:
             name = self.cluster.name
             self.info.notices.append(
                 f"its state was last used in another cluster; now it is {name} (another: peerload up --cluster DIR)"

@@ -311,7 +311,7 @@ def _redeemed(invites: Invitations) -> object:
 
 def certificate(raw: bytes) -> object:
     """A certificate, as DER and as PEM."""
-    for read in (certificates.proven_facts, certificates.der_of, certificates.private_key):
+    for read in (certificates.proven_info, certificates.der_of, certificates.private_key):
         try:
             read(raw)
         except ValueError:
@@ -339,7 +339,7 @@ def exit_as_told(raw: bytes) -> object:
 def words() -> tuple[bytes, ...]:
     """Words of the CA, not signed."""
     made, _ = _ca()
-    said: tuple[revocation.Word, ...] = (
+    said: tuple[revocation.Statement, ...] = (
         revocation.Revoked(made.id, "n2", 1.0, ("ab",)),
         revocation.SealKey(made.id, 1, bytes(32), 1.0),
     )

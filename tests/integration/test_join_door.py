@@ -68,7 +68,7 @@ def invited(agent: Agent, **terms: object) -> Token:
 def ask(token: Token, state: Path) -> join_client.Admission:
     """Ask to be let in, as the machine with this state directory, which has a name of its own."""
     state.mkdir(exist_ok=True)
-    return join_client.ask(token, f"ws{crc32(os.fsencode(state)):x}", state)
+    return join_client.join_cluster(token, f"ws{crc32(os.fsencode(state)):x}", state)
 
 
 def refusal(token: Token, state: Path) -> str:

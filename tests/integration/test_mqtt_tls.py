@@ -178,9 +178,9 @@ def test_who_is_no_node_does_not_come_in(broker: TlsBroker, who: str, tmp_path: 
 @pytest.mark.parametrize(
     ("who", "says"),
     [
-        ("nobody", "it asks for a certificate that we do not have"),
-        ("another cluster's", "it says that our certificate is of a CA it does not believe"),
-        ("expired", "it says that our certificate has expired"),
+        ("nobody", "it asks for a certificate, and this node has none"),
+        ("another cluster's", "it says that this node's certificate is of a CA that it does not trust"),
+        ("expired", "it says that this node's certificate has expired"),
     ],
 )
 def test_the_agent_is_told_why_the_broker_refuses_it(
@@ -198,11 +198,11 @@ def test_the_agent_is_told_why_the_broker_refuses_it(
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("another CA", "of a CA that is not believed (mqtt_ca)"),
-        ("the system's CAs", "of a CA that is not believed (mqtt_ca)"),
-        ("another name", "for another name than that of its address"),
+        ("another CA", "of a CA that is not trusted (mqtt_ca)"),
+        ("the system's CAs", "of a CA that is not trusted (mqtt_ca)"),
+        ("another name", "for another name than its address"),
         ("another address", "for another"),
-        ("a node's certificate", "for another name than that of its address"),
+        ("a node's certificate", "for another name than its address"),
         ("expired", "its certificate has expired"),
         ("not yet", "its certificate is not valid yet"),
     ],

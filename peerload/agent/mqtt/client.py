@@ -22,9 +22,9 @@ from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyO
 from peerload.model import metrics
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Message, State
-from peerload.security.address import connected
+from peerload.security.address import open_tcp
 from peerload.security.broker_address import BrokerUrl
-from peerload.security.broker_tls import SecuredBroker, broker_says, secured
+from peerload.security.broker_tls import SecuredBroker, broker_error_text, secured
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class _Client(aiomqtt.Client):
         if isinstance(
             sock, SecuredBroker
         ):  # a broker that refuses our certificate says so only now, and the library waits on
-            sock.on_fault = broken.set
+            sock.on_error = broken.set
             waits.append(asyncio.get_running_loop().create_task(broken.wait()))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -362,8 +362,8 @@ class MqttBus:
                 group.create_task(self._repeat_state(), name="mqtt state")
         except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
             reason = _reason(errors)  # also TimeoutError, which is an OSError
-            if isinstance(sock, SecuredBroker) and sock.fault is not None:
-                reason = broker_says(sock.fault)  # the library has only seen that it was over
+            if isinstance(sock, SecuredBroker) and sock.error is not None:
+                reason = broker_error_text(sock.error)  # the library has only seen that it was over
         finally:
             self._closed()
             await client.leave()
@@ -371,7 +371,7 @@ class MqttBus:
 
     async def _dialled(self, url: BrokerUrl) -> socket.socket:
         """A connected socket, encrypted if the address says so, and never otherwise. Raises OSError or ConfigError."""
-        sock = await connected(url.host, url.port)
+        sock = await open_tcp(url.host, url.port)
         if not url.tls:
             return sock
         if self._tls is None:
@@ -439,4 +439,4 @@ def _reason(errors: BaseExceptionGroup[BaseException]) -> str:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
         return f"no answer within {CONNECT_S:g} s"
-    return broker_says(error) or str(error) or type(error).__name__
+    return broker_error_text(error) or str(error) or type(error).__name__
