@@ -131,7 +131,7 @@ def in_short(cases: Iterable[object], every: int) -> list[Any]:
 
 def stands_still(pid: int) -> bool:
     """Whether this process executes nothing: stopped by a signal, waiting for a child that was stopped before its exec
-    (vfork), or frozen by its cgroup of either version."""
+    (vfork), or frozen by its cgroup."""
     if _state(pid) in "Tt":
         return True
     if _state(pid) == "D":
@@ -141,11 +141,9 @@ def stands_still(pid: int) -> bool:
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
-        for _, place, system, options, *_ in mounts:
+        for _, place, system, *_ in mounts:
             if not controllers and system == "cgroup2" and path != "/":
                 return "frozen 1" in Path(place + path, "cgroup.events").read_text(encoding="ascii")
-            if "freezer" in controllers and system == "cgroup" and "freezer" in options.split(",") and path != "/":
-                return Path(place + path, "freezer.state").read_text(encoding="ascii").strip() == "FROZEN"
     return False
 
 

@@ -98,8 +98,8 @@ from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import find_out
 from peerload.agent.sensors.device_locks import DeviceLocks
+from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import Sensors
-from peerload.agent.sensors.node_gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -121,7 +121,6 @@ from peerload.agent.views.cluster import ClusterView
 from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
 from peerload.agent.views.node import NodesView
 from peerload.agent.views.peer_links import PeerLinksView
-from peerload.agent.views.security_facts import SecurityView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -296,7 +295,7 @@ class Daemon:
             log.error("%s", notice)
 
     async def _build(  # noqa: PLR0915 -- one line a part
-        self, loop: asyncio.AbstractEventLoop, state: Path, policies: PolicySet, preset: registry.Source
+        self, loop: asyncio.AbstractEventLoop, state: Path, policies: PolicySet, preset: registry.PresetSource
     ) -> None:
         """Build the parts of the agent, each from those before it. Nothing runs yet."""
         config, info, run = self.config, self.info, self.run_state
@@ -389,13 +388,12 @@ class Daemon:
         clients = ClientEvents(core, decisions, watches, attach, cancel_waits, self.saving, output)
         remover = TaskRemover(store, spool, node, output, watches, run)
         self.retention = Retention(info, store, self.disk, remover, output, self.journal)
-        cluster = ClusterView(self.cluster, trust, self.tls)
+        cluster = ClusterView(config, self.cluster, trust, self.tls)
         peer_links = PeerLinksView(info, links, self.members, self.bus, cluster)
         nodes = NodesView(node, gpus, cluster)
         agent = AgentView(info, node, launcher, gpus, cluster, peer_links)
         storage = StorageView(config.node, self.disk, store, self.retention)
-        facts = SecurityView(config, node, cluster, enrollment)
-        diagnostics = DiagnosticsView(node, launcher, storage, cluster, peer_links, facts)
+        diagnostics = DiagnosticsView(node, launcher, storage, cluster, peer_links)
         checks = SubmissionChecks(access, quotas, users, self.disk, queries, node)
         source = OutputSource(info, node, output, spool)
         ends = TaskEnds(store, spool, self.jobs, config.output_bytes_max)
@@ -483,7 +481,7 @@ class Daemon:
             host = Sensors(self.inbox.put, own_use.seconds)
             work = (
                 host.run(),
-                self.gpus.run(NodeGpuHost(self.node.ledger, self.journal)),
+                self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
                 self.retention.run(),
@@ -508,6 +506,9 @@ class Daemon:
             await self._wind_down()
             for task in background:
                 task.cancel()
+
+    def _gpu_changed(self, state: str, words: str) -> None:
+        self.journal.happened("gpu", state, reason=words)
 
     def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
         """Clients and peers find it from here on → what it owes whoever runs it as a service."""
@@ -557,7 +558,9 @@ class Daemon:
             recorder = Recorder(self.config.record, started)
             log.info("every event and decision is recorded in %s, tasks' variables too", self.config.record)
         self.recorder = recorder
-        consumer = Consumer(self.node, self.performer, self.outbox, self.run_state, recorder)
+        consumer = Consumer(
+            self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
+        )
         self.inbox.start(consumer.consume)
         self.inbox.put(
             events.AgentStarted(

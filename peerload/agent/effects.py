@@ -19,7 +19,7 @@ from peerload.agent.launcher.task_environment import given
 from peerload.agent.launcher.task_environment import variables as task_variables
 from peerload.agent.node_info import now
 from peerload.agent.store.disk_space import cannot_write
-from peerload.model import actions, events, metrics
+from peerload.model import actions, events, metrics, timers
 from peerload.model.errors import BadRequest, PeerloadError, StoreError
 from peerload.model.messages import ADVICE, Result, State
 from peerload.model.task import SCRATCH, execution_key
@@ -57,7 +57,7 @@ INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
 FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
-BULK_TIMERS = frozenset(("request", "gates"))
+BULK_TIMERS = (timers.Batch, timers.Eligibility)
 """They go on with what is done for many tasks, some at a time; while the disk is behind they wait for it."""
 
 
@@ -209,7 +209,7 @@ class Timers:
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
-        self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
+        self._timers: dict[timers.Timer, asyncio.TimerHandle] = {}
 
     def set(self, action: actions.SetTimer) -> None:
         """Expire at that moment; the same timer has one at most."""
@@ -226,11 +226,11 @@ class Timers:
         if handle is not None:
             handle.cancel()
 
-    def _expire(self, timer: tuple[str, ...], at_s: float) -> None:
+    def _expire(self, timer: timers.Timer, at_s: float) -> None:
         del self._timers[timer]
         if self._clock().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
             self.set(actions.SetTimer(timer, at_s))
-        elif timer[0] in BULK_TIMERS:
+        elif isinstance(timer, BULK_TIMERS):
             self._outbox.when_room(lambda: self._inbox.put(events.TimerExpired(timer)))
         else:
             self._inbox.put(events.TimerExpired(timer))

@@ -17,10 +17,10 @@ from peerload.agent.accounts.as_user import TaskUser
 from peerload.agent.background import BackgroundTasks
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
-from peerload.agent.launcher.protocol import StdinFed
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
+from peerload.launcher.protocol import StdinFed
 from peerload.model import events, metrics
 from peerload.model.errors import SlowDown
 from peerload.model.messages import (

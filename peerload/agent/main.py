@@ -17,7 +17,7 @@ import uvloop
 from peerload.agent.log_format import LogLines
 from peerload.agent.peers.own_address import followed
 from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.paths import check_service_places
+from peerload.agent.systemd.service import check_service_places
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
 

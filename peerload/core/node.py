@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
+from peerload.core import validation
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
@@ -39,7 +40,7 @@ from peerload.core.tasks.runs import RunningTasks
 from peerload.core.tasks.submission import SubmissionLog
 from peerload.core.tasks.termination_tracker import WORDS, TerminationTracker
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
-from peerload.model import events, messages
+from peerload.model import events, messages, timers
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
@@ -137,6 +138,13 @@ class Node:
             self.evacuation.settle(because)
         self.sharing.settle()
         return state.actions
+
+    def validate(self) -> None:
+        """Check the invariants of this node, between two events. Raises InvariantBroken with the facts."""
+        validation.validate_tasks(self.home, self.queue, self.runs, self.state.node)
+        validation.validate_groups(self.eligibility.groups, self.home)
+        validation.validate_attempts(self.executor, self.queue, self.ledger, self.runs)
+        validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
         """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""
@@ -298,7 +306,7 @@ class Node:
                 self.dispatch.arrives(task)
         self.client_binding.restored()
         self.membership.start(event.known, event.seeds)
-        self.state.set_timer_in(self.state.config.floor_kept_s, "floors")
+        self.state.set_timer_in(self.state.config.floor_kept_s, timers.Fences())
 
     def _restored(self, row: events.TaskRow) -> HomeTask:
         """One task of this home, in the phase that goes with its durable state; a queued one is for the caller."""
@@ -431,76 +439,78 @@ class Node:
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    def _timer(self, timer: tuple[str, ...]) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a timer
-        name, subject = timer[0], timer[1] if len(timer) > 1 else ""
-        match name:
-            case "probe":
-                self.sharing.probe_timed_out(int(subject))
-            case "renew":
+    def _timer(self, timer: timers.Timer) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a timer
+        match timer:  # the frequent ones first
+            case timers.Probe():
+                self.sharing.probe_timed_out(timer.number)
+            case timers.Renew():
                 self.executor.leases.renew()
-            case "gossip":
-                self.membership.timer(subject, timer[2] if len(timer) > 2 else "")  # noqa: PLR2004 -- a name of three parts
+            case timers.Gossip():
+                self.membership.timer(timer.kind, timer.subject)
                 self.peer_events.gossiped()
-            case "region":
+            case timers.Region():
                 self.sharing.information.region_held()
-            case "period":
+            case timers.Period():
                 self.sharing.information.period_passed()
-            case "tell":
+            case timers.Announcement():
                 self.sharing.information.tell_again()
-            case "answer":
-                self.sharing.requests.answer(subject)
-            case "pair":
+            case timers.Answer():
+                self.sharing.requests.answer(timer.key)
+            case timers.Pair():
                 self.sharing.pairing.ask()
-            case "paired":
+            case timers.Paired():
                 self.sharing.pairing.timed_out()
-            case "retry":
+            case timers.Retry():
                 self.sharing.receiver.retry()
-            case "stranded":
-                self.sharing.sender.ask_again(bytes.fromhex(subject))
-            case "inbound":
-                self.sharing.donor.inbound_timed_out(bytes.fromhex(subject))
-            case "reserved":
-                self.executor.not_committed(subject)
-            case "floors":
+            case timers.Stranded():
+                self.sharing.sender.ask_again(timer.uid)
+            case timers.Inbound():
+                self.sharing.donor.inbound_timed_out(timer.uid)
+            case timers.Reservation():
+                self.executor.not_committed(timer.key)
+            case timers.Fences():
                 self.executor.fences.expire()
-            case "result":
-                self.executor.results.repeat(subject)
-            case "offer" | "ask" | "lease" | "rest" | "attended":
-                task = self.home.tasks.get(bytes.fromhex(subject))
+            case timers.Result():
+                self.executor.results.repeat(timer.key)
+            case timers.Offer() | timers.Query() | timers.Lease() | timers.Rest() | timers.Client():
+                task = self.home.tasks.get(timer.uid)
                 if task is not None:
-                    self._home_timer(name, task)
-            case "request":
-                self.batches.go_on(int(subject))
-            case "limit":
-                self.runs.stop(subject)
-            case "kill":
-                self.runs.kill(subject)
-            case "await":
-                self.eligibility.dependencies.ask(subject)
-            case "inquiry":
-                self.eligibility.remote_status.timed_out(int(subject))
-            case "gates":
-                pass  # `settle` goes on with what was too much for one event
-            case "devices":
+                    self._home_timer(timer, task)
+            case timers.Batch():
+                self.batches.go_on(timer.number)
+            case timers.TimeLimit():
+                self.runs.stop(timer.key)
+            case timers.Kill():
+                self.runs.kill(timer.key)
+            case timers.Awaited():
+                self.eligibility.dependencies.ask(timer.home)
+            case timers.RemoteStatus():
+                self.eligibility.remote_status.timed_out(timer.number)
+            case timers.Devices():
                 self.runs.devices_due()
-            case "shortage":
+            case timers.Shortage():
                 self.shortage.try_again()
-            case "frozen":
-                pass  # its room may be had from now on: `settle` looks
+            case timers.Eligibility() | timers.Frozen():
+                pass  # the machines settle after each event: that is all it takes
             case _:
-                self.state.count("timers not understood")
+                assert_never(timer)
 
-    def _home_timer(self, name: str, task: HomeTask) -> None:
-        if name == "offer":
-            self.handoff.offer_failed(task.offered_to, task.uid)
-        elif name == "ask":
-            self.handoff.leases.ask(task)
-        elif name == "rest":
-            self.home.rested(task)
-        elif name == "attended":
-            self.client_binding.timed_out(task)
-        else:
-            self.handoff.leases.ran_out(task)
+    def _home_timer(
+        self, timer: timers.Offer | timers.Query | timers.Lease | timers.Rest | timers.Client, task: HomeTask
+    ) -> None:
+        match timer:
+            case timers.Offer():
+                self.handoff.offer_failed(task.offered_to, task.uid)
+            case timers.Query():
+                self.handoff.leases.ask(task)
+            case timers.Lease():
+                self.handoff.leases.ran_out(task)
+            case timers.Rest():
+                self.home.rested(task)
+            case timers.Client():
+                self.client_binding.timed_out(task)
+            case _:
+                assert_never(timer)
 
 
 def _phase_of(record: TaskRecord, here: str) -> HomePhase:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from peerload.model.config import CoreConfig
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
     from peerload.model.resources import Profile
+    from peerload.model.timers import Timer
     from peerload.policy.preset import PolicySet
 
 LATER_RUN = "peers know a later run with this database: it was put back from a copy, or another agent has one"
@@ -154,11 +155,11 @@ class CoreState:
         """The same of an attempt of another home that is here."""
         self.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
 
-    def set_timer_in(self, seconds: float, *timer: str) -> None:
+    def set_timer_in(self, seconds: float, timer: Timer) -> None:
         """Be told after ``seconds``, if that is not FOREVER_S or more."""
         if seconds < FOREVER_S:
             self.actions.append(SetTimer(timer, self.now.boot_s + seconds))
 
-    def clear_timer(self, *timer: str) -> None:
+    def clear_timer(self, timer: Timer) -> None:
         """Not be told after all."""
         self.actions.append(ClearTimer(timer))

@@ -1,8 +1,8 @@
 """Units: what holds all processes of one task, so that they can be frozen, thawed and ended together, wherever they went.
 
-A plug-in per way of doing it, chosen by trying: ``cgroup2`` and ``cgroup1`` (cgroups.py) let the kernel keep the
-set, so that nothing gets out by a session of its own, by the background or by forking fast; ``bare`` (proc_scan.py)
-needs nothing and finds processes by looking. Each has the methods of `Units`, the same conformance suite runs over all,
+A plug-in per way of doing it, chosen by trying: ``cgroup2`` (cgroups.py) lets the kernel keep the set, so that nothing gets out
+by a session of its own, by the background or by forking fast; ``bare`` (proc_scan.py) needs nothing and finds processes by
+looking. Each has the methods of `Units`, the same conformance suite runs over all,
 and each says in ``unenforced`` what it cannot promise.
 
 Which unit a process is of, ``PEERLOAD_UNIT`` in its environment tells: ``<launcher run>/peerload-<key>``. Used by the
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
         is_bare: bool
         root: str
         """Where units are, for those that have a place."""
-        guard_pid: int
-        errands: set[int]
-        """Children of the launcher that are no tasks either, and that it waits for elsewhere."""
-        """A child of the launcher that is no task's orphan."""
 
         def orphans(self) -> set[int]:
             """The children of the launcher, where orphans come to it."""

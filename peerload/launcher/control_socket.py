@@ -8,19 +8,26 @@ from __future__ import annotations
 import os
 import select
 import socket
-from typing import Any
 
-import msgpack
-
+from peerload.launcher.protocol import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES,
+    REQUEST_FAILURES,
+    LauncherProtocolError,
+    ListRequest,
+    decode_requests,
+    encode,
+    frame,
+)
 from peerload.launcher.record_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from peerload.launcher.system.service import System
+    from peerload.launcher.multi_user import MultiUser
+    from peerload.launcher.protocol import LauncherEvent, Request
 
-FRAME_BYTES_MAX = 4 << 20
 UNSENT_BYTES_MAX = 64 << 20
 """An agent that does not read this much is cut off; it reconnects and asks for the list."""
 EVENTS_PER_FRAME_MAX = 1_000
@@ -31,7 +38,6 @@ LAST_READS_MAX = 64
 """Of an agent that is replaced no more is read than this many times."""
 READ_BYTES = 1 << 18
 NAME = "launcher.sock"
-MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
 
 
 def claim_name(what: str, store: str) -> str:
@@ -56,7 +62,7 @@ class AgentSocket:
     """Listens in a directory for one agent at a time; a newer one replaces the older as soon as it asks for the list, which is
     what an agent does first. Whoever else connects while there is one changes nothing.
 
-    ``carry_out(request)`` gets each request; whatever of `MALFORMED` it raises means that it was none. ``listed``: the
+    ``carry_out(request)`` gets each request; whatever of `REQUEST_FAILURES` it raises costs the connection. ``listed``: the
     agent has asked for the list, and may be told events. ``system``: knows who is the agent; without it, whoever may open the
     directory is.
     """
@@ -65,8 +71,8 @@ class AgentSocket:
         self,
         directory: str,
         epoll: select.epoll,
-        carry_out: Callable[[dict[str, Any]], None],
-        system: System | None = None,
+        carry_out: Callable[[Request], None],
+        system: MultiUser | None = None,
     ) -> None:
         self._path = f"{directory}/{NAME}"
         self._system = system
@@ -130,12 +136,11 @@ class AgentSocket:
         if self._agent is not None and masks.get(self._agent.fileno(), 0) & ~select.EPOLLOUT:
             self._receive()
 
-    def send(self, events: list[dict[str, Any]]) -> None:
+    def send(self, events: Sequence[LauncherEvent]) -> None:
         """Gather events for the agent; `flush` writes them. Without an agent they are nobody's."""
         for at in range(0, len(events), EVENTS_PER_FRAME_MAX):
             if self._agent is not None:
-                raw: bytes = msgpack.packb(events[at : at + EVENTS_PER_FRAME_MAX])
-                self._unsent += len(raw).to_bytes(4, "big") + raw
+                self._unsent += frame([encode(event) for event in events[at : at + EVENTS_PER_FRAME_MAX]])
 
     def flush(self) -> None:
         """Write what was gathered, as far as the agent reads."""
@@ -191,11 +196,11 @@ class AgentSocket:
         except OSError:
             raw = b""
         buffer += raw
-        size = int.from_bytes(buffer[:4], "big")
-        if not raw or (len(buffer) >= 4 and size > FIRST_FRAME_BYTES_MAX):  # noqa: PLR2004 -- the length of a length
+        size = int.from_bytes(buffer[:HEADER_BYTES], "big")
+        if not raw or (len(buffer) >= HEADER_BYTES and size > FIRST_FRAME_BYTES_MAX):
             self._turn_away(fd)
-        elif len(buffer) >= 4 + size:
-            if not _asks_for_the_list(bytes(buffer[4 : 4 + size])):
+        elif len(buffer) >= HEADER_BYTES + size:
+            if not _asks_for_the_list(bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])):
                 self._turn_away(fd)
                 return
             del self._newcomers[fd]
@@ -241,19 +246,19 @@ class AgentSocket:
         """Carry out what is whole. → whether there may be more."""
         buffer = self._received
         buffer += raw
-        while len(buffer) >= 4:  # noqa: PLR2004 -- the length of a length
-            size = int.from_bytes(buffer[:4], "big")
+        while len(buffer) >= HEADER_BYTES:
+            size = int.from_bytes(buffer[:HEADER_BYTES], "big")
             if size > FRAME_BYTES_MAX:
                 self._hang_up(f"a frame that claims {size} bytes")
                 return False
-            if len(buffer) < 4 + size:
+            if len(buffer) < HEADER_BYTES + size:
                 return True
-            body = bytes(buffer[4 : 4 + size])
-            del buffer[: 4 + size]
+            body = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
+            del buffer[: HEADER_BYTES + size]
             try:
-                for request in msgpack.unpackb(body):
+                for request in decode_requests(body):
                     self._carry_out(request)
-            except MALFORMED as error:
+            except REQUEST_FAILURES as error:
                 self._hang_up(f"not a request: {type(error).__name__}: {str(error)[:200]}")
                 return False
         return True
@@ -261,6 +266,6 @@ class AgentSocket:
 
 def _asks_for_the_list(body: bytes) -> bool:
     try:
-        return bool(msgpack.unpackb(body)[0]["do"] == "list")
-    except MALFORMED:
+        return isinstance(next(decode_requests(body), None), ListRequest)
+    except LauncherProtocolError:
         return False

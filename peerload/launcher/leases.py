@@ -5,13 +5,13 @@ Deadlines are of CLOCK_BOOTTIME, which counts suspend. Used by the launcher alon
 
 from __future__ import annotations
 
+from peerload.launcher.protocol import FrozenEvent, ThawedEvent
 from peerload.launcher.task import boot_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from peerload.launcher.containment import Units
+    from peerload.launcher.protocol import LauncherEvent
     from peerload.launcher.task import LaunchedTask
 
 CHECK_S = 0.5
@@ -21,7 +21,7 @@ CHECK_S = 0.5
 class LeaseTimers:
     """Of the launcher's ``tasks``, in their ``units``; ``events``: where the agent's next ones are gathered."""
 
-    def __init__(self, tasks: dict[str, LaunchedTask], units: Units, events: list[dict[str, Any]]) -> None:
+    def __init__(self, tasks: dict[str, LaunchedTask], units: Units, events: list[LauncherEvent]) -> None:
         self._tasks = tasks
         self._units = units
         self._events = events
@@ -46,7 +46,7 @@ class LeaseTimers:
         if task.frozen_at_s and (not deadline_s or deadline_s > boot_s()) and not task.lost_because:
             task.frozen_at_s = 0.0
             self._units.thaw(task.key)
-            self._events.append({"is": "thawed", "key": task.key})
+            self._events.append(ThawedEvent(task.key))
 
     def evict(self, task: LaunchedTask, reason: str) -> None:
         """Kill it if it is frozen: its agent needs the room. One that was thawed meanwhile is left alone."""
@@ -71,11 +71,8 @@ class LeaseTimers:
     def _hold(self, task: LaunchedTask, now_s: float) -> None:
         if not task.frozen_at_s:
             task.frozen_at_s = now_s
-            if task.kills_at_deadline:
-                task.lost_because = "its lease ran out"
-            else:
-                self._units.freeze(task.key)
-                self._events.append({"is": "frozen", "key": task.key})
+            self._units.freeze(task.key)
+            self._events.append(FrozenEvent(task.key))
         elif not task.lost_because and now_s >= task.frozen_at_s + task.frozen_s_max:
             task.lost_because = f"it was frozen for {task.frozen_s_max:g} s, without a lease"
         if task.lost_because:

@@ -313,7 +313,7 @@ def memory_limits(wanted: str, units: Units, root_name: str) -> Memory:
         return MemoryOfUnits(units)
     if wanted in {"", MemoryGroups.name}:
         try:
-            own = own_cgroup(MemoryGroups.name, b"memory")
+            own = own_cgroup(b"memory")
             if own:
                 return MemoryGroups(own, root_name)
         except OSError as error:

@@ -7,9 +7,8 @@ import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from peerload.launcher.memory_limits import MemoryUse
+    from peerload.launcher.protocol import ExitRecord
 
 REFUSED_SHARE = 0.97
 """Who fails with this much of what one process may have was refused more."""
@@ -23,29 +22,30 @@ _GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
 """How programs end to which memory is refused: by themselves, or by one of these; the others come from outside."""
 
 
-def note_shortage(record: dict[str, Any], use: MemoryUse, node: str, stderr: str) -> None:
-    """Complete an exit record: what it had at most, as far as that is known of the whole task, and whether it ended for
-    want of memory on ``node``. ``stderr``: the file of its captured stderr."""
-    usage = record["usage"]
+def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) -> ExitRecord:
+    """An exit record, completed: the most memory that the task had, as far as that is known of the whole task, and whether it
+    ended for want of memory on ``node``. ``stderr``: the file of its captured stderr."""
+    assert record.usage is not None
     if use.peak_bytes:
-        usage["memory_bytes_max"] = use.peak_bytes
+        record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))
     if use.kills:
-        _note(record, _words(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory")
-    elif use.is_refused and use.limit_bytes and record["exit_code"] and record.get("signal", 0) in _GIVES_UP:
-        peak_bytes = usage["memory_bytes_max"]
+        words = _words(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory"
+        return _because(record, words)
+    if use.is_refused and use.limit_bytes and record.exit_code and record.signal in _GIVES_UP:
+        assert record.usage is not None
+        peak_bytes = record.usage.memory_bytes_max
         if peak_bytes >= use.limit_bytes * REFUSED_SHARE:
-            _note(record, _words(use, node, peak_bytes))
-        elif _says_so(stderr):
-            _note(record, f"{_words(use, node, peak_bytes)}, and was refused more")
+            return _because(record, _words(use, node, peak_bytes))
+        if _says_so(stderr):
+            return _because(record, f"{_words(use, node, peak_bytes)}, and was refused more")
+    return record
 
 
-def _note(record: dict[str, Any], words: str) -> None:
+def _because(record: ExitRecord, words: str) -> ExitRecord:
     """A task that has succeeded all the same has: one of its processes was killed, and it did without."""
-    if record["exit_code"]:
-        record["out_of"] = "memory"
-        record["reason"] = words
-    else:
-        record["reason"] = f"ended; a process of it was killed: {words.removeprefix('killed: ')}"
+    if record.exit_code:
+        return record.replace(out_of="memory", reason=words)
+    return record.replace(reason=f"ended; a process of it was killed: {words.removeprefix('killed: ')}")
 
 
 def _words(use: MemoryUse, node: str, peak_bytes: int) -> str:

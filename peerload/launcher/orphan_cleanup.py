@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from peerload.launcher.cgroups import end_cgroup, left_root, removed_all
+from peerload.launcher.cgroups import end_cgroup, removed_all
 from peerload.launcher.record_log import RecordLog, machine_boot, say, whole_records
 
 TYPE_CHECKING = False
@@ -21,21 +21,19 @@ if TYPE_CHECKING:
     from peerload.launcher.containment import Units
 
 UNITS_NAME = "units"
-"""The file that tells where the units of a launcher are: kind, machine boot, root, and the root of its memory groups if it
-makes any; for the next launcher."""
+"""The file that tells where the units of a launcher are: kind, machine boot, root, and the root of its memory groups, "" for
+none; for the next launcher."""
 EMPTY_LOOKS_MAX, EMPTY_LOOK_S = 100, 0.01
 """A memory group whose processes have just ended can be removed after a moment."""
 SPAWNS_NAME = "spawns.log"
 """Written only where units are bare. A row: key, pid, start, machine boot, output files, launcher run."""
 GUARD_NAME = "peerload-guard"
-AT_ONCE = {"cgroup2": ("/cgroup.kill", "1"), "cgroup1": ("/freezer.state", "FROZEN")}
-"""What the guard writes where, below the root, before anything else: no task executes from then on."""
 _WAIT = """
 trap '' TERM INT HUP
 read -r _
-[ -w "$1" ] && echo "$2" > "$1"
-[ -z "$7" ] || [ -d "$7" ] || exit
-exec "$3" -I -S -c "$4" "$5" "$6" "$7" "$8" "$9"
+[ -w "$1" ] && echo 1 > "$1"
+[ -z "$5" ] || [ -d "$5" ] || exit
+exec "$2" -I -S -c "$3" "$4" "$5" "$6" "$7"
 """
 """The shell waits, since it is a tenth of the size of a Python that waits. Nothing is ever written to its stdin, which
 ends with the launcher."""
@@ -58,13 +56,11 @@ def end_left_overs(directory: str, ended: set[str]) -> None:
     boot = machine_boot()
     try:
         with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 -- as above
-            kind, made_in, root, memory_root, *_ = (*file.read(1 << 16).split("\n"), "")
+            _, made_in, root, memory_root, *_ = file.read(1 << 16).split("\n")
     except (OSError, ValueError):
-        kind, made_in, root, memory_root = "", "", "", ""
+        made_in, root, memory_root = "", "", ""
     if root and made_in == boot:
-        units = left_root(kind, root)
-        if units is not None:
-            end_cgroup(units)
+        end_cgroup(root)
     log = RecordLog(f"{directory}/{SPAWNS_NAME}")
     rows = {row[0]: row for row in log.read() if row[3] == boot and row[0] not in ended}  # the last of a key counts
     if rows:
@@ -117,14 +113,14 @@ class Watchdog:
     Raises OSError where there can be none (no /bin/sh)."""
 
     def __init__(self, directory: str, units: Units, memory_root: str, run: str) -> None:
-        path, raw = AT_ONCE.get(units.name, ("", ""))
-        its = [directory, units.name, units.root, run, memory_root]
+        kill_file = units.root + "/cgroup.kill" if units.root else ""
+        its = [directory, units.root, run, memory_root]
         code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.launcher.orphan_cleanup import guard; guard()"
         theirs, mine = os.pipe2(os.O_CLOEXEC)
         try:
             self.pid = os.posix_spawn(
                 "/bin/sh",
-                ["sh", "-c", _WAIT, GUARD_NAME, units.root + path, raw, sys.executable, code, *its],
+                ["sh", "-c", _WAIT, GUARD_NAME, kill_file, sys.executable, code, *its],
                 os.environ,
                 file_actions=((os.POSIX_SPAWN_DUP2, theirs, 0),),
                 setsid=True,
@@ -152,15 +148,13 @@ class Watchdog:
 
 
 def guard() -> None:
-    """What the guard does in the end; its arguments are those of `Watchdog`. One that an earlier version has started names no
-    memory groups."""
-    directory, kind, root, run, memory_root, *_ = (*sys.argv[1:], "")
+    """What the guard does in the end; its arguments are those of `Watchdog`."""
+    directory, root, run, memory_root = sys.argv[1:]
     began_s = time.monotonic()
     if root:
-        units = left_root(kind, root)
-        if units is None:
+        if not os.path.isdir(root):  # noqa: PTH112 -- as above
             return
-        end_cgroup(units)
+        end_cgroup(root)
     else:
         rows = {row[0]: row for row in whole_records(f"{directory}/{SPAWNS_NAME}")[0] if row[5:] == [run]}
         if not rows:

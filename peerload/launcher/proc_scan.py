@@ -37,7 +37,8 @@ Table = dict[int, tuple[int, int, int, int, bool]]
 
 
 class ProcScan:
-    """See `containment.Units`. ``run`` names this run of the launcher, for the marks."""
+    """See `containment.Units`. run: the name of this run of the launcher, for the marks. own_children: pids of the launcher's
+    children that are no tasks; whoever makes one adds it."""
 
     name = "bare"
     is_bare = True
@@ -48,13 +49,12 @@ class ProcScan:
         "a task sees that it was stopped and continued, and what it had stopped itself is continued too",
     )
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, own_children: set[int]) -> None:
         self._run = run.encode()
+        self._own_children = own_children
         self._children = f"/proc/self/task/{os.getpid()}/children"
         self._leaders: dict[str, tuple[int, int]] = {}
         self._doubts: dict[str, int] = {}
-        self.guard_pid = 0
-        self.errands: set[int] = set()
         _become_subreaper()
 
     def mark(self, key: str) -> bytes:
@@ -139,7 +139,7 @@ class ProcScan:
 
     def _strange_children(self) -> set[int]:
         """Children of ours that are no leader of another task, nor of this one."""
-        return self.orphans() - {pid for pid, _ in self._leaders.values()} - {self.guard_pid} - self.errands
+        return self.orphans() - {pid for pid, _ in self._leaders.values()} - self._own_children
 
     def _is_without_orphans(self, key: str) -> bool:
         """Whether none of our children are of this unit, for certain: fast forks come and go while we look."""

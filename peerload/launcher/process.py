@@ -12,6 +12,7 @@ from peerload.launcher.record_log import say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.launcher.fs_credentials import Access
+    from peerload.launcher.protocol import SpawnRequest
 
 PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
 NOT_FOUND = 127
@@ -55,27 +56,21 @@ class SpawnRefused(Exception):
     """The policy of this node lets nobody run that; says why, for people."""
 
 
-def spawn(
-    argv: list[bytes],
-    environment: dict[bytes, bytes] | None,
-    directory: bytes,
-    umask: int,
-    captures: list[str],
-    reads: int | str = "",
-) -> int:
-    """Start a process in a session of its own and return its pid; ``captures`` are the paths of stdout and stderr.
-    ``reads``: a descriptor that it gets as its stdin; the path of the terminal that it gets as all three; "": its stdin is
-    /dev/null.
+def spawn(request: SpawnRequest, reads: int | str = "") -> int:
+    """Start a process in a session of its own and return its pid. ``reads``: a descriptor that it gets as its stdin; the path
+    of the terminal that it gets as all three; "": its stdin is /dev/null.
 
     Never forks (the cost would grow with the launcher). Raises CannotStart, or OSError for what is in SHORTAGES.
     """
+    argv, environment, umask = request.argv, request.environment, request.umask
+    captures = [request.stdout, request.stderr]
     try:
-        os.chdir(directory)
+        os.chdir(request.directory)
     except (OSError, ValueError) as error:
         raise_shortage(error)
         why = error.strerror if isinstance(error, OSError) else error
-        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
-    if not isinstance(environment, dict):
+        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(request.directory)}: {why}") from None
+    if environment is None:
         raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(argv[0])}: its environment cannot be read")
     before = os.umask(0)
     try:

@@ -1,18 +1,11 @@
 """The launcher: one small process that starts, freezes, stops and reaps the tasks of a node, and outlives the agent.
-It is one loop over one table of tasks, and so one file; what needs no such table lies in the `launcher_*.py` beside it.
 
-Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
-MessagePack), each a list of maps. Requests have ``do``: list, spawn, signal, lease, evict (end a frozen one), forget,
-ping, input, resize, usage, listen (make the socket anew if its name is gone), stop; events have ``is``: listed, started, ended, expired (it has no process and will have none, and no exit: its
-lease had run out, its unit could not be made, this machine is short of something (``shortage``), or it was evicted), frozen, thawed, fed, used, pong. An agent hears of events only
-after it has asked for the list, so that the list and the events after it tell everything once. Whatever an agent says,
-the launcher goes on: garbage costs it the connection.
+Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent, and speaks protocol.py. Whatever an agent says, the
+launcher goes on: a malformed request costs the agent its connection.
 
-An agent may be older or newer than its launcher: fields that came later may be missing (PROTOCOL says which).
-
-Tasks end with their launcher: its guard ends them at once, and a new launcher first ends what its predecessor has left,
-then answers. All processes of a task are in its unit (containment.py). One thread, epoll over
-sockets and pidfds; it wakes up by itself only while tasks run. Keep the imports few: it must stay small.
+Tasks end with their launcher: its watchdog kills them at once, and a new launcher first kills what its predecessor has left, and
+then answers. All processes of a task are in its unit (containment.py). One thread, epoll over sockets and pidfds; it wakes up by
+itself only while tasks run. Keep the imports few: it must stay small.
 """
 
 from __future__ import annotations
@@ -23,40 +16,57 @@ import select
 import signal
 import sys
 import time
-from typing import Any
+from typing import assert_never
 
-from peerload.launcher.cgroups import ROOT_PREFIX
+from peerload.launcher.cgroups import ROOT_PREFIX, cgroup_units
 from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
-from peerload.launcher.detect_backends import choose
 from peerload.launcher.exit_records import Exits
 from peerload.launcher.fs_credentials import OwnCredentials
 from peerload.launcher.leases import CHECK_S, LeaseTimers
-from peerload.launcher.orphan_cleanup import Watchdog, end_left_overs
+from peerload.launcher.memory_limits import memory_limits
+from peerload.launcher.orphan_cleanup import Watchdog, end_left_overs, note_units
 from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, HolePuncher, SpawnRefused
+from peerload.launcher.protocol import (
+    NODE_CHARS_MAX,
+    VERSION,
+    DirectoryCheck,
+    EndedEvent,
+    EvictRequest,
+    ExpiredEvent,
+    FileAppend,
+    FileCheck,
+    ForgetRequest,
+    LauncherProtocolError,
+    LeaseRequest,
+    ListedEvent,
+    ListedTask,
+    ListenRequest,
+    ListRequest,
+    PingRequest,
+    PongEvent,
+    ResizeRequest,
+    SignalRequest,
+    SpawnRequest,
+    StartedEvent,
+    StdinRequest,
+    StopRequest,
+    UsageRequest,
+)
 from peerload.launcher.reaper import Reaper
 from peerload.launcher.record_log import LOG_BYTES_MAX, say
-from peerload.launcher.spawner import Spawner, memory_bytes_max
+from peerload.launcher.spawner import Spawner
 from peerload.launcher.stdin import LauncherStdin
 from peerload.launcher.task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, LaunchedTask, boot_s, failed
-from peerload.launcher.usage import used
+from peerload.launcher.usage import usage_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
-    from peerload.launcher.system.service import System
+    from peerload.launcher.containment import Units
+    from peerload.launcher.multi_user import MultiUser
+    from peerload.launcher.protocol import LauncherEvent, Request
 
-PROTOCOL = 9
-"""What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
-there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.
-2 had no ``evict``, 3 no ``ping``; 4 had no ``memory`` there, no ``memory_bytes_max`` and ``node`` in requests to spawn, and no
-``out_of`` in exits: memory was not limited. 5 had no ``input``, ``resize`` and ``fed``, and no ``input`` and ``terminal`` in
-requests to spawn: every task read /dev/null. 6 had no ``system`` there, and no `may`, `check`, `write` and `told`: it ran tasks
-as itself. 7 had no `usage`. 8 had no ``shortage`` with expired
-(such an attempt had an exit, 126), and no `listen` and no ``inside`` in requests to spawn."""
-KEY_CHARS_MAX = 128
-NODE_CHARS_MAX = 64
-"""Of the name of its node a reason has no more."""
 STOP_GRACE_S = 2.0
 LOCK_S_MAX = 0.3
 """So long a directory may seem taken by a launcher that was killed: a process it was just starting still has its lock …"""
@@ -71,7 +81,7 @@ class Launcher:
     ``units``, ``memory``: the kind of each, "" for the best that works; ``system``: it serves all users of the machine."""
 
     def __init__(
-        self, directory: str, units: str = "", memory: str = "", system: System | None = None, store: str = ""
+        self, directory: str, units: str = "", memory: str = "", system: MultiUser | None = None, store: str = ""
     ) -> None:
         """store: the id of the database that it starts tasks for, "" for those of several."""
         self._directory = directory
@@ -90,10 +100,12 @@ class Launcher:
         self._holes = HolePuncher()
         self._tasks: dict[str, LaunchedTask] = {}
         self._by_pidfd: dict[int, LaunchedTask] = {}
-        self._events: list[dict[str, Any]] = []
+        self._events: list[LauncherEvent] = []
         self._kill_at_s = 0.0
         self._stopping = False
         self._guard: Watchdog | None = None
+        self._own_children: set[int] = set()
+        """Pids of children that are no tasks."""
         self._limit_due_s = 0.0
         self._must_listen = False
         self._is_unguarded = False
@@ -105,11 +117,12 @@ class Launcher:
         self._exits = Exits(self._directory)
         end_left_overs(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
-        self._units, self._memory = choose(self._directory, self._run, self._units_wanted, self._memory_wanted)
+        self._units = self._usable_units()
+        self._memory = memory_limits(self._memory_wanted, self._units, ROOT_PREFIX + self._run)
+        note_units(self._directory, self._units.name, self._units.root, self._memory.root)
         self._epoll = select.epoll()
         if self._system is not None:
-            self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run)
-            self._units.errands = self._system.errands.pids
+            self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run, self._own_children)
         self._input = LauncherStdin(self._epoll, self._events, self._access)
         self._births = Spawner(
             self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system
@@ -128,13 +141,22 @@ class Launcher:
         if self._system is None:
             self._agent = AgentSocket(self._directory, self._epoll, self._carry_out)
         else:
-            carry_out = self._system.waiting(self._carry_out)
+            carry_out = self._system.deferring(self._carry_out)
             self._agent = AgentSocket(self._system.sockets, self._epoll, carry_out, self._system)
         if self._store:
             self._claim = claim_store(self._store)
         fd = os.open(f"{self._directory}/launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
+
+    def _usable_units(self) -> Units:
+        """The wanted kind of containment, or the best that works."""
+        units = cgroup_units(self._units_wanted, ROOT_PREFIX + self._run)
+        if units is not None:
+            return units
+        from peerload.launcher.proc_scan import ProcScan  # noqa: PLC0415 -- most launchers have no use for it
+
+        return ProcScan(self._run, self._own_children)
 
     def _set_guard(self) -> None:
         try:
@@ -147,7 +169,7 @@ class Launcher:
         if self._is_unguarded:
             say("there is a guard again")
         self._is_unguarded = False
-        self._units.guard_pid = self._guard.pid
+        self._own_children.add(self._guard.pid)
         self._epoll.register(self._guard.pidfd, select.EPOLLIN)
 
     def run(self) -> None:
@@ -248,16 +270,13 @@ class Launcher:
             self._system.release(key)
 
     def _lose(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
-        event = {"is": "expired", "key": key, "reason": reason, "never_started": never_started}
-        if shortage:
-            event["shortage"] = shortage
-        self._events.append(event)
+        self._events.append(ExpiredEvent(key, reason, never_started, shortage))
 
     def _reap_orphans(self) -> None:
         """What tasks have left to us, where orphans come to the launcher."""
         if not self._units.is_bare:
             return
-        mine = {task.pid for task in self._tasks.values()} | {self._units.guard_pid} | self._units.errands
+        mine = {task.pid for task in self._tasks.values()} | self._own_children
         for pid in self._units.orphans() - mine:
             try:
                 os.waitpid(pid, os.WNOHANG)
@@ -269,47 +288,50 @@ class Launcher:
         say(f"the guard, process {guard.pid}, has ended; there is another one")
         self._epoll.unregister(guard.pidfd)
         guard.close()
+        self._own_children.discard(guard.pid)
         self._guard = None
         self._set_guard()
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, request: dict[str, Any]) -> None:  # noqa: C901 PLR0912 -- one line a request
-        do = request["do"]
-        if do == "spawn":
-            self._spawn(request)
-        elif do == "forget":
-            self._exits.forget(request["key"])
-        elif do == "signal":
-            task = self._tasks.get(request["key"])
-            if task is not None and not self._would_thaw(task, int(request["signal"])):
-                self._signal(task, int(request["signal"]))
-        elif do == "lease":
-            task = self._tasks.get(request["key"])
-            if task is not None:
-                self._leases.apply(task, float(request["deadline_s"]), float(request.get("ts", 0.0)))
-        elif do == "evict":
-            task = self._tasks.get(request["key"])
-            if task is not None:
-                self._leases.evict(task, str(request["reason"]))
-        elif do == "list":
-            self._list()
-        elif do == "input":
-            self._input.grown(request)
-        elif do == "resize":
-            self._input.resize(request)
-        elif do == "usage":
-            self._events.append(
-                {"is": "used", "id": int(request["id"]), **used(self._tasks, self._units, request["keys"])}
-            )
-        elif do == "ping":
-            self._events.append({"is": "pong"})
-        elif do == "listen":
-            self._agent.listen_again()
-        elif do == "stop":
-            self._stop()
-        elif self._system is None or not self._system.carry_out(do, request):
-            raise ValueError("unknown request")
+    def _carry_out(self, request: Request) -> None:  # noqa: C901 PLR0912 -- one case for each request
+        match request:
+            case SpawnRequest():
+                self._spawn(request)
+            case ForgetRequest(key):
+                self._exits.forget(key)
+            case SignalRequest(key, number):
+                task = self._tasks.get(key)
+                if task is not None and not self._would_thaw(task, number):
+                    self._signal(task, number)
+            case LeaseRequest(key, deadline_s, ts):
+                task = self._tasks.get(key)
+                if task is not None:
+                    self._leases.apply(task, deadline_s, ts)
+            case EvictRequest(key, reason):
+                task = self._tasks.get(key)
+                if task is not None:
+                    self._leases.evict(task, reason)
+            case ListRequest():
+                self._list()
+            case StdinRequest():
+                self._input.grown(request)
+            case ResizeRequest():
+                self._input.resize(request)
+            case UsageRequest():
+                self._events.append(usage_of(self._tasks, self._units, request))
+            case PingRequest():
+                self._events.append(PongEvent())
+            case ListenRequest():
+                self._agent.listen_again()
+            case StopRequest():
+                self._stop()
+            case DirectoryCheck() | FileCheck() | FileAppend():
+                if self._system is None:
+                    raise LauncherProtocolError("this launcher serves one user")
+                self._system.carry_out(request)
+            case _:
+                assert_never(request)
 
     def _look_for_socket(self, *_: object) -> None:
         """Another launcher was started here, since nobody can connect to us. Only noted: this may be in the midst of
@@ -323,32 +345,31 @@ class Launcher:
         self._agent.listed = True
         held = self._exits.held()
         tasks = list(self._tasks.values())
-        running = [[task.key, task.started_at] for task in tasks]
-        ran_s = [boot_s() - task.started_boot_s for task in tasks]
-        leases = [[task.ts, task.deadline_s, bool(task.frozen_at_s)] for task in tasks]
-        running += [[key, self._exits.ended[key]["started_at"]] for key in held]
-        leases += [[0.0, 0.0, False]] * len(held)
-        ran_s += [0.0] * len(held)
-        ended = [[key, record] for key, record in self._exits.ended.items() if key not in held]
+        now_s = boot_s()
+        running = [
+            ListedTask(
+                task.key, task.started_at, task.ts, task.deadline_s, bool(task.frozen_at_s), now_s - task.started_boot_s
+            )
+            for task in tasks
+        ]
+        running += [ListedTask(key, self._exits.ended[key].started_at, 0.0, 0.0, False, 0.0) for key in held]
+        ended = [(key, record) for key, record in self._exits.ended.items() if key not in held]
         step = EVENTS_PER_FRAME_MAX
         count = max(1, -(-max(len(running), len(ended)) // step))
         for number in range(count):
             part = slice(number * step, (number + 1) * step)
-            event = {
-                "is": "listed",
-                "pid": os.getpid(),
-                "more": number < count - 1,
-                "running": running[part],
-                "leases": leases[part],
-                "ran_s": ran_s[part],
-                "ended": ended[part],
-                "protocol": PROTOCOL,
-                "run": self._run,
-                "units": self._units.name,
-                "unenforced": [*self._units.unenforced, *self._memory.unenforced, *self._births.unenforced],
-                "memory": self._memory.name,
-                "system": self._system is not None,
-            }
+            event = ListedEvent(
+                pid=os.getpid(),
+                more=number < count - 1,
+                running=running[part],
+                ended=ended[part],
+                protocol=VERSION,
+                run=self._run,
+                units=self._units.name,
+                unenforced=[*self._units.unenforced, *self._memory.unenforced, *self._births.unenforced],
+                memory=self._memory.name,
+                system=self._system is not None,
+            )
             self._agent.send([event])
 
     def _flush(self) -> None:
@@ -361,58 +382,54 @@ class Launcher:
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
-    def _spawn(self, request: dict[str, Any]) -> None:
-        key = request["key"]
-        if not isinstance(key, str) or not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or "/" in key:
-            raise ValueError("key")
-        if self._is_settled(key, request):
+    def _spawn(self, request: SpawnRequest) -> None:
+        key = request.key
+        if self._is_settled(request):
             return
-        limit, deadline_s = int(request["output_bytes_max"]), float(request["deadline_s"])
-        if 0 < deadline_s <= boot_s():
+        if 0 < request.deadline_s <= boot_s():
             # Its home may have given it to another by now.
             self._lose(key, "its lease ran out before it could be started", never_started=True)
             return
-        paths = [str(request["stdout"]), str(request["stderr"])]
-        captures = (Capture(paths[0], limit, self._access), Capture(paths[1], limit, self._access))
+        limit = request.output_bytes_max
+        captures = (Capture(request.stdout, limit, self._access), Capture(request.stderr, limit, self._access))
         started_at = time.time()
         try:
             if self._system is not None:
-                self._system.admit(key, request)
-            pid = self._births.make(key, request, paths)
+                request = self._system.admit(request)
+            pid = self._births.make(request)
         except (SpawnRefused, CannotStart, OSError) as why:
-            self._not_started(key, request, started_at, captures, why)
+            self._not_started(request, started_at, captures, why)
             return
         try:
             task = LaunchedTask(key, pid, started_at, captures)
         except OSError as error:
             self._abandon(key, pid, error)
             return
-        task.memory_bytes_max = memory_bytes_max(request)
-        task.node = str(request.get("node", ""))[:NODE_CHARS_MAX]
-        task.is_synced = bool(request.get("once"))
-        task.frozen_s_max = float(request.get("frozen_s_max", 0.0)) or FROZEN_S_MAX
-        task.kills_at_deadline = request.get("on_expiry") == "kill"
+        task.memory_bytes_max = request.memory_bytes_max
+        task.node = request.node[:NODE_CHARS_MAX]
+        task.is_synced = request.once
+        task.frozen_s_max = request.frozen_s_max or FROZEN_S_MAX
         self._tasks[key] = task
         self._by_pidfd[task.pidfd] = task
         self._epoll.register(task.pidfd, select.EPOLLIN)
-        self._leases.apply(task, deadline_s, float(request.get("ts", 0.0)))
-        self._events.append({"is": "started", "key": key, "pid": pid, "started_at": started_at})
+        self._leases.apply(task, request.deadline_s, request.ts)
+        self._events.append(StartedEvent(key, pid, started_at))
 
     def _not_started(
         self,
-        key: str,
-        request: dict[str, Any],
+        request: SpawnRequest,
         started_at: float,
         captures: tuple[Capture, Capture],
         why: SpawnRefused | CannotStart | OSError,
     ) -> None:
         """It has no process: an exit if that says something of the task, else it never started."""
+        key = request.key
         self._closed(key)
         for capture in captures:
             capture.close(self._holes)
         if isinstance(why, CannotStart):
             record = failed(started_at, why.exit_code, why.reason)
-            self._exits.add(key, record, is_synced=bool(request.get("once")))
+            self._exits.add(key, record, is_synced=request.once)
         elif isinstance(why, SpawnRefused):
             self._lose(key, f"policy: {why}", never_started=True)
         elif shortage := SHORTAGES.get(why.errno or 0, ""):
@@ -436,17 +453,18 @@ class Launcher:
         shortage = SHORTAGES.get(error.errno or 0, "")
         self._lose(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
-    def _is_settled(self, key: str, request: dict[str, Any]) -> bool:
+    def _is_settled(self, request: SpawnRequest) -> bool:
         """Whether there is nothing to be started: it was, or must not be."""
+        key = request.key
         known = self._tasks.get(key)
         if known is not None:
-            self._events.append({"is": "started", "key": key, "pid": known.pid, "started_at": known.started_at})
+            self._events.append(StartedEvent(key, known.pid, known.started_at))
         elif key in self._exits.ended:
             if key not in self._exits.held():
-                self._events.append({"is": "ended", "key": key, "exit": self._exits.ended[key]})
+                self._events.append(EndedEvent(key, self._exits.ended[key]))
         elif self._stopping:
             say(f"{key} is not started: the launcher is stopping")
-        elif request.get("run", self._run) != self._run:
+        elif request.run not in ("", self._run):
             say(f"{key} is not started: it was ordered of an earlier launcher, and has been reported as dead")
         else:
             return False
@@ -509,8 +527,7 @@ def _detach(directory: str) -> None:
 
 
 def _ask_for_socket(directory: str) -> None:
-    """Have the launcher of this directory make its socket anew if that is gone; it knows from version 9 on what SIGHUP
-    means, and those before take no notice."""
+    """Have the launcher of this directory make its socket anew if that is gone."""
     try:
         with open(f"{directory}/launcher.pid", encoding="ascii") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
             pid = int(file.read(20))
@@ -522,7 +539,7 @@ def _ask_for_socket(directory: str) -> None:
         return
 
 
-def locked(directory: str, units: str, memory: str, system: System | None = None, store: str = "") -> Launcher:
+def locked(directory: str, units: str, memory: str, system: MultiUser | None = None, store: str = "") -> Launcher:
     """The launcher of this directory; ends this process if there is another."""
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
@@ -538,7 +555,7 @@ def locked(directory: str, units: str, memory: str, system: System | None = None
 
 def main() -> None:
     """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to stop. Units
-    are cgroup2, cgroup1 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it,
+    are cgroup2 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it,
     the best that does. ID is that of the database that it starts tasks for."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     known = {"--directory", "--units", "--memory", "--store"}

@@ -1,5 +1,5 @@
-"""The spawner makes the process of a task, in its unit. Used by the launcher alone; the imports are few. Used by the
-launcher alone; the imports are few.
+"""The spawner makes the process of a task, in its unit. Used by the launcher alone; the imports
+are few.
 
 Where units are found by looking, a log of spawns says what was made, and before that what is about to be: were the
 launcher killed in between, its successor ends what it was making.
@@ -19,12 +19,11 @@ from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, machine_boot,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from peerload.launcher.containment import Units
     from peerload.launcher.memory_limits import Memory
+    from peerload.launcher.multi_user import MultiUser
+    from peerload.launcher.protocol import SpawnRequest
     from peerload.launcher.stdin import LauncherStdin
-    from peerload.launcher.system.service import System
     from peerload.launcher.task import LaunchedTask
 
 DESCRIPTORS_RESERVED = 64
@@ -58,7 +57,7 @@ class Spawner:
         units: Units,
         memory: Memory,
         standard_input: LauncherStdin,
-        system: System | None = None,
+        system: MultiUser | None = None,
     ) -> None:
         self._run = run
         self._system = system
@@ -72,31 +71,33 @@ class Spawner:
         descriptors = os.sysconf("SC_OPEN_MAX")
         self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
 
-    def make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
-        """The process that a request asks for, in its unit, with stdout and stderr at ``paths`` → its pid. Raises
-        CannotStart, or OSError if there can be no unit or this machine is short of something."""
+    def make(self, request: SpawnRequest) -> int:
+        """The process that a request asks for, in its unit → its pid. Raises CannotStart, or OSError if there can be no unit or
+        this machine is short of something."""
         try:
-            pid = self._make(key, request, paths)
+            pid = self._make(request)
         except (CannotStart, OSError):
-            self._standard_input.close(key)
+            self._standard_input.close(request.key)
             raise
-        self._standard_input.started(key)
+        self._standard_input.started(request.key)
         return pid
 
-    def _make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
-        limit_bytes = memory_bytes_max(request)
+    def _make(self, request: SpawnRequest) -> int:
+        key, limit_bytes = request.key, request.memory_bytes_max
         if len(self._tasks) + self._standard_input.descriptors >= self._tasks_max:
             raise OSError(errno.EMFILE, f"{len(self._tasks)} tasks run already, as many as this system allows")
-        inside = self._inside(key, request)
-        environment = request["environment"]
-        if isinstance(environment, dict):
-            environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
+        inside = request.inside
+        if inside:
+            request = self._joining(request)
+        if request.environment is not None:
+            mark = f"{self._run}/{PREFIX}{key}".encode()
+            request = request.replace(environment={**request.environment, b"PEERLOAD_UNIT": mark})
         if self._units.is_bare:  # were we killed now, its output would give it away
-            self._spawns.append([[key, 0, 0, self._boot, paths, self._run]])
+            self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
         try:
             self._units.enter(key, is_fresh=limit_bytes > 0, inside=inside)
             try:
-                pid = self._spawn(key, request, paths, inside)
+                pid = self._spawn(request)
             finally:
                 self._units.leave()
         except (CannotStart, OSError):
@@ -112,34 +113,28 @@ class Spawner:
             self._limit(key, pid, limit_bytes)
         return pid
 
-    def _inside(self, key: str, request: dict[str, Any]) -> str:
-        """The key of the task that it is to be inside of, "" if of none; its directory and environment are that task's then,
-        with the variables of the request added. Raises CannotStart, NotAllowed."""
-        inside = str(request.get("inside", ""))
-        if not inside:
-            return ""
-        task = self._tasks.get(inside)
+    def _joining(self, request: SpawnRequest) -> SpawnRequest:
+        """The request, with directory and environment of the task that it is to be inside of; its own variables are added. Raises
+        CannotStart, SpawnRefused."""
+        task = self._tasks.get(request.inside)
         if task is None or task.ended_at:
             raise CannotStart(NOT_EXECUTABLE, "the task has ended")
         if self._system is not None:
-            self._system.check_inside(key, inside)
+            self._system.check_inside(request.key, request.inside)
         raw = _environment_of(task.pid)
         if not raw:
             raise CannotStart(NOT_EXECUTABLE, "the environment of the task cannot be read")
         variables = dict(pair.split(b"=", 1) for pair in raw.split(b"\0") if b"=" in pair)
-        request["environment"] = {**variables, **(request["environment"] or {})}
-        request["directory"] = b"/proc/%d/cwd" % task.pid
-        return inside
+        environment = {**variables, **(request.environment or {})}
+        return request.replace(environment=environment, directory=b"/proc/%d/cwd" % task.pid)
 
-    def _spawn(self, key: str, request: dict[str, Any], paths: list[str], inside: str = "") -> int:
-        reads = self._standard_input.open(key, request, paths[0])
+    def _spawn(self, request: SpawnRequest) -> int:
+        reads = self._standard_input.open(request)
         try:
-            self._memory.enter(key, memory_bytes_max(request), inside=inside)
+            self._memory.enter(request.key, request.memory_bytes_max, inside=request.inside)
             if self._system is not None:
-                return self._system.spawn(key, request, paths, reads)
-            return spawn(
-                request["argv"], request["environment"], request["directory"], int(request["umask"]), paths, reads
-            )
+                return self._system.spawn(request, reads)
+            return spawn(request, reads)
         finally:
             self._memory.leave()
 
@@ -156,11 +151,3 @@ class Spawner:
             tasks = self._tasks.values()
             rows = [[task.key, task.pid, process_start(task.pid), self._boot, [], self._run] for task in tasks]
             self._spawns.tidy(rows, len(rows))
-
-
-def memory_bytes_max(request: dict[str, Any]) -> int:
-    """The limit that a request states; 0 is none. Raises ValueError for what is no size."""
-    limit_bytes = int(request.get("memory_bytes_max", 0))
-    if not 0 <= limit_bytes < 1 << 60:
-        raise ValueError("memory_bytes_max")
-    return limit_bytes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
-from peerload.launcher.oom_detection import note_shortage
+from peerload.launcher.oom_detection import with_shortage
+from peerload.launcher.protocol import ExitRecord, ResourceUsage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class LaunchedTask:
         "frozen_s_max",
         "is_synced",
         "key",
-        "kills_at_deadline",
         "limit_due_s",
         "lost_because",
         "memory_bytes_max",
@@ -73,7 +72,6 @@ class LaunchedTask:
         self.ts = 0.0
         self.frozen_at_s = 0.0
         self.frozen_s_max = FROZEN_S_MAX
-        self.kills_at_deadline = False
         self.is_synced = False
         self.lost_because = ""
         self.memory_bytes_max = 0
@@ -97,30 +95,25 @@ class LaunchedTask:
         began_at = self.ended_at - self.ran_s
         return began_at if abs(began_at - self.started_at) > DATE_SET_S else self.started_at
 
-    def reap(self, holes: HolePuncher) -> dict[str, Any]:
+    def reap(self, holes: HolePuncher) -> ExitRecord:
         """Its leader has ended, and nothing is left of it: the exit record."""
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        record: dict[str, Any] = {
-            "exit_code": code if code >= 0 else 128 - code,
-            "started_at": self._began_at(),
-            "ended_at": max(self.ended_at, self._began_at()),
-            "usage": {
-                "user_s": usage.ru_utime,
-                "system_s": usage.ru_stime,
-                "memory_bytes_max": usage.ru_maxrss * 1024,
-            },
-            "stdout_bytes": self.captures[0].close(holes),
-            "stderr_bytes": self.captures[1].close(holes),
-        }
-        if code < 0:
-            record["signal"] = -code
-        if self.memory_use is not None:
-            with self.captures[1].access:
-                note_shortage(record, self.memory_use, self.node, self.captures[1].path)
-        return record
+        record = ExitRecord(
+            exit_code=code if code >= 0 else 128 - code,
+            started_at=self._began_at(),
+            ended_at=max(self.ended_at, self._began_at()),
+            stdout_bytes=self.captures[0].close(holes),
+            stderr_bytes=self.captures[1].close(holes),
+            usage=ResourceUsage(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024),
+            signal=max(-code, 0),
+        )
+        if self.memory_use is None:
+            return record
+        with self.captures[1].access:
+            return with_shortage(record, self.memory_use, self.node, self.captures[1].path)
 
 
-def failed(started_at: float, exit_code: int, reason: str) -> dict[str, Any]:
+def failed(started_at: float, exit_code: int, reason: str) -> ExitRecord:
     """The exit record of a task that could not be started."""
-    return {"exit_code": exit_code, "reason": reason, "started_at": started_at, "ended_at": started_at}
+    return ExitRecord(exit_code, started_at, started_at, reason=reason)

@@ -8,44 +8,37 @@ from __future__ import annotations
 import os
 import time
 
+from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.launcher.record_log import process_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from peerload.launcher.containment import Units
+    from peerload.launcher.protocol import UsageRequest
     from peerload.launcher.task import LaunchedTask
 
-KEYS_MAX = 64
-"""Tasks that one request may name …"""
 PROCESSES_MAX = 1000
-"""… and processes that are read for it, about 10 ms: of a task that has more than are left, only how many is told."""
+"""Processes that are read for one request, about 10 ms: of a task that has more than are left, only how many is told."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def used(tasks: Mapping[str, LaunchedTask], units: Units, keys: list[str]) -> dict[str, Any]:
-    """What each of these tasks that run uses: {key: [cpu_s, memory_bytes, processes]}, and ``at_s`` (CLOCK_BOOTTIME).
-
-    cpu_s: processor seconds so far; memory_bytes: what its processes have in memory, what they share counted for each;
-    -1: not known. Raises ValueError for more keys than KEYS_MAX.
-    """
-    if len(keys) > KEYS_MAX:
-        raise ValueError("keys")
-    running = [key for key in keys if key in tasks and not tasks[key].ended_at]
-    found: dict[str, tuple[float, int, int]] = {}
+def usage_of(tasks: Mapping[str, LaunchedTask], units: Units, request: UsageRequest) -> UsageEvent:
+    """Usage of each of the requested tasks that runs. Memory that its processes share is counted for each of them."""
+    running = [key for key in request.keys if key in tasks and not tasks[key].ended_at]
+    found: dict[str, TaskUsage] = {}
     left = PROCESSES_MAX
     for key, pids in units.processes_of(running).items():
         counted_s = units.cpu_s(key)
         if len(pids) > left:
-            found[key] = counted_s, -1, len(pids)
+            found[key] = TaskUsage(counted_s, -1, len(pids))
             continue
         left -= len(pids)
         cpu_s, memory_bytes, processes = _sum(pids)
-        found[key] = max(cpu_s, counted_s), memory_bytes, processes
-    return {"at_s": time.clock_gettime(time.CLOCK_BOOTTIME), "of": found}
+        found[key] = TaskUsage(max(cpu_s, counted_s), memory_bytes, processes)
+    return UsageEvent(request.id, time.clock_gettime(time.CLOCK_BOOTTIME), found)
 
 
 def _sum(pids: list[int]) -> tuple[float, int, int]:

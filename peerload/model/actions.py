@@ -14,6 +14,7 @@ from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
 from peerload.model.submit_options import CompletionJob, GroupSettings, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
+from peerload.model.timers import Timer
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -365,14 +366,14 @@ class AttemptGone(_Action, frozen=True):
 class SetTimer(_Action, frozen=True):
     """Put TimerExpired(timer) into the inbox at ``at_s`` (CLOCK_BOOTTIME s); replaces a timer of the same name."""
 
-    timer: tuple[str, ...]
+    timer: Timer
     at_s: float
 
 
 class ClearTimer(_Action, frozen=True):
     """Forget a timer."""
 
-    timer: tuple[str, ...]
+    timer: Timer
 
 
 class Note(_Action, frozen=True):

@@ -14,6 +14,7 @@ from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.resources import Profile
 from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
+from peerload.model.timers import Timer
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -367,9 +368,9 @@ class SendFailed(_Event, frozen=True):
 
 
 class TimerExpired(_Event, frozen=True):
-    """A timer that the core had set ran out. ``timer`` is its name as given in SetTimer."""
+    """A timer that the core had set ran out."""
 
-    timer: tuple[str, ...]
+    timer: Timer
 
 
 class TaskStarted(_Event, frozen=True):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.process import spawn
+from peerload.launcher.protocol import SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
 from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.seccomp import guest_filter
@@ -43,18 +44,20 @@ def main() -> None:
         words = ChildReports(select.epoll())
         forge = ForkServer(Syscalls(), AgentCredentials(0, 0), words)
         environment = {b"PATH": b"/usr/bin:/bin"}
-        request = {"argv": [b"/bin/true"], "environment": environment, "directory": b"/", "umask": 0o22}
+        request = SpawnRequest(
+            "k", [b"/bin/true"], environment, b"/", 0o22, paths[0], paths[1], deadline_s=0.0, output_bytes_max=1 << 20
+        )
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
         def bare() -> int:
-            return spawn(request["argv"], environment, b"/", 0o22, paths)  # type: ignore[arg-type]
+            return spawn(request)
 
         def user() -> int:
-            return forge.task(SpawnOrder(LauncherAccount("u", USER, USER, (USER,), "/"), UsersPolicy(), request, paths))
+            return forge.task(SpawnOrder(LauncherAccount("u", USER, USER, (USER,), "/"), UsersPolicy(), request))
 
         def guest() -> int:
             account = LauncherAccount("g", GUEST, GUEST, (GUEST,), "/tmp", is_guest=True)
-            order = SpawnOrder(account, UsersPolicy(), request, paths)
+            order = SpawnOrder(account, UsersPolicy(), request)
             order.world, order.calls = (), guest_filter()
             return forge.task(order)
 

@@ -19,7 +19,7 @@ from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.tasks.home import Home
 from peerload.core.tasks.retries import LostAttempts
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
-from peerload.model import actions, events, messages
+from peerload.model import actions, events, messages, timers
 from peerload.model.task import TaskRecord
 
 # -- leases (R1, R2, R4, R6) -------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def resend_no_extend(patch: pytest.MonkeyPatch) -> None:
         commit(self, task, ts)
         if granted(task).commits > 1:
             granted(task).deadline_s = deadline_s
-            self._state.set_timer_in(max(deadline_s - self._state.now.boot_s, 0.0), "lease", task.uid.hex())
+            self._state.set_timer_in(max(deadline_s - self._state.now.boot_s, 0.0), timers.Lease.of(task.uid))
 
     patch.setattr(HomeHandoff, "_commit", commit_and_leave)
 
@@ -90,7 +90,7 @@ def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
         restored(self, task)
         granted(task).deadline_s = kept.get(task.key, granted(task).deadline_s)
         left_s = max(granted(task).deadline_s - self._state.now.boot_s, 0.0)
-        self._state.set_timer_in(left_s, "lease", task.uid.hex())
+        self._state.set_timer_in(left_s, timers.Lease.of(task.uid))
 
     patch.setattr(HomeHandoff, "_commit", commit_and_keep)
     patch.setattr(HomeLeases, "restored", restored_as_kept)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.node import Node
-from peerload.model import actions, events
+from peerload.model import actions, events, timers
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Identity, NotStarted, Return
 from peerload.model.resources import Profile
@@ -75,7 +75,7 @@ class Machine:
         """Where its peers were last met: a file beside the database."""
         self.identity = self._identity()
         self._backlog: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
-        self._timers: dict[tuple[str, ...], float] = {}
+        self._timers: dict[timers.Timer, float] = {}
         self.release = Release(self)
         self._launcher_lost = False
 
@@ -268,7 +268,9 @@ class Machine:
         cluster.steps += 1
         if cluster.trace is not None:
             cluster.trace.add(cluster.now_s, self.name, event)
-        for action in node.handle(self.clock.instant(cluster.now_s), event):
+        decided = node.handle(self.clock.instant(cluster.now_s), event)
+        node.validate()
+        for action in decided:
             if cluster.trace is not None:
                 cluster.trace.add(cluster.now_s, self.name, action)
             kind = type(action)
@@ -295,7 +297,7 @@ class Machine:
             case _:
                 pass  # a record of a decision: it is in the trace
 
-    def _expire(self, timer: tuple[str, ...], at_s: float) -> None:
+    def _expire(self, timer: timers.Timer, at_s: float) -> None:
         if self._timers.get(timer) == at_s:
             del self._timers[timer]
             self.handle(events.TimerExpired(timer))

@@ -1,6 +1,6 @@
 """A control group for each boot of a machine, as its kernel would have: what a crash leaves there goes with it.
 
-Machines differ in what their launchers find to freeze tasks with: cgroup v2, the freezer of v1 alone, or nothing.
+Machines differ in what their launchers find to freeze tasks with: cgroup v2, or nothing.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from pathlib import Path
 from peerload.launcher.cgroups import own_cgroup
 from tests.support import wait_until
 
-KINDS = ("cgroup2", "cgroup1")
-FREEZERS = ("cgroup2", "cgroup1", "bare")
+FREEZERS = ("cgroup2", "bare")
 GONE_S_MAX = 30.0
 
 
-def _mounted(of_kind: str) -> list[str]:
-    """Where control groups are mounted: of this kind, or of any with ""."""
+def _mounted() -> list[str]:
+    """Where control groups are mounted."""
     found = []
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         _, place, system, *_ = line.split()
-        if system in {"cgroup", "cgroup2"} and of_kind in {"", "cgroup1" if system == "cgroup" else system}:
+        if system in {"cgroup", "cgroup2"}:
             found.append(place)
     return found
 
@@ -32,16 +31,14 @@ def to_hide(freezer: str) -> list[str]:
     """The mounts that a machine must not see so that its launcher freezes by ``freezer``, at best."""
     match freezer:
         case "bare":
-            return _mounted("")
-        case "cgroup1":
-            return _mounted("cgroup2")
+            return _mounted()
         case _:
             return []
 
 
 def remove_abandoned(prefix: str) -> None:
     """Remove the groups of runs whose process is no more. Their names are ``prefix``, that process, and more."""
-    for own in filter(None, map(own_cgroup, KINDS)):
+    if own := own_cgroup():
         for place in Path(own).glob(f"{prefix}-*"):
             if not Path(f"/proc/{place.name.split('-')[1]}").exists():
                 _removed(place)
@@ -57,7 +54,7 @@ class Cgroups:
     def make(self) -> None:
         """For a boot."""
         self.remove()
-        for own in filter(None, map(own_cgroup, KINDS)):
+        if own := own_cgroup():
             place = Path(own) / self._name
             with contextlib.suppress(OSError):
                 place.mkdir()
@@ -70,15 +67,12 @@ class Cgroups:
         return ["sh", "-c", script, "enter", *words]
 
     def kill(self) -> None:
-        """SIGKILL to all in them, also to what is frozen (which under v1 takes it only when thawed)."""
+        """SIGKILL to all in them, also to what is frozen."""
         for place in self.places:
             for file in place.rglob("cgroup.procs"):
                 with contextlib.suppress(OSError):
                     for pid in file.read_text(encoding="ascii").split():
                         os.kill(int(pid), signal.SIGKILL)
-            for file in sorted(place.rglob("freezer.state")):
-                with contextlib.suppress(OSError):
-                    file.write_text("THAWED", encoding="ascii")
 
     def remove(self) -> None:
         """After all of its processes have ended."""

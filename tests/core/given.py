@@ -9,7 +9,7 @@ from typing import Any
 
 from peerload.core.node import Node
 from peerload.core.tasks.work import HomeTask
-from peerload.model import actions, events, messages
+from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import GossipMessage, MembershipUpdate, MemberStatus
 from peerload.model.instant import Instant
@@ -17,6 +17,7 @@ from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
 from peerload.model.resources import Placement, Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
+from peerload.model.timers import timer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
 
@@ -53,6 +54,7 @@ class Given:
     ) -> None:
         self.at_s = 100.0
         self.shows_gossip = False
+        self.validates = True
         has = {"cpus": float(slots), "slots_fixed": True, "labels": labels, **facts}
         self.profile = Profile(node, slots, **has)
         self.requests = 0
@@ -67,6 +69,8 @@ class Given:
     def when(self, event: events.Event) -> list[str]:
         """The shape of what is done about this event."""
         done = self.node.handle(Instant(self.at_s, WALL_S + self.at_s), event)
+        if self.validates:
+            self.node.validate()
         self.notes = [action.event for action in done if isinstance(action, actions.Note)]
         self.last = [action for action in done if not isinstance(action, actions.Note)]
         assert_durable_first(self.last)
@@ -80,7 +84,7 @@ class Given:
         return self.when(events.MessageReceived(src, message, directory_here))
 
     def timer(self, *name: str) -> list[str]:
-        return self.when(events.TimerExpired(name))
+        return self.when(events.TimerExpired(timer(*name)))
 
     def meet(self, peer: str, *, start: int = 1, machine: int = 1, retained: bool = False, **profile: Any) -> list[str]:
         facts = {"slots": 1, "cpus": 1.0, "slots_fixed": True, **profile}
@@ -104,7 +108,7 @@ class Given:
     def finish(self, request: int) -> list[str]:
         """The turns that a request about many tasks still takes."""
         did: list[str] = []
-        while actions.SetTimer(("request", str(request)), self.at_s) in self.last:
+        while actions.SetTimer(timers.Batch.of(request), self.at_s) in self.last:
             did += self.timer("request", str(request))
         return did
 
@@ -149,8 +153,8 @@ class Given:
                 return type(action).__name__
 
 
-def _name(timer: tuple[str, ...]) -> str:
-    return timer[1] if timer[0] == "gossip" else timer[0]
+def _name(timer: timers.Timer) -> str:
+    return timer.kind.value if isinstance(timer, timers.Gossip) else str(type(timer).__struct_config__.tag)
 
 
 def _said(message: GossipMessage) -> str:
@@ -163,7 +167,7 @@ def is_gossip(action: actions.Action) -> bool:
     """Whether it concerns who is there: what most tests are not about (tests/core/test_membership.py is)."""
     match action:
         case actions.SetTimer() | actions.ClearTimer():
-            return action.timer[0] == "gossip"
+            return isinstance(action.timer, timers.Gossip)
         case actions.Send():
             return isinstance(action.message, messages.Sync | messages.ProfileRequest)
         case _:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from peerload.core.tasks import client_binding
+from peerload.model import timers
 from peerload.model.actions import Answer, ClearTimer, SetTimer, SignalTask
 from peerload.model.events import (
     AgentStarted,
@@ -90,15 +91,15 @@ def restarted(given: Given) -> TaskRecord:
     record = TaskRecord(f"{given.node.state.node}/1", b"u" * 16, TaskState.QUEUED, 1.0, attended=True)
     never = msgspec.structs.replace(SPEC, request=msgspec.structs.replace(SPEC.request, cpus=10_000.0))
     actions = does(given, AgentStarted(tasks=(TaskRow(record, never),)))
-    timers = [action.timer for action in actions if isinstance(action, SetTimer)]
-    assert ("attended", record.uid.hex()) in timers
+    timers_set = [action.timer for action in actions if isinstance(action, SetTimer)]
+    assert timers.Client.of(record.uid) in timers_set
     return record
 
 
 def test_a_client_that_is_not_back_after_a_restart_is_gone() -> None:
     given = Given()
     record = restarted(given)
-    does(given, TimerExpired(("attended", record.uid.hex())))
+    does(given, TimerExpired(timers.Client.of(record.uid)))
     assert record.uid not in given.node.home.tasks
 
 
@@ -106,9 +107,9 @@ def test_a_client_that_is_back_after_a_restart_is_waited_for_no_more() -> None:
     given = Given()
     record = restarted(given)
     actions = does(given, AttendRequested(2, OTHER, record.task))
-    assert ClearTimer(("attended", record.uid.hex())) in actions
+    assert ClearTimer(timers.Client.of(record.uid)) in actions
     assert Answer(2, {"attended": True}) in actions
-    does(given, TimerExpired(("attended", record.uid.hex())))
+    does(given, TimerExpired(timers.Client.of(record.uid)))
     assert record.uid in given.node.home.tasks
     does(given, ClientGone(OTHER))
     assert record.uid not in given.node.home.tasks
@@ -158,8 +159,8 @@ def test_after_a_restart_a_submission_that_is_repeated_is_waited_for_no_more() -
     record = restarted(given)
     name = (b"d", record.task, 0)
     actions = does(given, again(2, OTHER, before=name))
-    assert ClearTimer(("attended", record.uid.hex())) in actions
-    does(given, TimerExpired(("attended", record.uid.hex())))
+    assert ClearTimer(timers.Client.of(record.uid)) in actions
+    does(given, TimerExpired(timers.Client.of(record.uid)))
     assert record.uid in given.node.home.tasks
     does(given, ClientGone(OTHER))
     assert record.uid not in given.node.home.tasks

@@ -70,7 +70,7 @@ def test_who_says_that_it_takes_tasks_and_refuses_them_is_skipped_for_a_minute()
     assert ("security", "P4", "y") in told
     assert skipped(x) == ["y"]
     assert eligible(x) == ["z"]
-    x.after(CONFIG.skip_s + 1.0).timer("frozen")
+    x.after(CONFIG.skip_s + 1.0).timer("gates")
     assert eligible(x) == ["y", "z"]
     declines(x, 2 + CONFIG.refusals_max)
     assert skipped(x) == ["y"], "one more is enough when it is asked again"

@@ -259,7 +259,7 @@ def test_a_view_tells_what_runs_and_what_waits_in_seconds_of_this_node() -> None
         x.submit(spec(name))
         x.after(1.0)
     view = x.node.sharing.information.view()
-    x.timer("ping")  # the moment is that of the last event
+    x.timer("gates")  # the moment is that of the last event
     assert [task.used_s for task in view.running] == [4.0, 3.0]
     assert [list(task.durations) for task in view.running] == [[6.0], [6.0]]  # b as all
     assert (view.speed, view.mean_s, view.waiting_s) == (2.0, 6.0, 12.0)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from peerload.core.tasks.work import HomePhase
-from peerload.model import events, messages
+from peerload.model import events, messages, timers
 from peerload.model.actions import Answer, Persist, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NoSuchTask
@@ -281,7 +281,9 @@ def test_a_node_that_takes_a_task_and_never_starts_it_is_not_asked_again_and_aga
     pauses = []
     for _ in range(20):
         rests = [
-            action.at_s - x.at_s for action in x.last if isinstance(action, SetTimer) and action.timer[0] == "rest"
+            action.at_s - x.at_s
+            for action in x.last
+            if isinstance(action, SetTimer) and isinstance(action.timer, timers.Rest)
         ]
         if rests:
             pauses.append(rests[0])
@@ -498,7 +500,7 @@ def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
     x.hear("y", no)
     assert x.node.membership.has_declined("y", "directory", b"/data")
     assert task.stranded_because == "no directory /data there"
-    x.after(61).timer("ping")
+    x.after(61).timer("gates")
     assert not x.node.membership.has_declined("y", "directory", b"/data")
 
 

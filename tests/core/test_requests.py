@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from peerload.core.tasks.work import HomePhase
-from peerload.model import events, messages
+from peerload.model import events, messages, timers
 from peerload.model.actions import Announce, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
@@ -37,7 +37,11 @@ def broadcast(x: Given, kind: type[Any]) -> Any:
 
 
 def pending(x: Given) -> list[tuple[str, ...]]:
-    return [act.timer for act in x.last if isinstance(act, SetTimer) and act.timer[0] == "answer"]
+    return [
+        tuple(msgspec.to_builtins(act.timer))
+        for act in x.last
+        if isinstance(act, SetTimer) and isinstance(act.timer, timers.Answer)
+    ]
 
 
 # -- being asked -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.resources.shortage import TIMER
 from peerload.core.tasks.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Announce, PutFloor, SpawnTask
@@ -48,7 +47,7 @@ def test_a_task_that_could_not_be_started_is_queued_again_whatever_its_guarantee
     task = x.task()
     assert "persist queued" in short(x, task.key)
     assert (task.record.state, task.record.losses, task.record.failures) == (TaskState.QUEUED, 0, 0)
-    assert "spawn 2" in x.after(1).timer(TIMER)  # the attempt that never started is burnt
+    assert "spawn 2" in x.after(1).timer("shortage")  # the attempt that never started is burnt
     assert x.end(task.key)[0].startswith("persist done")
 
 
@@ -61,11 +60,11 @@ def test_nothing_else_is_tried_until_the_pause_is_over_and_then_one_task_at_a_ti
     assert spawned(short(x, x.task(2).key)) == 0  # it was on its way
     assert x.node.state.profile.trouble
     assert not x.node.state.takes_guests
-    did = x.after(1).timer(TIMER)
+    did = x.after(1).timer("shortage")
     assert spawned(did) == 1
     trial = x.done(SpawnTask).key
     assert "timer shortage 2" in short(x, trial)  # twice as long
-    assert spawned(x.after(2).timer(TIMER)) == 1
+    assert spawned(x.after(2).timer("shortage")) == 1
     trial = x.done(SpawnTask).key
     assert spawned(started(x, trial)) >= 1  # what fits
     assert not x.node.state.profile.trouble
@@ -80,7 +79,7 @@ def test_a_pause_is_bounded_and_starts_over_when_the_shortage_has_really_been_ov
     told = []
     for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
         told.append(f"timer shortage {pause_s}" in short(x, key))
-        x.after(pause_s).timer(TIMER)
+        x.after(pause_s).timer("shortage")
         key = x.done(SpawnTask).key
     assert all(told)
 
@@ -91,7 +90,7 @@ def test_a_pause_is_bounded_and_starts_over_when_the_shortage_has_really_been_ov
         return short(x, x.done(SpawnTask).key)
 
     assert "timer shortage 60" in short_again_after(119)  # one has started, and soon none could again
-    x.after(60).timer(TIMER)
+    x.after(60).timer("shortage")
     key = x.done(SpawnTask).key
     assert "timer shortage 1" in short_again_after(121)
 
@@ -116,11 +115,11 @@ def test_everybody_is_told_at_once_when_it_begins_and_when_it_is_over_and_not_be
 
     short(x, x.task(1).key)
     assert troubles() == [True]
-    x.after(1).timer(TIMER)
+    x.after(1).timer("shortage")
     assert True not in troubles()
     short(x, x.done(SpawnTask).key)
     assert troubles() == []
-    x.after(2).timer(TIMER)
+    x.after(2).timer("shortage")
     started(x, x.done(SpawnTask).key)
     assert troubles() == [False]
 
@@ -147,7 +146,7 @@ def test_a_trial_that_ends_without_a_process_is_followed_by_another() -> None:
     for _ in range(4):
         x.submit()
     short(x, x.task(1).key)
-    x.after(1).timer(TIMER)
+    x.after(1).timer("shortage")
     assert spawned(x.end(x.done(SpawnTask).key, 127)) == 1
     assert x.node.shortage.words
 
@@ -174,7 +173,7 @@ def test_guests_that_wait_go_home_and_others_are_taken_again_after_the_pause() -
     assert "Return to h" in short(x, KEY)
     third = messages.Offer("h/3", bytes([3]) * 16, 1, spec(), 60.0, only=True)
     assert x.hear("h", third) == ["Decline to h"]
-    x.after(1).timer(TIMER)
+    x.after(1).timer("shortage")
     assert "Accept to h" in x.hear("h", third)
 
 
@@ -187,7 +186,7 @@ def test_own_tasks_that_wait_look_for_a_place_elsewhere_and_come_back() -> None:
     stranded = x.node.home.stranded
     assert x.task(2).uid in stranded
     assert x.task(3).uid not in stranded
-    x.after(1).timer(TIMER)
+    x.after(1).timer("shortage")
     assert not stranded
 
 
@@ -213,7 +212,7 @@ def test_a_task_that_finds_no_place_is_looked_for_one_in_each_pause_until_it_sta
         assert task.uid in x.node.home.stranded
         decline = messages.Decline(task.task, task.uid, task.record.attempt + 1, "room", "full", LoadReport())
         x.hear("y", decline)
-        assert f"spawn {tried + 1}" in x.after(pause_s).timer(TIMER)
+        assert f"spawn {tried + 1}" in x.after(pause_s).timer("shortage")
     x.when(events.TaskStarted(task.key, 0.0))
     assert task.record.attempt == 6
     assert not x.node.shortage.words

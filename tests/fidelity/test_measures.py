@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.model import actions, events, messages
+from peerload.model import actions, events, messages, timers
 from peerload.model.instant import Instant
 from peerload.model.task import Exit, TaskSpec
 from peerload.wire import recording
@@ -35,8 +35,12 @@ def test_delays_are_read_from_recordings() -> None:
     row = actions.PutFloor(bytes(16), 1, 0.0)
     spec = TaskSpec((b"true",), b"/tmp")
     first: list[tuple[float, events.Event, list[actions.Action]]] = [
-        (1.0, events.TimerExpired(("ping",)), [actions.Send("b", ping), actions.SpawnTask("k", "a/1", 1, "a", spec)]),
-        (2.0, events.TimerExpired(("ping",)), [actions.Persist((row,)), actions.Send("b", leaving)]),
+        (
+            1.0,
+            events.TimerExpired(timers.Renew()),
+            [actions.Send("b", ping), actions.SpawnTask("k", "a/1", 1, "a", spec)],
+        ),
+        (2.0, events.TimerExpired(timers.Renew()), [actions.Persist((row,)), actions.Send("b", leaving)]),
         (3.05, events.TaskEnded("k", Exit(0, started_at=1.2, ended_at=3.0)), []),
     ]
     second: list[tuple[float, events.Event, list[actions.Action]]] = [

@@ -21,14 +21,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
-from peerload.agent.launcher.connect import LOST, read_frame
-from peerload.agent.launcher.protocol import exit_of
+from peerload.agent.launcher.connect import LOST, exit_of, read_frame
 from peerload.agent.peers.address_file import AddressFile
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import kept_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check
 from peerload.launcher.control_socket import AgentSocket, _asks_for_the_list
+from peerload.launcher.protocol import decode_exit
 from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
 from peerload.model.errors import BadRequest, PeerloadError, ProtocolError
@@ -216,7 +216,7 @@ def launcher_request(raw: bytes) -> object:
     """What the launcher hears on its socket: carried out, or the connection ends."""
     link = AgentSocket.__new__(AgentSocket)
     link._received, link._agent = bytearray(), None
-    link._carry_out = lambda request: [request["do"], float(request["deadline_s"])].clear()
+    link._carry_out = lambda request: None
     for first in range(0, len(raw), STEP_BYTES):
         link._take(raw[first : first + STEP_BYTES])
     return _asks_for_the_list(raw[4:])
@@ -333,7 +333,7 @@ def users_policy(raw: bytes) -> object:
 
 def exit_as_told(raw: bytes) -> object:
     """An exit as a launcher tells it."""
-    return exit_of(msgpack.unpackb(raw))
+    return exit_of(decode_exit(msgpack.unpackb(raw)))
 
 
 def words() -> tuple[bytes, ...]:

@@ -18,6 +18,7 @@ from msgspec import inspect
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
 from peerload.agent.mqtt.message_filter import Topics
+from peerload.launcher.protocol import Request, encode
 from peerload.model import gossip as gossip_model
 from peerload.model import messages
 from peerload.wire import control, gossip, join, peer, recording
@@ -156,17 +157,16 @@ class _Noted(LauncherLink):
 
     def __init__(self) -> None:
         super().__init__(LauncherProcess(Path("/nowhere")), lambda _event: None, 1 << 20)
-        self.requests: list[dict[str, Any]] = []
-        self._protocol = 1000
+        self.requests: list[bytes] = []
 
-    def _request(self, request: dict[str, Any]) -> None:
-        self.requests.append(request)
+    def _request(self, request: Request) -> None:
+        self.requests.append(encode(request))
 
 
 def launcher() -> dict[str, list[str]]:
     """What an agent sends to its launcher about a task that runs. `session.launcher_talk` has what real ones say."""
 
-    async def said() -> list[dict[str, Any]]:
+    async def said() -> list[bytes]:
         link = _Noted()
         link.signal("n1/1.1", 15)
         link.feed("n1/1.1", 10, has_ended=True)
@@ -177,7 +177,7 @@ def launcher() -> dict[str, list[str]]:
         link.forget("n1/1.1")
         return link.requests
 
-    return {request["do"]: [msgspec.msgpack.encode(request).hex()] for request in asyncio.run(said())}
+    return {msgspec.msgpack.decode(raw)["do"]: [raw.hex()] for raw in asyncio.run(said())}
 
 
 def mqtt() -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from peerload.core.node import Node
 from peerload.core.resources.devices import DeviceState
 from peerload.core.resources.placement import Scope, place
 from peerload.core.tasks.work import HomePhase, HomeTask
-from peerload.model import actions, events
+from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.devices import Device, DeviceReading, GpuShare, GpuWait, Health, Nearness
 from peerload.model.instant import Instant
@@ -120,7 +120,7 @@ class Walk:
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self.handle(events.TimerExpired(("devices",)))
+        self.handle(events.TimerExpired(timers.Devices()))
 
     def read(self) -> None:
         """As a sensor would: what tasks have, and others."""

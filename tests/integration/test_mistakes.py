@@ -53,7 +53,7 @@ MISTAKES = [
     Mistake(["submit", "--mem", "8", "true"], USAGE, "8G is 8 GiB, 8M is 8 MiB; which is meant?", "submit --help"),
     Mistake(["submit", "-t", "30", "true"], USAGE, "30m is 30 minutes, 30s is 30 seconds", "submit --help"),
     Mistake(["submit", "-t", "5:30", "true"], USAGE, "can be read in two ways", "submit --help"),
-    Mistake(["submit", "--mem", "lots", "true"], USAGE, "no size; such as 8G", "submit --help"),
+    Mistake(["submit", "--mem", "lots", "true"], USAGE, "not a size; such as 8G", "submit --help"),
     Mistake(["submit", "-c", "two", "true"], USAGE, "'two' is no number of cpus", "submit --help"),
     Mistake(["submit", "--prio", "high", "true"], USAGE, "'high' is no whole number", "submit --help"),
     Mistake(["submit", "--array", "9-1", "true"], USAGE, "not from small to great", "--array 1-100"),
@@ -83,7 +83,7 @@ MISTAKES = [
     Mistake(["submit", "-d", "/nowhere", "true"], CANNOT, "no directory /nowhere", "-d -"),
     Mistake(["submit", "-d", "/etc/passwd", "true"], CANNOT, "is a file, not a directory", "-d -"),
     Mistake(["run", "--local", "-w", "n2", "true"], CANNOT, "the task is for n2", "leave one of them out"),
-    Mistake(["submit", "--mem", "-1G", "true"], USAGE, "'-1G' is no size", "submit --help"),
+    Mistake(["submit", "--mem", "-1G", "true"], USAGE, "'-1G' is not a size", "submit --help"),
     Mistake(["submit", "--array", "1-1000001", "true"], USAGE, "more than 1000000 members", "--array 1-1000000"),
     Mistake(["cluster", "invite"], USAGE, "no such word: 'invite'", "peerload invite"),
     # tasks and nodes that are not there
@@ -128,7 +128,7 @@ MISTAKES = [
     Mistake(["clean", "--state", "running"], USAGE, "is no state that tasks end in", "done failed cancelled"),
     # agents, clusters, files
     Mistake(["ls", "--socket", "/nowhere"], CANNOT, "no agent is running here (no socket at /nowhere)", "peerload up"),
-    Mistake(["ls", "--socket", "/etc/passwd"], CANNOT, "nobody listens at /etc/passwd", "peerload doctor"),
+    Mistake(["ls", "--socket", "/etc/passwd"], CANNOT, "nothing listens at /etc/passwd", "peerload doctor"),
     Mistake(["cluster", "init"], USAGE, "cluster init takes one directory", "cluster --help"),
     Mistake(["cluster", "init", "/tmp"], CANNOT, "no cluster is made in /tmp: it exists", "name another directory"),
     Mistake(["cluster", "show", "/nowhere"], CANNOT, "/nowhere cannot be used", "peerload cluster init /nowhere"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.node import Node
-from peerload.model import actions, events
+from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import LAN, GossipMessage, GossipPreset, MembershipUpdate
 from peerload.model.instant import Instant
@@ -95,7 +95,7 @@ class Peerload:
             case Expired(("dial", str(dst))):
                 self._not_made(now_s, dst)
             case Expired(timer):
-                self._happen(now_s, events.TimerExpired(timer))  # type: ignore[arg-type]
+                self._happen(now_s, events.TimerExpired(timers.timer(*map(str, timer))))
             case Lagged(lag_s):
                 self._happen(now_s, events.LoopLagged(lag_s))
         return self._out
@@ -108,9 +108,9 @@ class Peerload:
                     size = len(_encode(action.messages)) + SEALED_BYTES
                     self._out.append(Say(action.address, said, size))
                 case actions.SetTimer():
-                    self._out.append(Wake(action.timer, max(0.0, action.at_s - now_s)))
+                    self._out.append(Wake(tuple(msgspec.to_builtins(action.timer)), max(0.0, action.at_s - now_s)))
                 case actions.ClearTimer():
-                    self._out.append(Quiet(action.timer))
+                    self._out.append(Quiet(tuple(msgspec.to_builtins(action.timer))))
                 case actions.Send():
                     self._send(action.dst, action.message)
                 case actions.Dial():

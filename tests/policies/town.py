@@ -16,7 +16,7 @@ import msgspec
 
 from peerload.core.membership.gossip import rumour_of
 from peerload.core.node import Node
-from peerload.model import actions, events, messages
+from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import LAN, MemberStatus
 from peerload.model.instant import Instant
@@ -87,7 +87,7 @@ class Town:
         self._world = random.Random(f"{seed} world")
         self._heap: list[tuple[float, int, str, events.Event]] = []
         self._sequence = 0
-        self._timers: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._timers: dict[tuple[str, timers.Timer], float] = {}
         self.nodes = {
             name: Node(CONFIG, policies(name), identity(name), profile, random.Random(f"{seed} {name}"))
             for name, profile in PROFILES.items()

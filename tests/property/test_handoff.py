@@ -21,7 +21,7 @@ from peerload.core.handoff.executor_leases import RENEWALS_PER_LEASE, ExecutorLe
 from peerload.core.handoff.parking import TaskParking
 from peerload.core.node import Node
 from peerload.core.tasks.work import HomeTask
-from peerload.model import actions, events, messages
+from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
 from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
@@ -67,7 +67,7 @@ class Handoff(RuleBasedStateMachine):
         self.profiles = {name: Profile(name, 1, 1.0, slots_fixed=True) for name in NAMES}
         self.nodes: dict[str, Node] = {}
         self.flying: list[tuple[str, str, Any]] = []
-        self.timers: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in NAMES}
+        self.timers: dict[str, dict[timers.Timer, float]] = {name: {} for name in NAMES}
         self.running: dict[str, tuple[str, float, float]] = {}
         """By key: where, until when (infinite: parked), and the ts that was told with that."""
         self.ended: dict[str, dict[str, Exit]] = {name: {} for name in NAMES}
@@ -224,7 +224,7 @@ class Handoff(RuleBasedStateMachine):
             ]
             if not due:
                 break
-            at_s, name, timer = min(due)
+            at_s, name, timer = min(due, key=lambda one: (one[0], one[1], msgspec.to_builtins(one[2])))
             self.at_s = max(self.at_s, at_s)
             del self.timers[name][timer]
             self.handle(name, events.TimerExpired(timer))

@@ -12,14 +12,14 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from peerload.agent.completion import output_files
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.process import PATH_DEFAULT, SpawnRefused
-from peerload.launcher.system import write_as_user
+from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
 from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.service import System, _is_foreign, _without_code
@@ -31,7 +31,7 @@ from tests.security.users import ROOT, needs_root
 from tests.support import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 UID = 20101
 USER = LauncherAccount("somebody", UID, UID, (UID,), "/")
@@ -99,24 +99,19 @@ def test_no_result_becomes_a_set_user_id_program(tmp_path: Path) -> None:
     """The file whose place it takes may be another's, who made it so."""
     source, target = tmp_path / "source", tmp_path / "target"
     size = source.write_bytes(b"#!/bin/sh\nid\n")
-    ways: list[Callable[[], None]] = [
-        lambda: output_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True),
-        lambda: write_as_user.write(bytes(target), [os.open(source, os.O_RDONLY)], 0o022, "x"),
-    ]
-    for write in ways:
-        target.write_bytes(b"before")
-        target.chmod(0o6775)
-        write()
-        assert target.read_bytes() == source.read_bytes()
-        assert stat.S_IMODE(target.stat().st_mode) == 0o775
+    target.write_bytes(b"before")
+    target.chmod(0o6775)
+    output_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True)
+    assert target.read_bytes() == source.read_bytes()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o775
 
 
 def test_what_is_foreign_and_what_names_code() -> None:
     """A user of another node is one where it has submitted its task, too."""
-    told: list[dict[str, Any]] = [
-        {"home": "n1", "node": "n1", "user": "alice", "uid": 20001},
-        {"home": "n2", "node": "n1", "user": "alice", "uid": -1},
-        {"home": "n1", "node": "n1", "user": "n2:alice", "uid": -1},
+    told = [
+        DirectoryCheck(b"/", home="n1", user="alice", uid=20001, node="n1"),
+        DirectoryCheck(b"/", home="n2", user="alice", node="n1"),
+        DirectoryCheck(b"/", home="n1", user="n2:alice", node="n1"),
     ]
     assert [_is_foreign(request) for request in told] == [False, True, True]
     given = dict.fromkeys(
@@ -143,8 +138,11 @@ def test_a_program_that_was_not_chosen_is_not_run_by_whatever_name() -> None:
         (place / "good").symlink_to("/bin/true")
         (place / "true").symlink_to("/bin/sh")
         for name in ("/bin/true", "true", "/bin/sh", "sh", f"{place}/good", f"{place}/true"):
-            request = {"argv": [name.encode()], "environment": {}, "directory": b"/", "umask": 0o22}
-            order = SpawnOrder(USER, UsersPolicy(), request, [f"{place}/out", f"{place}/err"])
+            paths = f"{place}/out", f"{place}/err"
+            request = SpawnRequest(
+                "k", [name.encode()], {}, b"/", 0o22, *paths, deadline_s=0.0, output_bytes_max=1 << 20
+            )
+            order = SpawnOrder(USER, UsersPolicy(), request)
             order.allowed = (chosen,)
             pid = forge.task(order)
             _, status = os.waitpid(pid, 0)
@@ -161,7 +159,7 @@ def test_no_task_runs_as_the_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr("peerload.launcher.system.service.account_named", lambda *_, **__: agent)
     for user, uid in (("peerload", UID), ("peerload", -1)):
         with pytest.raises(SpawnRefused, match="the agent itself"):
-            system.account({"node": "n1", "home": "n1", "user": user, "uid": uid}, "key")
+            system.account(DirectoryCheck(b"/", "n1", user, uid, node="n1"), "key")
 
 
 @needs_root
@@ -175,15 +173,15 @@ def test_the_agent_cannot_make_up_users_that_it_does_not_serve(monkeypatch: pyte
     )
     for uid in (20004, -1):
         with pytest.raises(SpawnRefused, match="not in the group peerload"):
-            system.account({"node": "n1", "home": "n1", "user": "victim", "uid": uid}, "key")
-    assert system.account({"node": "n1", "home": "n2", "user": "victim", "uid": -1}, "key").is_guest
+            system.account(DirectoryCheck(b"/", "n1", "victim", uid, node="n1"), "key")
+    assert system.account(DirectoryCheck(b"/", "n2", "victim", -1, node="n1"), "key").is_guest
 
 
 @needs_root
 def test_what_a_task_has_shut_itself_out_of_is_removed() -> None:
     """Whatever rights it has left on its directories."""
     epoll = select.epoll()
-    errands = UserHelpers(epoll, [], ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(epoll)))
+    errands = UserHelpers(epoll, [], ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(epoll)), set())
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         place.chmod(0o755)

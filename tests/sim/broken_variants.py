@@ -16,7 +16,7 @@ from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.membership.membership import PeerState
 from peerload.core.node import Node
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
-from peerload.model import events, messages
+from peerload.model import events, messages, timers
 from tests.chaos.engine.launcher import SimLauncher, SimProcess
 from tests.chaos.engine.store import SimStore
 
@@ -45,7 +45,7 @@ def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
         restored(self, task)
         granted(task).deadline_s = kept.get(task.key, granted(task).deadline_s)
         left_s = max(granted(task).deadline_s - self._state.now.boot_s, 0.0)
-        self._state.set_timer_in(left_s, "lease", task.uid.hex())
+        self._state.set_timer_in(left_s, timers.Lease.of(task.uid))
 
     patch.setattr(HomeHandoff, "_commit", commit_and_keep)
     patch.setattr(HomeLeases, "restored", restored_as_kept)
@@ -55,9 +55,9 @@ def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
     """R6: home takes a task back from a node that it suspects."""
     timer = Node._timer
 
-    def ping_and_take_back(self: Node, name: tuple[str, ...]) -> None:
+    def ping_and_take_back(self: Node, name: timers.Timer) -> None:
         timer(self, name)
-        for task in list(self.home.tasks.values()) if name[0] == "gossip" else ():
+        for task in list(self.home.tasks.values()) if isinstance(name, timers.Gossip) else ():
             peer = self.membership.get(task.record.node)
             if task.phase is HomePhase.AWAY and (peer is None or peer.state is not PeerState.ALIVE):
                 self.handoff.lost_attempts.died(task, "suspected")

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from peerload.core.node import Node
-from peerload.model import actions, errors, events
+from peerload.model import actions, errors, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadMessage
 from peerload.model.instant import Instant
@@ -42,7 +42,7 @@ def lived(node: Node) -> bytes:
         events.AgentStarted(),
         events.TaskSubmitted(1, "a", b"d", spec),
         events.TaskSubmitted(2, "a", b"another", spec),
-        events.TimerExpired(("ping",)),
+        events.TimerExpired(timers.Renew()),
         events.LoadSampled(0.5, 0.25, 1000),
         events.CancelRequested(3, ("x/1",)),
         events.AgentStopping(),

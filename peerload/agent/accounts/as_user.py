@@ -4,10 +4,11 @@ their directories and writes their files. For the agent of one user, all this is
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.accounts.directory_cache import FileSystemStalled, stalled
 from peerload.agent.completion import output_files
+from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system.write_as_user import GONE, FileChanged
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.task import SCRATCH
@@ -38,10 +39,6 @@ class TaskUser(NamedTuple):
     home: str
     user: str
     uid: int = -1
-
-    def words(self) -> dict[str, Any]:
-        """As the launcher is told."""
-        return {"home": self.home, "user": self.user, "uid": self.uid}
 
 
 class UserServices:
@@ -76,7 +73,7 @@ class UserServices:
             return "", await self._directories.look(directory)
         found = self._told.get((whose, directory))
         if found is None or time.monotonic() - found[0] >= KEPT_S:
-            why = await self._launcher.ask({"do": "may", "directory": directory, **whose.words()})
+            why = await self._launcher.ask(DirectoryCheck(directory, *whose))
             if why.startswith(BUSY):
                 raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
             if len(self._told) >= KEPT_MAX:
@@ -107,7 +104,7 @@ class UserServices:
         if not self.is_system:
             await self._checks.look(terms)
             return
-        why = await self._launcher.ask({"do": "check", "patterns": wanted, **self.submitter(spec, terms).words()})
+        why = await self._launcher.ask(FileCheck(wanted, *self.submitter(spec, terms)))
         if why.startswith(BUSY):
             raise SlowDown("the files cannot be looked at now", why=why.removeprefix(BUSY))
         if why:
@@ -122,9 +119,9 @@ class UserServices:
         if not self.is_system:
             await output_files.in_own_thread(lambda: output_files.append(path, segments, spec.umask, at, ends=ends))
             return
-        parts = [[str(source), first, end] for source, first, end in segments]
-        request = {"do": "append", "path": path, "parts": parts, "umask": spec.umask, "at": at, "ends": ends}
-        why = await self._launcher.ask({**request, **self.submitter(spec, terms).words()})
+        parts = [(str(source), first, end) for source, first, end in segments]
+        request = FileAppend(path, parts, spec.umask, at, ends, *self.submitter(spec, terms))
+        why = await self._launcher.ask(request)
         if why == GONE:
             raise FileChanged(why)
         if why:

@@ -11,15 +11,47 @@ import itertools
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, assert_never
 
 import msgpack
 
-from peerload.agent.launcher.connect import LOST, SOCKET_NAME, LauncherError, listed, open_or_start, read_frame
+from peerload.agent.launcher.connect import (
+    LOST,
+    SOCKET_NAME,
+    LauncherError,
+    exit_of,
+    listed,
+    open_or_start,
+    read_frame,
+)
 from peerload.agent.launcher.heartbeat import Heartbeat
 from peerload.agent.launcher.process import GONE_S, is_alive, stays, wait_gone
-from peerload.agent.launcher.protocol import StdinFed, exit_of, spawn_request
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
+from peerload.launcher.protocol import (
+    EndedEvent,
+    EvictRequest,
+    ExpiredEvent,
+    ForgetRequest,
+    FrozenEvent,
+    LeaseRequest,
+    ListedEvent,
+    ListenRequest,
+    PingRequest,
+    PongEvent,
+    ResizeRequest,
+    SignalRequest,
+    SpawnRequest,
+    StartedEvent,
+    StdinFed,
+    StdinRequest,
+    StopRequest,
+    ThawedEvent,
+    UsageEvent,
+    UsageRequest,
+    UserReply,
+    encode,
+    frame,
+)
 from peerload.model.events import (
     LauncherLost,
     LauncherReady,
@@ -29,12 +61,14 @@ from peerload.model.events import (
     TaskLost,
     TaskStarted,
 )
+from peerload.model.task import Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from peerload.agent.launcher.process import LauncherProcess, LauncherService
+    from peerload.launcher.protocol import LauncherEvent, Request, UserRequest
     from peerload.model.actions import SpawnTask
     from peerload.model.events import Event
 
@@ -50,24 +84,9 @@ ASK_S_MAX = 330.0
 FRAME_FILL_BYTES = 1 << 20
 """A frame is sent when it holds this much; a single request may be larger."""
 
-FEEDS_SINCE = 6
-"""The first version of its protocol that knows `input` and `resize`."""
-APPENDS_SINCE = 9
-"""The first version of its protocol that knows `append`."""
-PINGED_SINCE = 4
-"""The first version of its protocol that knows `ping`."""
 CUT_OFF = "its connection broke; it is there, and so are its tasks"
-MEASURES_SINCE = 8
-"""The first version of its protocol that knows `usage`."""
-INSIDE_SINCE = 9
-"""The first version of its protocol that starts a command inside of a task."""
-LISTENS_SINCE = 9
-"""The first version of its protocol that knows `listen`."""
 MEASURED_S_MAX = 2.0
 """It answers that at once, or it is busy: nobody waits longer for figures."""
-EVICTS = 3
-"""The launcher's protocol from which on it knows `evict`."""
-MEMORY_FREE = "memory: this launcher is of an earlier version, and limits none"
 
 
 class LauncherLink:
@@ -87,17 +106,17 @@ class LauncherLink:
         self._service_of = process.serves_node
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[str]] = {}
-        self._measured: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._measured: dict[int, asyncio.Future[UsageEvent]] = {}
         self._failed = failed
         self._put = put
         self._output_bytes_max = output_bytes_max
         self._pid = 0
         self._run = ""
-        self._protocol = 1
+        self._protocol = 0
         self.units = ""
-        """How the launcher holds the processes of a task together: cgroup2, cgroup1 or bare; "" until it has answered."""
+        """How the launcher holds the processes of a task together: cgroup2 or bare; "" until it has answered."""
         self.memory = ""
-        """How it limits their memory: cgroup2, cgroup1 or rlimit; "" if it does not, being of an earlier version."""
+        """How it limits their memory: cgroup2, cgroup1 or rlimit; "" until it has answered."""
         self.unenforced: tuple[str, ...] = ()
         """What it cannot hold, in words for people."""
         self._writer: asyncio.StreamWriter | None = None
@@ -106,8 +125,7 @@ class LauncherLink:
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
-        self._heartbeat = heartbeat(lambda: self._request({"do": "ping"}), lambda silent: put(LauncherSilent(silent)))
-        self._is_asked = False
+        self._heartbeat = heartbeat(lambda: self._request(PingRequest()), lambda silent: put(LauncherSilent(silent)))
 
     @property
     def pid(self) -> int:
@@ -120,8 +138,8 @@ class LauncherLink:
         return self._heartbeat.is_silent
 
     async def answers(self, within_s: float) -> bool:
-        """Whether there is one that answers within so many seconds; one of an earlier version cannot be asked."""
-        return bool(self._pid) and (not self._is_asked or await self._heartbeat.answers(within_s))
+        """Whether there is one that answers within so many seconds."""
+        return bool(self._pid) and await self._heartbeat.answers(within_s)
 
     async def start(self) -> LauncherReady:
         """Find the launcher or start one. → what runs, what has ended unforgotten, and of what runs the frozen. Raises LauncherError."""
@@ -130,13 +148,8 @@ class LauncherLink:
         reader, listing = await self._connect_again()
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
         self._reading.add_done_callback(self._read_ended)
-        self._watch()
+        self._heartbeat.start()
         return listing
-
-    def _watch(self) -> None:
-        """Ask whether it answers; one of an earlier version would not understand."""
-        if self._is_asked:
-            self._heartbeat.start()
 
     def _read_ended(self, reading: asyncio.Task[None]) -> None:
         """Without its events no task would ever end: a bug here must stop the agent, not deafen it."""
@@ -148,7 +161,7 @@ class LauncherLink:
     def tell(self) -> None:
         """Say in the log which launcher this is, and what it cannot hold. After `start` that is left to the caller, since
         an agent that does not come up has only to say why."""
-        by = f"{self.units}, their memory by {self.memory or 'nothing'}"
+        by = f"{self.units}, their memory by {self.memory}"
         log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, by)
         for what in self.unenforced:
             log.info("not held: %s", what)
@@ -178,7 +191,7 @@ class LauncherLink:
                 await self._connect_again()
         pid = self._pid
         self.resume()
-        self._request({"do": "stop"})
+        self._request(StopRequest())
         self._flush()
         await asyncio.to_thread(wait_gone, pid, STOP_S_MAX)
         if is_alive(pid) and not self._service_of:
@@ -211,68 +224,70 @@ class LauncherLink:
         """Start a process; ``extra`` is added to its environment; ``source``: the file that its stdin is fed from; ``owner``: the
         uid that its submitter has on this node, -1 = not known; ``inside``: the key of the running attempt whose working
         directory, environment and unit it gets."""
-        request = spawn_request(action, (str(stdout), str(stderr)), extra, source)
+        spec, limit = action.spec, self._output_bytes_max
+        mem_bytes = spec.request.mem_bytes
+        request = SpawnRequest(
+            key=action.key,
+            argv=list(spec.argv),
+            environment=_environment(spec.environment, extra),
+            directory=spec.directory,
+            umask=spec.umask,
+            stdout=str(stdout),
+            stderr=str(stderr),
+            deadline_s=action.deadline_s,
+            output_bytes_max=max(limit, FOLLOWED_BYTES_MAX) if spec.followed else limit,
+            ts=action.ts,
+            frozen_s_max=action.frozen_s_max,
+            once=spec.guarantee is Guarantee.ONCE,
+            memory_bytes_max=mem_bytes,
+            node=extra.get(b"PEERLOAD_NODE", b"").decode() if mem_bytes else "",
+            input=source,
+            terminal=[spec.terminal.rows, spec.terminal.columns] if spec.terminal is not None else None,
+            run=self._run,
+            inside=inside,
+        )
         if self._service_of:
-            request |= {"node": self._service_of, "home": action.home, "user": action.spec.user, "uid": owner}
-            request |= {
-                "kept": [*extra, *action.spec.named],
-                "devices": bool(action.devices),
-                "cpus": action.spec.request.cpus,
-            }
-        if inside:
-            request["inside"] = inside
-        limit = self._output_bytes_max
-        request["output_bytes_max"] = max(limit, FOLLOWED_BYTES_MAX) if action.spec.followed else limit
-        if self._run:
-            request["run"] = self._run
+            request = request.replace(
+                node=self._service_of,
+                home=action.home,
+                user=spec.user,
+                uid=owner,
+                kept=[*extra, *spec.named],
+                devices=bool(action.devices),
+                cpus=spec.request.cpus,
+            )
         self._request(request)
 
     def signal(self, key: str, number: int) -> None:
         """Send a signal to a task."""
-        self._request({"do": "signal", "key": key, "signal": number})
-
-    @property
-    def feeds(self) -> bool:
-        """Whether it passes standard input on, and makes terminals; one of an earlier version does neither."""
-        return self._protocol >= FEEDS_SINCE
-
-    @property
-    def appends(self) -> bool:
-        """Whether it writes to the files of users piece by piece."""
-        return self._protocol >= APPENDS_SINCE
-
-    @property
-    def goes_inside(self) -> bool:
-        """Whether it can start a command inside of a task; one of an earlier version cannot."""
-        return self._protocol >= INSIDE_SINCE
+        self._request(SignalRequest(key, number))
 
     def feed(self, key: str, size_bytes: int, *, has_ended: bool) -> None:
         """The file that a task's stdin is fed from has so many bytes; ``has_ended``: that is all. `StdinFed` answers."""
-        self._request({"do": "input", "key": key, "size": size_bytes, "ends": has_ended})
+        self._request(StdinRequest(key, size_bytes, has_ended))
 
     def resize(self, key: str, rows: int, columns: int) -> None:
         """The window of a task's terminal is another."""
-        self._request({"do": "resize", "key": key, "rows": rows, "columns": columns})
+        self._request(ResizeRequest(key, rows, columns))
 
     def set_lease(self, key: str, deadline_s: float, ts: float) -> None:
         """Move the time at which a task is frozen; ``ts``: what that was granted for, kept with it."""
-        self._request({"do": "lease", "key": key, "deadline_s": deadline_s, "ts": ts})
+        self._request(LeaseRequest(key, deadline_s, ts))
 
     def evict(self, key: str, reason: str) -> None:
-        """End a task that is frozen; a launcher of an earlier version cannot, and keeps it."""
-        if self._protocol >= EVICTS:
-            self._request({"do": "evict", "key": key, "reason": reason})
+        """End a task that is frozen."""
+        self._request(EvictRequest(key, reason))
 
     def look_for_socket(self) -> None:
         """Have it make its socket anew if that is gone: the next agent could not reach it, nor its tasks."""
-        if self._protocol >= LISTENS_SINCE and not (self._directory / SOCKET_NAME).exists():
-            self._request({"do": "listen"})
+        if not (self._directory / SOCKET_NAME).exists():
+            self._request(ListenRequest())
 
     def forget(self, key: str) -> None:
         """The exit record is not needed any more."""
-        self._request({"do": "forget", "key": key})
+        self._request(ForgetRequest(key))
 
-    async def ask(self, request: dict[str, Any]) -> str:
+    async def ask(self, request: UserRequest) -> str:
         """Have the launcher of all users do something as one of them → what was in the way, "" if nothing. Raises
         LauncherError."""
         if self._writer is None or self._paused or len(self._asked) >= ASKED_MAX:
@@ -280,7 +295,7 @@ class LauncherLink:
         number = next(self._numbers)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
-        self._request({**request, "id": number, "node": self._service_of})
+        self._request(request.replace(id=number, node=self._service_of))
         try:
             async with asyncio.timeout(ASK_S_MAX):
                 return await answer
@@ -289,26 +304,26 @@ class LauncherLink:
         finally:
             self._asked.pop(number, None)
 
-    async def usage(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Usage of these tasks now, as `usage.used` has it; tasks are missing if the launcher does not answer in time."""
-        if self._protocol < MEASURES_SINCE or self._writer is None or self._paused or len(self._measured) >= ASKED_MAX:
-            return {}
+    async def usage(self, keys: Sequence[str]) -> UsageEvent | None:
+        """Usage of these tasks now; None if the launcher does not answer in time."""
+        if self._writer is None or self._paused or len(self._measured) >= ASKED_MAX:
+            return None
         number = next(self._numbers)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[UsageEvent] = asyncio.get_running_loop().create_future()
         self._measured[number] = answer
-        self._request({"do": "usage", "id": number, "keys": list(keys)})
+        self._request(UsageRequest(number, list(keys)))
         try:
             async with asyncio.timeout(MEASURED_S_MAX):
                 return await answer
         except TimeoutError:
-            return {}
+            return None
         finally:
             self._measured.pop(number, None)
 
-    def _request(self, request: dict[str, Any]) -> None:
+    def _request(self, request: Request) -> None:
         if self._writer is None or self._paused:
             return  # LauncherReady will tell what is true then
-        self._requests.append(msgpack.packb(request))
+        self._requests.append(encode(request))
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -331,8 +346,7 @@ class LauncherLink:
 
     def _write(self, batch: list[bytes]) -> None:
         assert self._writer is not None
-        body = msgpack.Packer().pack_array_header(len(batch)) + b"".join(batch)
-        self._writer.write(len(body).to_bytes(4, "big") + body)
+        self._writer.write(frame(batch))
 
     # -- connection ----------------------------------------------------------------------------------------------------
 
@@ -360,20 +374,15 @@ class LauncherLink:
         self._process.let_go()
         raise LauncherError("the launcher does not answer", why=why)
 
-    def _met(self, hello: dict[str, Any]) -> None:
-        """What it says of itself; one of the first version says nothing but its pid."""
-        self._pid = int(hello["pid"])
-        self._run = str(hello.get("run", ""))
-        self.units = str(hello.get("units", "bare"))
-        self.unenforced = tuple(
-            map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
-        )
-        self._protocol = int(hello.get("protocol", 1))
-        self.memory = str(hello.get("memory", ""))
-        if not self.memory:
-            self.unenforced += (MEMORY_FREE,)
-        self._is_asked = self._protocol >= PINGED_SINCE
-        if self._service_of and not hello.get("system"):
+    def _met(self, hello: ListedEvent) -> None:
+        """What it says of itself. Raises LauncherError."""
+        self._pid = hello.pid
+        self._run = hello.run
+        self.units = hello.units
+        self.unenforced = tuple(hello.unenforced)
+        self._protocol = hello.protocol
+        self.memory = hello.memory
+        if self._service_of and not hello.system:
             raise LauncherError("the launcher is one user's own", why=f"it answers in {self._directory}")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -398,7 +407,7 @@ class LauncherLink:
             reader, ready = await self._reconnect()
             self.tell()
             self._put(ready)
-            self._watch()
+            self._heartbeat.start()
 
     async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
         try:
@@ -419,25 +428,37 @@ class LauncherLink:
                 log.error("no launcher: %s", error)  # noqa: TRY400 -- said every time it fails; the story is in the error
                 await asyncio.sleep(RESTART_S)
 
-    def _event(self, event: dict[str, Any]) -> None:
-        kind = event["is"]
-        if kind == "started":
-            self._put(TaskStarted(event["key"], float(event["started_at"])))
-        elif kind == "expired":
-            reason = event.get("reason", "its lease ran out before it could be started")
-            never_started, shortage = bool(event.get("never_started", True)), str(event.get("shortage", ""))
-            self._put(TaskLost(event["key"], reason, never_started=never_started, shortage=shortage))
-        elif kind == "ended":
-            self._put(TaskEnded(event["key"], exit_of(event["exit"])))
-        elif kind == "told":
-            answer = self._asked.get(int(event["id"]))
-            if answer is not None and not answer.done():
-                answer.set_result(str(event["why"]))
-        elif kind == "used":
-            measured = self._measured.get(int(event["id"]))
-            if measured is not None and not measured.done():
-                measured.set_result(event)
-        elif kind == "fed":
-            self._put(StdinFed(str(event["key"]), int(event["offset"]), bool(event["is_closed"])))
-        elif kind in ("frozen", "thawed"):
-            self._put(TaskFrozen(event["key"], frozen=kind == "frozen"))
+    def _event(self, event: LauncherEvent) -> None:  # noqa: C901 -- one case for each event
+        match event:
+            case StartedEvent(key, _, started_at):
+                self._put(TaskStarted(key, started_at))
+            case ExpiredEvent(key, reason, never_started, shortage):
+                self._put(TaskLost(key, reason, never_started=never_started, shortage=shortage))
+            case EndedEvent(key, record):
+                self._put(TaskEnded(key, exit_of(record)))
+            case UserReply(number, why):
+                answer = self._asked.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(why)
+            case UsageEvent(number):
+                measured = self._measured.get(number)
+                if measured is not None and not measured.done():
+                    measured.set_result(event)
+            case StdinFed():
+                self._put(event)
+            case FrozenEvent(key):
+                self._put(TaskFrozen(key, frozen=True))
+            case ThawedEvent(key):
+                self._put(TaskFrozen(key, frozen=False))
+            case PongEvent() | ListedEvent():
+                pass  # the heartbeat has heard it; a list is read before the events
+            case _:
+                assert_never(event)
+
+
+def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes] | None:
+    """The variables of a task; None if what its home sent is no map: the launcher then ends it with a reason."""
+    try:
+        return {**msgpack.unpackb(packed), **extra}
+    except (ValueError, TypeError):
+        return None

@@ -9,20 +9,31 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgpack
+import msgspec
 
-from peerload.agent.launcher.protocol import exit_of
+from peerload.launcher.protocol import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES,
+    LauncherProtocolError,
+    LauncherTooOld,
+    ListedEvent,
+    ListRequest,
+    decode_events,
+    encode,
+    frame,
+)
 from peerload.model.errors import PeerloadError
 from peerload.model.events import LauncherReady
+from peerload.model.task import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from peerload.agent.launcher.process import LauncherProcess, LauncherService
-    from peerload.model.task import Exit
+    from peerload.launcher.protocol import ExitRecord, LauncherEvent
 
 log = logging.getLogger("peerload.launcher")
 
@@ -33,23 +44,12 @@ SERVICE_LOOK_S = 0.25
 """One that its service starts is looked for this often."""
 START_LOOK_S = 0.01
 """A launcher on its way is looked for this often."""
-FRAME_BYTES_MAX = 4 << 20
 DATE_SET_S = 1.0
 """A start that date and boot clock place farther apart than this: the date was set since."""
-IS_FROZEN = 2
-"""The place in what is told of a lease, after ts and deadline."""
-
-LOST = (
-    OSError,
-    asyncio.IncompleteReadError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-)
-"""What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
+SHORTAGES = ("", "memory", "gpu memory")
+"""Resources that the model knows an attempt to be short of."""
+LOST = (OSError, asyncio.IncompleteReadError, LauncherProtocolError)
+"""What reading from a launcher raises that is gone or malformed; OSError is TimeoutError too."""
 
 
 class LauncherError(PeerloadError):
@@ -88,32 +88,36 @@ async def _open(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     """Connect by way of the directory's own descriptor: a long path does not fit into a socket's name."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/{SOCKET_NAME}", limit=FRAME_BYTES_MAX + 4)
+        return await asyncio.open_unix_connection(
+            f"/proc/self/fd/{fd}/{SOCKET_NAME}", limit=FRAME_BYTES_MAX + HEADER_BYTES
+        )
     finally:
         os.close(fd)
 
 
 async def listed(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Callable[[dict[str, Any]], None]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Callable[[ListedEvent], None]
 ) -> LauncherReady:
     """Ask it for all it knows; ``met`` is called with what it says of itself."""
-    writer.write(_frame([{"do": "list"}]))
+    writer.write(frame([encode(ListRequest())]))
     running: list[tuple[str, float, float]] = []
     ended: list[tuple[str, Exit]] = []
     frozen: list[str] = []
     more = True
     while more:
         async with asyncio.timeout(START_S_MAX):
-            events = await read_frame(reader)
+            try:
+                events = await read_frame(reader)
+            except LauncherTooOld as error:
+                hint = f"end its tasks, and it:  kill {error.pid}"
+                raise LauncherError("the launcher is of an earlier version", why=str(error), hint=hint) from None
         for event in events:
-            if event.get("is") == "listed":
-                more = bool(event["more"])
-                leases = event.get("leases") or [(0.0,)] * len(event["running"])
-                ran_s = event.get("ran_s") or [0.0] * len(leases)
-                for (key, started_at), lease, one_s in zip(event["running"], leases, ran_s, strict=True):
-                    running.append((key, began_at(float(started_at), float(one_s)), float(lease[0])))
-                    frozen += [key] * (len(lease) > IS_FROZEN and bool(lease[IS_FROZEN]))
-                ended += [(key, exit_of(exit_)) for key, exit_ in event["ended"]]
+            if isinstance(event, ListedEvent):
+                more = event.more
+                for task in event.running:
+                    running.append((task.key, began_at(task.started_at, task.ran_s), task.ts))
+                    frozen += [task.key] * task.is_frozen
+                ended += [(key, exit_of(record)) for key, record in event.ended]
                 if not more:
                     met(event)
     return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
@@ -126,15 +130,20 @@ def began_at(started_at: float, ran_s: float) -> float:
     return by_boot_clock if ran_s and abs(by_boot_clock - started_at) > DATE_SET_S else started_at
 
 
-async def read_frame(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
+def exit_of(record: ExitRecord) -> Exit:
+    """An exit record as the model has it, also that of a launcher that knows further shortages. Raises LauncherProtocolError."""
+    if record.out_of not in SHORTAGES:
+        record = record.replace(out_of="")
+    fields = record.fields() | {"usage": record.usage.fields() if record.usage is not None else {}}
+    try:
+        return msgspec.convert(fields, Exit)
+    except msgspec.ValidationError as error:
+        raise LauncherProtocolError(f"exit: {error}") from None
+
+
+async def read_frame(reader: asyncio.StreamReader) -> list[LauncherEvent]:
     """What came next from it. Raises what is in LOST."""
-    size = int.from_bytes(await reader.readexactly(4), "big")
+    size = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
     if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {size} bytes from the launcher")
-    events: list[dict[str, Any]] = msgpack.unpackb(await reader.readexactly(size))
-    return events
-
-
-def _frame(requests: list[dict[str, Any]]) -> bytes:
-    body: bytes = msgpack.packb(requests)
-    return len(body).to_bytes(4, "big") + body
+        raise LauncherProtocolError(f"a frame of {size} bytes from the launcher")
+    return decode_events(await reader.readexactly(size))

@@ -173,25 +173,25 @@ class Queries:
             case control.Events():
                 return self._events.events(connection, request)
             case control.Why():
-                return self._explain(connection, request)
+                return self._why_answer(connection, request)
             case control.Usage():
-                return self._use(connection, request)
+                return self._usage_answer(connection, request)
             case control.Overview():
-                return self._overview(connection, request)
+                return self._overview_answer(connection, request)
             case _:
                 assert_never(request)
 
-    async def _explain(self, connection: Connection, request: control.Why) -> None:
+    async def _why_answer(self, connection: Connection, request: control.Why) -> None:
         await self._reads.readable(connection, events=True)
-        connection.ok(request.id, await self._why.about(request.task))
+        connection.ok(request.id, await self._why.explain(request.task))
 
-    async def _use(self, connection: Connection, request: control.Usage) -> None:
+    async def _usage_answer(self, connection: Connection, request: control.Usage) -> None:
         await connection.drain()
-        connection.ok(request.id, {"tasks": await self._usage.about(request.tasks)})
+        connection.ok(request.id, {"tasks": await self._usage.readings(request.tasks)})
 
-    async def _overview(self, connection: Connection, request: control.Overview) -> None:
+    async def _overview_answer(self, connection: Connection, request: control.Overview) -> None:
         await self._reads.readable(connection)
-        connection.ok(request.id, self._overviews.of(connection.caller).about(request))
+        connection.ok(request.id, self._overviews.of(connection.caller).build(request))
 
 
 class Dispatcher:

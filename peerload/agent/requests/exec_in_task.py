@@ -138,11 +138,6 @@ class InsideCommands:
             return self._spool.sizes(key)
         return end.result().stdout_bytes, end.result().stderr_bytes
 
-    @property
-    def is_possible(self) -> bool:
-        """True if the launcher can start a command inside a task."""
-        return self._launcher.goes_inside
-
     def _drop(self, key: str) -> None:
         self._launcher.forget(key)
         self._spool.drop(key)
@@ -178,14 +173,14 @@ class ExecRequests:
         end.add_done_callback(lambda end: self._output.ended(key, *self.commands.written(key, end)))
         self.commands.add(key, Command(connection, end, source))
         try:
-            await connection.tell(request.id, {"stream": 1, "offset": 0, "data": b"", "command": key})
+            await connection.stream(request.id, {"stream": 1, "offset": 0, "data": b"", "command": key})
             self.commands.start(action, inside, owner)
             if source is not None:
                 source.is_cut = True  # it is read once
                 self._forwarding.begin_command(key, source)
             async with contextlib.aclosing(self._output.follow(key)) as pieces:
                 async for stream, offset, data in pieces:
-                    await connection.tell(request.id, {"stream": stream, "offset": offset, "data": data})
+                    await connection.stream(request.id, {"stream": stream, "offset": offset, "data": data})
             exit_ = await end
         finally:
             self._forwarding.end_command(key)
@@ -201,9 +196,6 @@ class ExecRequests:
         key, task = running_here(node, self._task_ids, request.task)
         if not key:
             raise BadRequest(f"{task} does not run on {here}", hint=f"where it is:  peerload show {task}")
-        if not self.commands.is_possible:
-            hint = "peerload down --all ; peerload up"
-            raise BadRequest("the launcher here is of an earlier version, which knows no commands inside", hint=hint)
         guest = node.executor.guests.get(key)
         own = node.home.by_id[task] if guest is None else None
         spec, home = (guest.spec, guest.home) if guest is not None else (node.home.by_id[task].spec, here)

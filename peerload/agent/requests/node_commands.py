@@ -35,10 +35,10 @@ class NodeCommands:
         if not request.wait:
             self._core.put(DrainRequested(self._core.expect(connection, request.id), request.reason))
             return
-        number, answer = self._core.promise()
+        number, answer = self._core.expect_future()
         self._core.put(DrainRequested(number, request.reason))
         connection.more(request.id, await answer)
-        number, answer = self._core.promise()
+        number, answer = self._core.expect_future()
         self._core.put(EmptyAwaited(number))
         timed_out = False
         try:

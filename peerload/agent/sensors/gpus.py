@@ -12,22 +12,29 @@ import functools
 import logging
 import time
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.agent.sensors.gpu_thread import GpuThread
 from peerload.agent.sensors.gpu_usage import Averaged, shared_out
 from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
 from peerload.agent.sensors.process_owner import ProcessOwners
+from peerload.config.configured_devices import configured_devices
+from peerload.core.resources.placement import is_meant
 from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
+from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from peerload.agent.sensors.gpu_health import GpuFaults
+    from peerload.agent.sensors.device_locks import DeviceLocks
+    from peerload.core.resources.admission import Ledger
+    from peerload.model.config import AgentConfig
     from peerload.model.events import Event
 
 log = logging.getLogger("peerload.gpus")
@@ -61,6 +68,9 @@ UNREADABLE = "it cannot be read"
 NO_SLICES = "the only cards are meant for slices (MIG) and have none"
 NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
 """Of most machines without GPUs."""
+
+FAULTS_FILE = "gpus"
+"""File of STATE that keeps what GPUs have reported."""
 
 Read = list[tuple[CardReading, dict[int, str | None]]]
 
@@ -444,3 +454,42 @@ def _is_news(told: DeviceReading | None, now: DeviceReading) -> bool:
         return True
     before, after = dict(told.ours), dict(now.ours)
     return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= TELL_BYTES for key in after)
+
+
+class NodeGpuHost:
+    """The `GpuHost` of an agent. report(state, words): writes down that a GPU has changed."""
+
+    def __init__(self, ledger: Ledger, report: Callable[[str, str], None]) -> None:
+        self._ledger = ledger
+        self._report = report
+
+    def holding(self) -> Mapping[str, tuple[str, ...]]:
+        """See `GpuHost`."""
+        return self._ledger.devices.holding
+
+    def wants_gpus(self) -> bool:
+        """See `GpuHost`."""
+        return bool(self.holding()) or self._ledger.waits_for_devices
+
+    def gpu_changed(self, state: str, words: str) -> None:
+        """See `GpuHost`."""
+        self._report(state, words)
+
+
+def node_gpus(
+    config: AgentConfig,
+    put: Callable[[Event], None],
+    claims: DeviceLocks,
+    library: Any = None,  # noqa: ANN401 -- a module without types
+) -> Gpus:
+    """The GPU sensors as configured. library: what speaks like `pynvml` and plays cards that are this agent's alone; None: this
+    machine's driver is looked for."""
+    excluded = tuple(map(str, config.gpu.exclude))
+
+    def usable(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Without those that the config excludes, and those that another agent of this machine has."""
+        left = tuple(device for device in devices if not any(is_meant(device, name) for name in excluded))
+        return claims.claim(left) if library is None else left
+
+    faults = GpuFaults(machine_boot_id(), Path(config.state) / FAULTS_FILE)
+    return Gpus(put, library, configured_devices(config.device), usable, faults)

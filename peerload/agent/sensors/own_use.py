@@ -1,8 +1,7 @@
 """Processor time that this node's own work has used: its tasks, its launcher and its agent.
 
 What is not in it counts as foreign load, so that it must miss nothing that a task has used. Where cgroups of version 2
-hold the tasks, the kernel counts all of it. Elsewhere it is the sum over the processes of the launcher's tree (and of the
-tasks' freezer cgroups), each with the time of the children it has waited for: a child that lived shorter than a
+hold the tasks, the kernel counts all of it. Elsewhere it is the sum over the processes of the launcher's tree, each with the time of the children it has waited for: a child that lived shorter than a
 sampling period is in its parent's count, and an orphan in the launcher's, to which it comes.
 """
 
@@ -47,37 +46,27 @@ class OwnUse:
             return counted_s + _sum_s([launcher[_USED]]) + time.process_time()
         used = [launcher[_USED_WITH_CHILDREN]]
         if self._runs_tasks():
-            used += self._processes(pid, self._frozen_apart(pid, run))
+            used += self._processes(pid)
         return _sum_s(used) + time.process_time()
 
     def _counted_s(self, pid: int, run: str) -> float | None:
         """Of all tasks of this run of the launcher, also of those that have ended, by the kernel's own count."""
-        path = self._cgroup(pid, "")
+        path = self._cgroup(pid)
         stat = text_of(self._root / f"sys/fs/cgroup/{path}/{ROOT_PREFIX}{run}/cpu.stat") if path is not None else ""
         found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
         usage = found.get("usage_usec", "")
         return int(usage) / 1e6 if usage.isdecimal() else None
 
-    def _frozen_apart(self, pid: int, run: str) -> set[int]:
-        """The processes in freezer cgroups of version 1, where orphans do not come to the launcher."""
-        path = self._cgroup(pid, "freezer")
-        if path is None:
-            return set()
-        units = self._root / f"sys/fs/cgroup/freezer/{path}/{ROOT_PREFIX}{run}"
-        return {
-            int(word) for procs in units.glob("**/cgroup.procs") for word in text_of(procs).split() if word.isdecimal()
-        }
-
-    def _cgroup(self, pid: int, controller: str) -> str | None:
-        """The cgroup of a process, for a controller of version 1 or ("") of version 2."""
+    def _cgroup(self, pid: int) -> str | None:
+        """The cgroup (of version 2) of a process."""
         for line in text_of(self._root / f"proc/{pid}/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
-            if controller in controllers.split(","):
+            if not controllers:
                 return path.strip("/")
         return None
 
-    def _processes(self, launcher: int, also: set[int]) -> list[list[bytes]]:
-        """The times of what descends from the launcher, or is among these or descends from them."""
+    def _processes(self, launcher: int) -> list[list[bytes]]:
+        """The times of what descends from the launcher."""
         table: dict[int, tuple[int, list[bytes]]] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 -- names are enough
             if name.isdecimal() and (fields := process_fields(int(name))):
@@ -86,7 +75,7 @@ class OwnUse:
         for pid, (parent, _) in table.items():
             children.setdefault(parent, []).append(pid)
         found: set[int] = set()
-        left = [launcher, *(pid for pid in also if pid in table)]
+        left = [launcher]
         while left:
             pid = left.pop()
             if pid not in found:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.tasks.work import HomePhase, RemotePhase
-from peerload.model.errors import PeerloadError
 from peerload.model.events import InputCame, InputCut
 
 if TYPE_CHECKING:
@@ -49,11 +48,6 @@ class StdinForwarding:
         """The file that the stdin of an attempt is to be fed from, "" = /dev/null. `begin` when it was ordered. Raises
         OSError."""
         spec = action.spec
-        if (spec.takes_input or spec.terminal is not None) and not self._launcher.feeds:
-            hint = "on that node, when its tasks have ended:  peerload down --all; peerload up"
-            raise PeerloadError(
-                "the launcher of this node is of an earlier version", why="it passes none on", hint=hint
-            )
         if not spec.takes_input:
             return ""
         task = self._node.home.by_id.get(action.task) if action.home == self._node.state.identity.node else None

@@ -12,11 +12,12 @@ import asyncio
 import logging
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.errors import PeerloadError
+from peerload.model.errors import ConfigError, PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,7 @@ LIVE = (
 """The settings that a HUP puts in force; the others are in force from the next start on."""
 CHECK_S = 10.0
 """How long a check may take, where no watchdog wants it sooner."""
+SERVICE_HINT = "systemctl start peerload        for yourself:  peerload up"
 AGAIN_S = 1.0
 """An agent that is not ready looks again after this."""
 SIGNS_PER_WATCHDOG = 2
@@ -168,3 +170,27 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+def check_service_places(config: AgentConfig, manager: ServiceManager, service_state: str) -> None:
+    """That an agent in system mode is not root where its service's files are (``service_state``), and may write to its state and
+    make its socket, unless that was handed over. Raises ConfigError, and nothing was made by then."""
+    if config.mode != "system":
+        return
+    if os.geteuid() == 0 and config.state == service_state:
+        why = f"what it wrote to {config.state} would be root's, and its service could not read it"
+        raise ConfigError("mode", "the agent of all users does not run as root", why=why, hint=SERVICE_HINT)
+    _check("state", Path(config.state))
+    handed_over = manager.listener(config.socket)
+    if handed_over is not None:
+        handed_over.close()
+    else:
+        _check("socket", Path(config.socket).parent)
+
+
+def _check(key: str, directory: Path) -> None:
+    """Raises ConfigError if we may neither write there nor make it."""
+    there = next(path for path in (directory, *directory.parents) if os.path.exists(path))  # noqa: PTH110 -- what may not be looked at counts as not there
+    if not os.access(there, os.W_OK | os.X_OK):
+        what = f"{directory} cannot be {'used' if there == directory else 'made'}"
+        raise ConfigError(key, what, why=f"{there}: Permission denied for uid {os.geteuid()}", hint=SERVICE_HINT)

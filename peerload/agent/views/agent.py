@@ -39,7 +39,7 @@ class AgentView:
         self._links = links
 
     def info(self) -> dict[str, object]:
-        """As `info` answers."""
+        """As `info` views."""
         info, config, profile = self._info, self._info.config, self._node.state.profile
         return {
             "node": config.node,

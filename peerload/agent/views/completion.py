@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskRecord, TaskSpec
 
 
-def endings_object(store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> dict[str, object]:
+def completion_object(
+    store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions
+) -> dict[str, object]:
     """Where its output goes, what is run then, and what of that is still owed. The files by their names where these are
     known: when it has ended."""
     counter, member = order_of(record.task)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from peerload.model import timers
 from peerload.model.actions import DropFloors, PutFloor
 from peerload.model.task import FenceKind
 
@@ -102,7 +103,7 @@ class AttemptFences:
         self._drop(now_s - kept_s)
         oldest = next(iter(self._fences.values()), None)
         left_s = oldest.at_s + kept_s - now_s if oldest is not None else kept_s
-        self._state.set_timer_in(max(left_s, DROP_AGAIN_S), "floors")
+        self._state.set_timer_in(max(left_s, DROP_AGAIN_S), timers.Fences())
 
     def _bound(self) -> None:
         if len(self._fences) >= self._state.config.floors_kept_max + DROPPED_AT_ONCE_MAX:

@@ -17,6 +17,7 @@ from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.resources.admission import why_never
 from peerload.core.tasks.work import RemotePhase, RemoteTask
+from peerload.model import timers
 from peerload.model.actions import (
     Answer,
     DropExecution,
@@ -130,7 +131,7 @@ class ExecutorHandoff:
         guest.migrations = offer.migrations
         guest.migrations_max = offer.migrations_max
         self._ledger.expect(offer.uid, offer.spec.request)
-        self._state.clear_timer("inbound", offer.uid.hex())
+        self._state.clear_timer(timers.Inbound.of(offer.uid))
         guest.repeat_s = self._state.config.repeat_s
         self._accept(guest)
 
@@ -176,7 +177,7 @@ class ExecutorHandoff:
         )
         self._state.send(guest.home, accept)
         left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
-        self._state.set_timer_in(min(guest.repeat_s, max(left_s, 0.0)), "reserved", guest.key)
+        self._state.set_timer_in(min(guest.repeat_s, max(left_s, 0.0)), timers.Reservation(guest.key))
         guest.repeat_s *= 2
 
     def _refusal(  # noqa: C901 -- one line a reason
@@ -246,7 +247,7 @@ class ExecutorHandoff:
                 self._tell(guest)
                 return
             if guest.nonce == commit.nonce and guest.ts == commit.ts:
-                self._state.clear_timer("reserved", guest.key)
+                self._state.clear_timer(timers.Reservation(guest.key))
                 self._ledger.expect_no_more(guest.uid)
                 guest.enter(RemotePhase.WAITING)
                 self._reserved_no_more(guest)
@@ -332,7 +333,7 @@ class ExecutorHandoff:
         self._state.note_guest(guest, "running", reason)
         if guest.spec.time_limit_s:
             left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
-            self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), "limit", guest.key)
+            self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), timers.TimeLimit(guest.key))
         self._tell(guest)
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
@@ -415,7 +416,7 @@ class ExecutorHandoff:
     def _end(self, guest: RemoteTask, signal: int) -> None:
         """Its processes get a signal, and later SIGKILL."""
         self._state.actions.append(SignalTask(guest.key, signal))
-        self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
+        self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(guest.key))
 
     def signal_received(self, src: str, message: Signal) -> None:
         """Pass a signal on."""
@@ -497,7 +498,7 @@ class ExecutorHandoff:
 
     def _drop(self, guest: RemoteTask) -> None:
         """A reservation ends; nothing was started and nothing is promised."""
-        self._state.clear_timer("reserved", guest.key)
+        self._state.clear_timer(timers.Reservation(guest.key))
         self._ledger.expect_no_more(guest.uid)
         self._remove(guest)
 

@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from peerload.core.tasks.work import RemotePhase
+from peerload.model import timers
 from peerload.model.actions import SetLease
 from peerload.model.messages import RENEWALS_MAX, Renew, Renewal
 
@@ -53,7 +54,7 @@ class ExecutorLeases:
         renew_at_s = self._state.now.boot_s + seconds
         if renew_at_s < self._renew_at_s:
             self._renew_at_s = renew_at_s
-            self._state.set_timer_in(seconds, "renew")
+            self._state.set_timer_in(seconds, timers.Renew())
 
     def renew(self) -> None:
         """One RENEW a home for all its attempts here, every quarter of the shortest lease."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.tasks.work import RemotePhase
+from peerload.model import timers
 from peerload.model.actions import DropExecution, ForgetTask, PutExecution, SendResult
 from peerload.model.messages import Died, NotStarted
 from peerload.model.task import ExecutionState, FenceKind, how_it_ended
@@ -54,7 +55,7 @@ class ExecutorResults:
         self._state.history.learn(guest.spec, exit_)
         guest.repeat_s = self._state.config.repeat_s
         if guest.spec.time_limit_s:
-            self._state.clear_timer("limit", guest.key)
+            self._state.clear_timer(timers.TimeLimit(guest.key))
         self._state.persist(PutExecution(guest.record(ExecutionState.RESULT)))
         self._state.note_guest(guest, "ended", how_it_ended(exit_))
         self.say(guest)
@@ -63,7 +64,7 @@ class ExecutorResults:
         """Its result, and again after a while."""
         if guest.exit is not None:
             self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
-            self._state.set_timer_in(guest.repeat_s, "result", guest.key)
+            self._state.set_timer_in(guest.repeat_s, timers.Result(guest.key))
 
     def repeat(self, key: str) -> None:
         """No RESULT_ACK yet."""
@@ -74,7 +75,7 @@ class ExecutorResults:
 
     def acknowledged(self, guest: RemoteTask) -> None:
         """Recorded at home: what is kept of it here may go; the floor stays."""
-        self._state.clear_timer("result", guest.key)
+        self._state.clear_timer(timers.Result(guest.key))
         self._state.persist(DropExecution(guest.uid, guest.attempt))
         self._fences.noted(guest.uid, guest.attempt)
         self._state.note_guest(guest, "delivered", "its home has the result")

@@ -13,6 +13,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from peerload.core.tasks.work import HomeTask
+from peerload.model import timers
 from peerload.model.actions import EvictTask
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import Guarantee, task_home
@@ -57,12 +58,12 @@ class Frozen:
         """The launcher holds this attempt still."""
         if key in self._executor.guests:
             self._since_s[key] = self._state.now.boot_s
-            self._state.set_timer_in(self._state.config.frozen_kept_s, "frozen", key)
+            self._state.set_timer_in(self._state.config.frozen_kept_s, timers.Frozen(key))
 
     def thawed(self, key: str) -> None:
         """It runs again."""
         if self._since_s.pop(key, None) is not None:
-            self._state.clear_timer("frozen", key)
+            self._state.clear_timer(timers.Frozen(key))
 
     def settle(self) -> None:
         """After every event: what there is of room goes to those who can use it."""

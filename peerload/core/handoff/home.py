@@ -15,6 +15,7 @@ from peerload.core.handoff.parking import TaskParking
 from peerload.core.sharing.effective_request import asked_of
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.tasks.work import Collection, GrantedLease, HomePhase, Offering
+from peerload.model import timers
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
 from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
@@ -83,7 +84,7 @@ class HomeHandoff:
                 load_tasks_max,
             ),
         )
-        self._state.set_timer_in(self._state.config.offer_timeout_s, "offer", task.uid.hex())
+        self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
 
     def accept_received(self, src: str, message: Accept) -> None:
         """Room is reserved there: grant the attempt durably, then COMMIT. Said again, it has had no COMMIT yet."""
@@ -137,7 +138,7 @@ class HomeHandoff:
         lease.commits += 1
         record = task.record
         self._state.send(record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, lease_s))
-        self._state.set_timer_in(lease.repeat_s, "ask", task.uid.hex())
+        self._state.set_timer_in(lease.repeat_s, timers.Query.of(task.uid))
 
     def decline_received(self, src: str, message: Decline) -> None:
         """No room there after all, or never."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.tasks.work import GrantedLease, HomePhase, story
+from peerload.model import timers
 from peerload.model.actions import TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import LeaseExtension, Query, Renew, RenewOk, Revoke
@@ -70,7 +71,7 @@ class HomeLeases:
         grace_s = max(self._state.config.lease_grace_s, lease_s * DRIFT_MAX)
         lease = granted(task)
         lease.deadline_s = max(lease.deadline_s, self._state.now.boot_s + lease_s + grace_s)
-        self._state.set_timer_in(lease.deadline_s - self._state.now.boot_s, "lease", task.uid.hex())
+        self._state.set_timer_in(lease.deadline_s - self._state.now.boot_s, timers.Lease.of(task.uid))
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class HomeLeases:
         lease.repeat_s = min(lease.repeat_s * 2, longest_s) or config.repeat_s
         if not self._parking.is_away:
             self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
-        self._state.set_timer_in(lease.repeat_s, "ask", task.uid.hex())
+        self._state.set_timer_in(lease.repeat_s, timers.Query.of(task.uid))
 
     def resumed(self, task: HomeTask) -> None:
         """An older attempt's result has not come after all. Whatever was said of the current one meanwhile counted for
@@ -128,7 +129,7 @@ class HomeLeases:
     def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
         """It is renewed every quarter of its lease; if twice nothing comes, ask (a RETURN or DIED may be lost)."""
         granted(task).repeat_s = self._state.config.repeat_s
-        self._state.set_timer_in(lease_s / 2, "ask", task.uid.hex())
+        self._state.set_timer_in(lease_s / 2, timers.Query.of(task.uid))
 
     # -- renewals ------------------------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class HomeLeases:
             return
         left_s = granted(task).deadline_s - self._state.now.boot_s
         if left_s > 0.0:
-            self._state.set_timer_in(left_s, "lease", task.uid.hex())
+            self._state.set_timer_in(left_s, timers.Lease.of(task.uid))
         else:
             self._lost_attempts.expired(task)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.tasks.work import HomePhase
+from peerload.model import timers
 from peerload.model.messages import RENEWALS_MAX, Park
 from peerload.model.messages import Parking as Parked
 
@@ -45,7 +46,7 @@ class TaskParking:
                 heard_ts = task.lease.heard_ts if task.lease is not None else 0.0
                 if has_lease and heard_ts > record.parked_ts:
                     self._home.become(task, f"parked: {why}", parked_ts=heard_ts)
-                    self._state.clear_timer("lease", task.uid.hex())
+                    self._state.clear_timer(timers.Lease.of(task.uid))
                     parked.setdefault(node, []).append(Parked(task.task, task.uid, record.attempt, heard_ts))
         for node, parkings in parked.items():
             for first in range(0, len(parkings), RENEWALS_MAX):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from peerload.model.actions import Dial, DialAddress
 from peerload.model.gossip import MemberStatus
 from peerload.model.messages import Identity
+from peerload.model.timers import GossipTimerKind as Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +62,7 @@ class AntiEntropy:
     def changed(self, rumour: MembershipUpdate) -> None:
         """What is believed of a member has changed."""
         self.known.pop(rumour.node, None)
-        if rumour.standing is MemberStatus.ALIVE and not self._shared.is_armed("sync"):
+        if rumour.standing is MemberStatus.ALIVE and not self._shared.is_armed(Kind.SYNC):
             self._arm_sync()
         elif rumour.standing is MemberStatus.DEAD:
             self._look_again()
@@ -102,7 +103,7 @@ class AntiEntropy:
             shared.core.actions.append(Dial(identity))
         for address in self._some(list(self.seeds)):
             shared.core.actions.append(DialAddress(address))
-        shared.arm("join", self._join_s)
+        shared.arm(Kind.JOIN, self._join_s)
         self._join_s = min(self._join_s * 2.0, shared.preset.reconnect_s)
 
     def _some(self, things: list[Thing]) -> list[Thing]:
@@ -113,7 +114,7 @@ class AntiEntropy:
     def _arm_sync(self) -> None:
         shared = self._shared
         scale = math.ceil(math.log2(shared.size / SCALED_ABOVE)) + 1 if shared.size > SCALED_ABOVE else 1
-        shared.arm("sync", shared.preset.sync_s * scale * shared.rng.uniform(1.0 - JITTER, 1.0 + JITTER))
+        shared.arm(Kind.SYNC, shared.preset.sync_s * scale * shared.rng.uniform(1.0 - JITTER, 1.0 + JITTER))
 
     def _sync(self) -> None:
         shared = self._shared
@@ -153,7 +154,7 @@ class AntiEntropy:
         """Set when one of the lost is tried next. Members of a half that was cut off are called dead one after the other:
         what is left of the time then shrinks as their share grows, or the first of them alone would say how long it is."""
         shared = self._shared
-        left_s = shared.left_s("again")
+        left_s = shared.left_s(Kind.AGAIN)
         lost = self._count_lost()
         if not lost:
             return
@@ -165,7 +166,7 @@ class AntiEntropy:
         else:
             return
         self._share = share
-        shared.arm("again", left_s)
+        shared.arm(Kind.AGAIN, left_s)
 
     def _try_one(self) -> None:
         """One of the lost, at random."""

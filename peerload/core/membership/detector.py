@@ -16,6 +16,7 @@ from zlib import crc32
 
 from peerload.model.gossip import GossipAck, GossipNack, GossipPing, GossipPingRequest
 from peerload.model.messages import Ping
+from peerload.model.timers import GossipTimerKind as Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,15 +67,15 @@ class Detector:
         """There is somebody to probe: begin at a random moment, so that nodes that start together do not beat
         together."""
         shared = self._shared
-        if not shared.is_armed("turn"):
-            shared.arm("turn", shared.preset.probe_s * shared.rng.random())
+        if not shared.is_armed(Kind.TURN):
+            shared.arm(Kind.TURN, shared.preset.probe_s * shared.rng.random())
 
     def turn(self) -> None:
         """Every probe_s: probe the next."""
         shared = self._shared
         if not shared.there:
             return
-        shared.arm("turn", shared.preset.probe_s * shared.health.factor)
+        shared.arm(Kind.TURN, shared.preset.probe_s * shared.health.factor)
         self._is_neighbours_turn = not self._is_neighbours_turn
         self.probe(self._neighbour() if self._is_neighbours_turn else self._next())
 
@@ -116,7 +117,7 @@ class Detector:
         self._sequence += 1
         self._probes[self._sequence] = _Probe(node, shared.now_s)
         self._ping(node, self._sequence)
-        shared.arm("ack", shared.preset.probe_timeout_s * shared.health.factor, str(self._sequence))
+        shared.arm(Kind.ACK, shared.preset.probe_timeout_s * shared.health.factor, str(self._sequence))
 
     def _ping(self, node: str, sequence: int, address: str = "") -> None:
         member = self._shared.members.get(node)
@@ -138,7 +139,7 @@ class Detector:
             probe.helpers[helper] = False
             shared.tell(helper, GossipPingRequest(sequence, probe.node, address))
         shared.core.send(probe.node, Ping(sequence))
-        shared.arm("verdict", shared.preset.indirect_timeout_s * shared.health.factor, str(sequence))
+        shared.arm(Kind.VERDICT, shared.preset.indirect_timeout_s * shared.health.factor, str(sequence))
 
     def failed(self, sequence: int) -> None:
         """Nobody has heard of it."""
@@ -168,7 +169,7 @@ class Detector:
         helped = self._helped.pop(sequence, None)
         if helped is not None:
             asker, address, asked = helped
-            self._shared.disarm("nack", str(sequence))
+            self._shared.disarm(Kind.NACK, str(sequence))
             self._shared.tell(asker, GossipAck(asked), address=address)
             return
         probe = self._probes.get(sequence)
@@ -176,8 +177,8 @@ class Detector:
             return
         del self._probes[sequence]
         self._concluded(probe)
-        self._shared.disarm("ack", str(sequence))
-        self._shared.disarm("verdict", str(sequence))
+        self._shared.disarm(Kind.ACK, str(sequence))
+        self._shared.disarm(Kind.VERDICT, str(sequence))
         self._shared.health.better()
 
     def nacked(self, src: str, sequence: int) -> None:
@@ -194,11 +195,11 @@ class Detector:
         if len(self._helped) >= HELPED_MAX:
             dropped = next(iter(self._helped))
             del self._helped[dropped]
-            shared.disarm("nack", str(dropped))
+            shared.disarm(Kind.NACK, str(dropped))
         self._sequence += 1
         self._helped[self._sequence] = (src, address, request.sequence)
         self._ping(request.node, self._sequence, request.address)
-        shared.arm("nack", shared.preset.probe_timeout_s * NACK_SHARE, str(self._sequence))
+        shared.arm(Kind.NACK, shared.preset.probe_timeout_s * NACK_SHARE, str(self._sequence))
 
     def nothing_heard(self, sequence: int) -> None:
         """Say so; an ack that comes later is still passed on."""
@@ -218,8 +219,8 @@ class Detector:
         self._stalled_s = shared.now_s
         self._is_stale = True
         for sequence in self._probes:
-            shared.disarm("ack", str(sequence))
-            shared.disarm("verdict", str(sequence))
+            shared.disarm(Kind.ACK, str(sequence))
+            shared.disarm(Kind.VERDICT, str(sequence))
         self._probes.clear()
 
 

@@ -33,6 +33,7 @@ from peerload.model.gossip import (
     merged,
 )
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, RUMOURS_MAX, Sync
+from peerload.model.timers import GossipTimerKind as Kind
 
 if TYPE_CHECKING:
     from peerload.core.membership.gossip_state import GossipListener
@@ -147,7 +148,7 @@ class Gossip:
             shared.changed()
         if now.standing is not MemberStatus.SUSPECT:
             member.suspicion = None
-            shared.disarm("suspect", now.node)
+            shared.disarm(Kind.SUSPECT, now.node)
         elif member.suspicion is None or was is None or was.weight != now.weight:
             member.suspicion = Suspicion(shared.preset, shared.size, shared.now_s)
             self._follow_up(now)
@@ -183,7 +184,7 @@ class Gossip:
         suspicion, rumour = member.suspicion, member.rumour
         if suspicion is not None:
             over_s = suspicion.over_s(len(rumour.by), self.shared.health.factor)
-            self.shared.arm("suspect", max(over_s - self.shared.now_s, 0.0), rumour.node)
+            self.shared.arm(Kind.SUSPECT, max(over_s - self.shared.now_s, 0.0), rumour.node)
 
     def _unrefuted(self, node: str) -> None:
         """The time of a suspect is over, if nothing was said meanwhile to prolong it."""
@@ -193,7 +194,7 @@ class Gossip:
         if not self.detector.may_judge:
             shared.core.count("verdicts held back")
             self.detector.probe(node)
-            shared.arm("suspect", shared.preset.probe_s, node)
+            shared.arm(Kind.SUSPECT, shared.preset.probe_s, node)
         elif member.suspicion.over_s(len(member.rumour.by), shared.health.factor) > shared.now_s + EPSILON_S:
             self._arm_suspicion(member)
         else:
@@ -209,7 +210,7 @@ class Gossip:
         """Think no more of a member that is gone."""
         shared = self.shared
         if shared.members.pop(node, None) is not None:
-            shared.disarm("suspect", node)
+            shared.disarm(Kind.SUSPECT, node)
             shared.news.drop(node)
             self.detector.gone(node)
             shared.changed()
@@ -251,28 +252,28 @@ class Gossip:
 
     def _spread_soon(self) -> None:
         shared = self.shared
-        if shared.news.rumours and shared.there and not shared.is_armed("spread"):
-            shared.arm("spread", shared.preset.spread_s * shared.rng.random())
+        if shared.news.rumours and shared.there and not shared.is_armed(Kind.SPREAD):
+            shared.arm(Kind.SPREAD, shared.preset.spread_s * shared.rng.random())
 
     def _spread(self) -> None:
         """One round: a few members are told what is new; none follows when all has been sent often enough."""
         for node in self.shared.draw(self.shared.preset.fanout):
             self.shared.tell(node)
         if self.shared.news.rumours and self.shared.there:
-            self.shared.arm("spread", self.shared.preset.spread_s)
+            self.shared.arm(Kind.SPREAD, self.shared.preset.spread_s)
 
     def _pass_on_load(self, load: Load) -> None:
         """It rides along; what is left after load_s has a datagram of its own."""
         self.shared.news.put_load(load)
-        if not self.shared.is_armed("loads"):
-            self.shared.arm("loads", self.shared.preset.load_s)
+        if not self.shared.is_armed(Kind.LOADS):
+            self.shared.arm(Kind.LOADS, self.shared.preset.load_s)
 
     def _spread_loads(self) -> None:
         if self.shared.news.loads:
             for node in self.shared.draw(1):
                 self.shared.tell(node)
         if self.shared.news.loads:
-            self.shared.arm("loads", self.shared.preset.load_s)
+            self.shared.arm(Kind.LOADS, self.shared.preset.load_s)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -369,7 +370,7 @@ class Gossip:
         if member is not None and member.is_there:
             self.detector.probe(node)
 
-    def timer(self, kind: str, subject: str) -> None:
+    def timer(self, kind: Kind, subject: str) -> None:
         """One of the timers that were armed."""
         late_s = self.shared.expired_s(kind, subject)
         if late_s is None:
@@ -377,19 +378,19 @@ class Gossip:
         if late_s > self.shared.preset.lag_s:
             self.detector.stalled()
         match kind:
-            case "turn":
+            case Kind.TURN:
                 self.detector.turn()
-            case "ack":
+            case Kind.ACK:
                 self.detector.unanswered(int(subject))
-            case "verdict":
+            case Kind.VERDICT:
                 self.detector.failed(int(subject))
-            case "nack":
+            case Kind.NACK:
                 self.detector.nothing_heard(int(subject))
-            case "suspect":
+            case Kind.SUSPECT:
                 self._unrefuted(subject)
-            case "spread":
+            case Kind.SPREAD:
                 self._spread()
-            case "loads":
+            case Kind.LOADS:
                 self._spread_loads()
             case _:
                 self.anti_entropy.timer(kind)

@@ -7,6 +7,7 @@ from zlib import crc32
 
 from peerload.core.membership.broadcast_queue import BroadcastQueue
 from peerload.core.membership.health import LocalHealth
+from peerload.model import timers
 from peerload.model.actions import SendGossip
 from peerload.model.gossip import Load, MemberStatus
 
@@ -136,26 +137,26 @@ class GossipState:
 
     # -- timers --------------------------------------------------------------------------------------------------------
 
-    def arm(self, kind: str, seconds: float, subject: str = "") -> None:
+    def arm(self, kind: timers.GossipTimerKind, seconds: float, subject: str = "") -> None:
         """Be told after so long; replaces the same timer."""
         self._due_s[(kind, subject)] = self.now_s + seconds
-        self.core.set_timer_in(seconds, "gossip", kind, subject)
+        self.core.set_timer_in(seconds, timers.Gossip(kind, subject))
 
-    def disarm(self, kind: str, subject: str = "") -> None:
+    def disarm(self, kind: timers.GossipTimerKind, subject: str = "") -> None:
         """Not be told after all."""
         if self._due_s.pop((kind, subject), None) is not None:
-            self.core.clear_timer("gossip", kind, subject)
+            self.core.clear_timer(timers.Gossip(kind, subject))
 
-    def is_armed(self, kind: str, subject: str = "") -> bool:
+    def is_armed(self, kind: timers.GossipTimerKind, subject: str = "") -> bool:
         """Whether this timer is set."""
         return (kind, subject) in self._due_s
 
-    def left_s(self, kind: str, subject: str = "") -> float | None:
+    def left_s(self, kind: timers.GossipTimerKind, subject: str = "") -> float | None:
         """In how long this timer comes; None if it is not set."""
         due_s = self._due_s.get((kind, subject))
         return None if due_s is None else max(due_s - self.now_s, 0.0)
 
-    def expired_s(self, kind: str, subject: str) -> float | None:
+    def expired_s(self, kind: timers.GossipTimerKind, subject: str) -> float | None:
         """How late the timer came that has just come; None if it is not set any more."""
         due_s = self._due_s.pop((kind, subject), None)
         return None if due_s is None else self.now_s - due_s

@@ -25,6 +25,7 @@ from peerload.model.actions import ForgetPeer
 from peerload.model.gossip import Load, MemberStatus
 from peerload.model.messages import DECLINES_LASTING, Hello, Leaving, Need, Pong, decline_subject
 from peerload.model.resources import Profile
+from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
@@ -358,9 +359,9 @@ class Membership:
             self.profiles.have(node)
             self._eligible.clear()
 
-    def timer(self, kind: str, subject: str) -> None:
+    def timer(self, kind: Kind, subject: str) -> None:
         """One of gossip's."""
-        if kind == "profiles":
+        if kind is Kind.PROFILES:
             self.gossip.shared.expired_s(kind, subject)
             self.profiles.ask()
         else:

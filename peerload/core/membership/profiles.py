@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model.messages import PROFILES_MAX, KnownProfile, ProfileRequest, ProfileTold
+from peerload.model.timers import GossipTimerKind as Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,8 +60,8 @@ class Profiles:
         self._wanted.pop(node, None)
 
     def _arm(self, seconds: float) -> None:
-        if not self._shared.is_armed("profiles"):
-            self._shared.arm("profiles", seconds)
+        if not self._shared.is_armed(Kind.PROFILES):
+            self._shared.arm(Kind.PROFILES, seconds)
 
     def ask(self) -> None:
         """Ask for what is due."""

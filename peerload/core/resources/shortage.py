@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.model import timers
+
 if TYPE_CHECKING:
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.own_profile import OwnProfile
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from peerload.core.tasks.leaving import TaskEvacuation
 
 TROUBLE = "shortage"
-TIMER = "shortage"
 
 
 class ResourceShortage:
@@ -69,7 +70,7 @@ class ResourceShortage:
         self.words = words
         self._is_open = True
         self._trial = ""
-        self._state.set_timer_in(self._pause_s, TIMER)
+        self._state.set_timer_in(self._pause_s, timers.Shortage())
         self._tell(words)
         self._executor.give_all_back(f"{self._state.node} cannot start it: {words}")
 
@@ -77,7 +78,7 @@ class ResourceShortage:
         """The pause is over, or something has ended here and may have given back what was missing."""
         if self._is_open:
             self._is_open = False
-            self._state.clear_timer(TIMER)
+            self._state.clear_timer(timers.Shortage())
             self._evacuation.over()
 
     def starting(self, key: str) -> None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.model import timers
 from peerload.model.actions import Decided
 from peerload.model.messages import PAIR_MOVES_MAX, PairReply, PairRequest, Unpair
-from peerload.policy.validation import sound_answer, sound_partner
+from peerload.policy.validation import valid_answer, valid_partner
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
@@ -59,7 +60,7 @@ class PairProtocol:
         rate = self._state.policies.pairing.rate
         if rate and not self._is_armed and self._membership.has_any():
             self._is_armed = True
-            self._state.set_timer_in(self._retry_rate.pause_s(rate), "pair")
+            self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.Pair())
 
     def ask(self) -> None:
         """Begin a turn: ask the node that the policy names."""
@@ -76,7 +77,7 @@ class PairProtocol:
         peers = [node for node in self._information.view().peers if node not in self._refused]
         view = self._information.view(peers)
         try:
-            node = sound_partner(self._state.policies.pairing.partner(view, self._state.rng))
+            node = valid_partner(self._state.policies.pairing.partner(view, self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return
@@ -137,14 +138,14 @@ class PairProtocol:
 
     def _pair_with(self, node: str, pairing: int, seconds: float) -> None:
         self._partner, self._pairing = node, pairing
-        self._state.set_timer_in(seconds, "paired")
+        self._state.set_timer_in(seconds, timers.Paired())
 
     def _is_paired_with(self, node: str, pairing: int) -> bool:
         return (self._partner, self._pairing) == (node, pairing)
 
     def _part(self) -> None:
         self._partner = ""
-        self._state.clear_timer("paired")
+        self._state.clear_timer(timers.Paired())
 
     def _choose(self, to: str, own: LoadReport, theirs: LoadReport) -> list[Work]:
         """The tasks that go there, while the policy lets one more move."""
@@ -161,7 +162,7 @@ class PairProtocol:
 
     def _moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
         try:
-            return sound_answer(self._state.policies.pairing.moves(richer, poorer))
+            return valid_answer(self._state.policies.pairing.moves(richer, poorer))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.model import timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.messages import Enough, Footprint, StateRequest
 from peerload.policy.api import Reply
@@ -117,14 +118,14 @@ class Searches:
         """Wait for those asked, but not for ever; longer each time for a task that has no other choice, since answers may
         take long."""
         patience_s = search.task.backoff_s if search.task is not None and search.task.stranded_because else 0.0
-        self._state.set_timer_in(max(self._state.config.probe_timeout_s, patience_s), "probe", str(search.id))
+        self._state.set_timer_in(max(self._state.config.probe_timeout_s, patience_s), timers.Probe.of(search.id))
 
     def broadcast(self, search: Search, need: Need, report: LoadReport, expected_s: float) -> None:
         """Ask everybody at once; those that accept answer. expected_s: for their bids, 0 = none are wanted."""
         search.is_broadcast = True
         self._state.count("requests broadcast")
         self._state.actions.append(Announce(StateRequest(search.id, report, need, expected_s)))
-        self._state.set_timer_in(self._state.config.answer_wait_s, "probe", str(search.id))
+        self._state.set_timer_in(self._state.config.answer_wait_s, timers.Probe.of(search.id))
 
     def answered(self, search_id: int, node: str) -> Search | None:
         """The search that this node was asked in and has now answered; None if it comes too late."""
@@ -135,7 +136,7 @@ class Searches:
 
     def wait_no_more(self, search: Search) -> None:
         """Everybody has answered."""
-        self._state.clear_timer("probe", str(search.id))
+        self._state.clear_timer(timers.Probe.of(search.id))
 
     def timed_out(self, search_id: int) -> Search | None:
         """Whoever has not answered by now does not accept."""

@@ -16,11 +16,12 @@ from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.search import STEPS_MAX
 from peerload.core.sharing.view import task_view
 from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.model import timers
 from peerload.model.devices import GpuWait
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
-from peerload.policy.validation import sound_step
+from peerload.policy.validation import valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ class Sender:
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends():
             return True
-        return self._information.marks().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
+        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
         """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
@@ -87,12 +88,12 @@ class Sender:
         self._home.stranded[task.uid] = task
         if searches:
             self.search_for(task)
-        self._state.set_timer_in(task.backoff_s, "stranded", task.uid.hex())
+        self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
 
     def unstrand(self, task: HomeTask) -> None:
         """It was placed, cancelled or can run here after all."""
         if self._home.stranded.pop(task.uid, None) is not None:
-            self._state.clear_timer("stranded", task.uid.hex())
+            self._state.clear_timer(timers.Stranded.of(task.uid))
 
     def ask_again(self, uid: bytes) -> None:
         """The back-off of a stranded task is over."""
@@ -100,7 +101,7 @@ class Sender:
         if task is None:
             return
         task.backoff_s = min(task.backoff_s * 2, self._state.config.stranded_backoff_s_max)
-        self._state.set_timer_in(task.backoff_s, "stranded", uid.hex())
+        self._state.set_timer_in(task.backoff_s, timers.Stranded.of(uid))
         self.search_for(task)
 
     def peer_met(self) -> None:
@@ -153,7 +154,7 @@ class Sender:
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends(uncounted=task):
             return True
-        return self._information.marks().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
+        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
 
     def _with_good_gpus(self, task: HomeTask) -> list[str]:
         """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
@@ -222,7 +223,7 @@ class Sender:
         shown = task_view(task, self._state)
         search.steps += 1
         try:
-            step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
+            step = valid_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return Keep(f"the policy failed: {error!r}")

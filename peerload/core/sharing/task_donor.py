@@ -13,11 +13,12 @@ from peerload.core.resources.gpu_terms import has_room
 from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.view import MovableTasksView, task_view
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
+from peerload.model import timers
 from peerload.model.actions import Decided
 from peerload.model.messages import Need
 from peerload.model.task import task_home
 from peerload.policy.api import Transfer
-from peerload.policy.validation import sound_step
+from peerload.policy.validation import valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -130,7 +131,7 @@ class TaskDonor:
         )
         shown = task_view(guest, self._state)
         try:
-            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
+            step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return
@@ -146,7 +147,7 @@ class TaskDonor:
         """A task was promised: it counts as load until it comes, or for inbound_s."""
         if not self._has_come(uid):
             self._ledger.expect(uid, Need().request)
-            self._state.set_timer_in(self._state.config.inbound_s, "inbound", uid.hex())
+            self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound.of(uid))
 
     def _has_come(self, uid: bytes) -> bool:
         """It was faster than the word that it would come, which may travel by another way; it may be over, even."""
@@ -158,7 +159,7 @@ class TaskDonor:
     def taken_home(self, uid: bytes) -> None:
         """A promised task of this home has come back: it waits here and is on its way no more."""
         if self._ledger.expect_no_more(uid):
-            self._state.clear_timer("inbound", uid.hex())
+            self._state.clear_timer(timers.Inbound.of(uid))
 
     def inbound_timed_out(self, uid: bytes) -> None:
         """A promised task did not come."""

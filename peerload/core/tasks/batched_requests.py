@@ -6,6 +6,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from peerload.model import timers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,4 +39,4 @@ class BatchedRequests:
         if sum(1 for _ in islice(steps, TASKS_AT_A_TIME)) < TASKS_AT_A_TIME:
             del self._under_way[request]
         else:
-            self._state.set_timer_in(0.0, "request", str(request))
+            self._state.set_timer_in(0.0, timers.Batch.of(request))

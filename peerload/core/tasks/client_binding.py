@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.tasks.clients import WAITS
+from peerload.model import timers
 from peerload.model.actions import Answer
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class ClientBinding:
     def _await_no_more(self, task: HomeTask) -> None:
         if self._is_awaited(task):
             del self._expected[task.uid]
-            self._state.clear_timer("attended", task.uid.hex())
+            self._state.clear_timer(timers.Client.of(task.uid))
 
     def left(self, task: HomeTask) -> None:
         """Nothing of it is left."""
@@ -152,7 +153,7 @@ class ClientBinding:
         for task in self._home.tasks.values():
             if task.record.attended and not task.record.state.is_final:
                 self._expected[task.uid] = None
-                self._state.set_timer_in(self._state.config.attended_s, "attended", task.uid.hex())
+                self._state.set_timer_in(self._state.config.attended_s, timers.Client.of(task.uid))
 
     def timed_out(self, task: HomeTask) -> None:
         """It had time to come back."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.membership import PeerState
+from peerload.model import timers
 from peerload.model.actions import DropFates, FindTasks, PutFate
 from peerload.model.messages import AWAITED_MAX, AwaitTasks
 from peerload.model.submit_options import TaskOutcome, failed_words
@@ -144,7 +145,7 @@ class Dependencies:
             self._count(name, awaited)
         elif not awaited.fate.is_over:
             self._elsewhere.setdefault(task_home(name), {})[name] = None
-            self._state.set_timer_in(self._state.config.await_s, "await", task_home(name))
+            self._state.set_timer_in(self._state.config.await_s, timers.Awaited(task_home(name)))
         return awaited
 
     def _is_mine(self, name: str) -> bool:
@@ -317,7 +318,7 @@ class Dependencies:
         asked = list(names)
         for start in range(0, len(asked), AWAITED_MAX):
             self._state.send(home, AwaitTasks(tuple(asked[start : start + AWAITED_MAX])))
-        self._state.set_timer_in(self._state.config.await_s, "await", home)
+        self._state.set_timer_in(self._state.config.await_s, timers.Awaited(home))
 
     def waits_on(self, node: str) -> bool:
         """Whether a task here waits for one of that home."""

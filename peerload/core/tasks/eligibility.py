@@ -15,6 +15,7 @@ from peerload.core.tasks.dependencies import DOOMED, LOST, OPEN, Dependencies
 from peerload.core.tasks.groups import TaskGroups
 from peerload.core.tasks.remote_status import RemoteStatusQueries
 from peerload.core.tasks.work import HomePhase
+from peerload.model import timers
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Eligibility:
                 left -= 1
             else:
                 return
-        self._state.set_timer_in(0.0, "gates")
+        self._state.set_timer_in(0.0, timers.Eligibility())
 
     def _look_at(self, task: HomeTask) -> None:
         if task.phase is not HomePhase.GATED or self._home.tasks.get(task.uid) is not task:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.core.tasks.work import GrantedLease, HomePhase, HomeTask
+from peerload.model import timers
 from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
@@ -99,7 +100,7 @@ class Home:
     def withdraw(self, task: HomeTask) -> None:
         """No offer is out (any more); the task may start here again."""
         if task.phase is HomePhase.OFFERED:
-            self._state.clear_timer("offer", task.uid.hex())
+            self._state.clear_timer(timers.Offer.of(task.uid))
             task.enter(HomePhase.WAITING)
             self._queue.release(task)
 
@@ -168,7 +169,7 @@ class Home:
     def rest(self, task: HomeTask, seconds: float) -> None:
         """Queued, but not considered for so long."""
         task.enter(HomePhase.RESTING)
-        self._state.set_timer_in(seconds, "rest", task.uid.hex())
+        self._state.set_timer_in(seconds, timers.Rest.of(task.uid))
 
     def rests_until_sure(self, task: HomeTask) -> bool:
         """Have it rest as long as another node may have it by a lease that the database has lost. → whether that may be."""
@@ -199,7 +200,7 @@ class Home:
         if task.phase is HomePhase.GATED:
             self.mediator.task_left_gate(task)
         elif task.phase is HomePhase.RESTING:
-            self._state.clear_timer("rest", task.uid.hex())
+            self._state.clear_timer(timers.Rest.of(task.uid))
         self.mediator.task_placed(task, node)
 
     def take_back(self, task: HomeTask, node: str, reason: str, lease_s: float) -> None:
@@ -356,7 +357,7 @@ class Home:
     def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
         if task.spec.time_limit_s:
             left_s = started_at + task.spec.time_limit_s - self._state.now.wall_s
-            self._state.set_timer_in(max(min(left_s, task.spec.time_limit_s), 0.0), "limit", task.key)
+            self._state.set_timer_in(max(min(left_s, task.spec.time_limit_s), 0.0), timers.TimeLimit(task.key))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -395,12 +396,11 @@ class Home:
                 del self.arrays[array]
 
     def _clear_timers(self, task: HomeTask) -> None:
-        name = task.uid.hex()
         if task.record.node not in ("", self._state.node):  # a task that never left has none of these
-            self._state.clear_timer("lease", name)
-            self._state.clear_timer("ask", name)
+            self._state.clear_timer(timers.Lease.of(task.uid))
+            self._state.clear_timer(timers.Query.of(task.uid))
         if task.spec.time_limit_s:
-            self._state.clear_timer("limit", task.key)
+            self._state.clear_timer(timers.TimeLimit(task.key))
 
     def cancel(self, task: HomeTask, signal: int, *, force: bool, reason: str = "cancelled") -> bool:
         """Durable before it is confirmed (D7); False if it has ended already."""
@@ -422,7 +422,7 @@ class Home:
         first = SIGKILL if force else signal
         if was is HomePhase.HERE:
             self._state.actions.append(SignalTask(key, first))
-            self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
+            self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(key))
             self._clear_timers(task)
             return True  # kept until its process is gone
         collected = task.collection.attempt if task.collection is not None else 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.membership.membership import PeerState
 from peerload.core.tasks.dependencies import Dependents, names_of
+from peerload.model import timers
 from peerload.model.actions import Answer, FindTasks
 from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
 from peerload.model.messages import AwaitedTask, TasksTold
@@ -97,7 +98,7 @@ class RemoteStatusQueries:
             dependencies.ask(home)
         if inquiry.left:
             inquiry.has_timer = True
-            self._state.set_timer_in(self._state.config.await_answer_s, "inquiry", str(inquiry.number))
+            self._state.set_timer_in(self._state.config.await_answer_s, timers.RemoteStatus.of(inquiry.number))
         else:
             self._submit(inquiry)
 
@@ -160,7 +161,7 @@ class RemoteStatusQueries:
 
     def _closes(self, inquiry: RemoteStatusQuery) -> None:
         if inquiry.has_timer:
-            self._state.clear_timer("inquiry", str(inquiry.number))
+            self._state.clear_timer(timers.RemoteStatus.of(inquiry.number))
         del self._inquiries[inquiry.number]
 
     def _submit(self, inquiry: RemoteStatusQuery) -> None:

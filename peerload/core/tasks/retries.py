@@ -27,6 +27,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import gpu_mem_bytes_max
 from peerload.core.resources.gpu_use import OUT_OF_GPU_MEMORY
 from peerload.core.tasks.work import HomePhase, with_more_memory
+from peerload.model import timers
 from peerload.model.devices import GpuShare
 from peerload.model.task import Guarantee, TaskState, how_it_ended
 
@@ -150,12 +151,11 @@ class LostAttempts:
         """``is_gone``: its node has nothing of it left, or so a user said, so that there is nobody to ask. If it comes back
         with it all the same, it goes on (R11)."""
         self._state.count("outcomes unknown")
-        name = task.uid.hex()
         node = task.record.node
         if node != self._state.node:
-            self._state.clear_timer("lease", name)
+            self._state.clear_timer(timers.Lease.of(task.uid))
             if is_gone:
-                self._state.clear_timer("ask", name)
+                self._state.clear_timer(timers.Query.of(task.uid))
         task.enter(HomePhase.UNKNOWN)
         task.running_at = 0.0
         if task.lease is not None:

@@ -14,6 +14,7 @@ import msgspec
 from peerload.core.handoff.frozen import Frozen
 from peerload.core.resources.gpu_use import with_gpu_use
 from peerload.core.tasks.work import HomeTask, RemoteTask
+from peerload.model import timers
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
@@ -111,9 +112,9 @@ class RunningTasks:
         if due_s != self._devices_due_s:
             self._devices_due_s = due_s
             if due_s < math.inf:
-                self._state.set_timer_in(max(due_s - now_s, 0.0), "devices")
+                self._state.set_timer_in(max(due_s - now_s, 0.0), timers.Devices())
             else:
-                self._state.clear_timer("devices")
+                self._state.clear_timer(timers.Devices())
 
     def strayed(self, key: str, device: str) -> None:
         """A running attempt uses a device that it was not given: for people to know. It counts as foreign there."""
@@ -203,7 +204,7 @@ class RunningTasks:
         if work is not None:
             work.killed_because = TIME_LIMIT
             self._state.actions.append(SignalTask(key, SIGTERM))
-            self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
+            self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(key))
 
     def kill(self, key: str) -> None:
         """It has not obeyed the first signal."""

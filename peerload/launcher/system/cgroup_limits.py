@@ -52,7 +52,7 @@ class CgroupLimits:
         self.unenforced = (NO_COUNT,) * (PIDS not in known) + (NO_WEIGHT,) * (CPU not in known)
 
     def _make_root(self, controller: bytes, root_name: str) -> None:
-        own = own_cgroup("cgroup1", controller)
+        own = own_cgroup(controller)
         if not own:
             return
         try:

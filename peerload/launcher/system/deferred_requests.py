@@ -7,58 +7,79 @@ takes what is not in the list for never started. Used by such a launcher alone.
 
 from __future__ import annotations
 
-from peerload.launcher.control_socket import MALFORMED
+from peerload.launcher.protocol import (
+    REQUEST_FAILURES,
+    DirectoryCheck,
+    FileAppend,
+    FileCheck,
+    LauncherProtocolError,
+    LeaseRequest,
+    ListenRequest,
+    ListRequest,
+    PingRequest,
+    SignalRequest,
+    SpawnRequest,
+    StopRequest,
+    UsageRequest,
+)
 from peerload.launcher.record_log import say
 from peerload.launcher.system.account_resolver import AccountPending, Question
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+
+    from peerload.launcher.protocol import Request
+
+    Key = tuple[str, str | int]
+    """An attempt, or a request for a user by its number."""
 
 WAITING_MAX = 4096
-"""Attempts and errands; the next one is taken for no request, which costs the agent its connection, and then its list."""
+"""Attempts and requests for users; one more costs the agent its connection, and then its list."""
 
 
 class _Waiting:
     __slots__ = ("later", "question", "request")
 
-    def __init__(self, request: dict[str, Any], question: Question) -> None:
+    def __init__(self, request: Request, question: Question) -> None:
         self.request = request
         self.question = question
-        self.later: dict[tuple[str, int], dict[str, Any]] = {}
+        self.later: dict[tuple[type, int], Request] = {}
 
 
 class DeferredRequests:
-    """``carry_out`` is what does the requests, and raises NotKnownYet before it has done anything."""
+    """``carry_out`` is what does the requests, and raises AccountPending before it has done anything."""
 
-    def __init__(self, carry_out: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, carry_out: Callable[[Request], None]) -> None:
         self._carry_out = carry_out
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[Key, _Waiting] = {}
 
-    def __call__(self, request: dict[str, Any]) -> None:
+    def __call__(self, request: Request) -> None:
         """Carry it out, now or later. Raises what ``carry_out`` does."""
-        do = request["do"]
-        if do == "list":
-            self._waiting.clear()
-        key = f"errand {request['id']}" if "id" in request else request.get("key")
-        waiting = self._waiting.get(key) if isinstance(key, str) else None
-        if waiting is None:
-            self._try(request)
-        elif do == "lease":
-            waiting.request |= {"deadline_s": float(request["deadline_s"]), "ts": float(request.get("ts", 0.0))}
-        elif do != "spawn":  # of each kind the newest, of signals each
-            which = do, int(request.get("signal", 0))
-            waiting.later.pop(which, None)
-            waiting.later[which] = request
+        key = _key(request)
+        waiting = self._waiting.get(key) if key is not None else None
+        match request:
+            case ListRequest():
+                self._waiting.clear()
+                self._try(request)
+            case _ if waiting is None:
+                self._try(request)
+            case LeaseRequest(_, deadline_s, ts) if isinstance(waiting.request, SpawnRequest):
+                waiting.request = waiting.request.replace(deadline_s=deadline_s, ts=ts)
+            case SpawnRequest():  # it waits already
+                pass
+            case _:  # of each kind the newest, of signals each
+                which = type(request), request.signal if isinstance(request, SignalRequest) else 0
+                waiting.later.pop(which, None)
+                waiting.later[which] = request
 
-    def _try(self, request: dict[str, Any]) -> None:
+    def _try(self, request: Request) -> None:
         try:
             self._carry_out(request)
         except AccountPending as wait:
-            if len(self._waiting) >= WAITING_MAX:
-                raise ValueError("too much waits for the account database") from None
-            key = f"errand {request['id']}" if "id" in request else str(request["key"])
+            key = _key(request)
+            if key is None or len(self._waiting) >= WAITING_MAX:
+                raise LauncherProtocolError("too much waits for the account database") from None
             self._waiting[key] = _Waiting(request, wait.question)
 
     def resume(self, answered: set[Question]) -> None:
@@ -70,5 +91,16 @@ class DeferredRequests:
             for request in (waiting.request, *waiting.later.values()):
                 try:
                     self(request)
-                except MALFORMED as error:
-                    say(f"{key}: no request: {error}")
+                except REQUEST_FAILURES as error:
+                    say(f"{key[1]}: no request: {error}")
+
+
+def _key(request: Request) -> Key | None:
+    """What waits for the account database together; None for what never waits."""
+    match request:
+        case DirectoryCheck() | FileCheck() | FileAppend():
+            return "user", request.id
+        case ListRequest() | PingRequest() | UsageRequest() | ListenRequest() | StopRequest():
+            return None
+        case _:
+            return "attempt", request.key

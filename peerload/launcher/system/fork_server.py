@@ -35,9 +35,10 @@ from peerload.launcher.system.write_as_user import Unwritable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
     from peerload.launcher.fs_credentials import AgentCredentials
+    from peerload.launcher.protocol import SpawnRequest
     from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
     from peerload.launcher.system.syscalls import Syscalls
 
@@ -253,25 +254,22 @@ class SpawnOrder:
         "world",
     )
 
-    def __init__(
-        self, account: LauncherAccount, policy: UsersPolicy, request: dict[str, Any], captures: list[str]
-    ) -> None:
+    def __init__(self, account: LauncherAccount, policy: UsersPolicy, request: SpawnRequest) -> None:
         """Raises CannotStart."""
         self.account = account
         self.policy = policy
-        self.argv: list[bytes] = request["argv"]
-        environment = request["environment"]
-        if not isinstance(environment, dict):
+        self.argv = request.argv
+        if request.environment is None:
             raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(self.argv[0])}: its environment cannot be read")
-        self.environment: dict[bytes, bytes] = environment
-        self.directory: bytes = request["directory"]
-        self.umask = int(request["umask"]) & 0o777
-        self.captures = captures
+        self.environment = request.environment
+        self.directory = request.directory
+        self.umask = request.umask & 0o777
+        self.captures = [request.stdout, request.stderr]
         self.reads: int | str = ""
         self.world: tuple[str, ...] | None = None
         self.calls = b""
         self.allowed: tuple[str, ...] | None = None
-        self.has_devices = bool(request.get("devices"))
+        self.has_devices = request.devices
         self.makes_scratch = False
 
 

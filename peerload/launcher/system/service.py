@@ -14,9 +14,9 @@ import sys
 
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
+from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, LauncherProtocolError
 from peerload.launcher.record_log import say
 from peerload.launcher.server import ignore_signals, locked
-from peerload.launcher.spawner import memory_bytes_max
 from peerload.launcher.system import sandbox
 from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, agent_ids
 from peerload.launcher.system.accounts import Entry, GuestIds, LauncherAccount, account_named, check_uid
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.launcher.containment import Units
+    from peerload.launcher.protocol import LauncherEvent, Request, SpawnRequest, UserRequest
 
 SCRATCH = b"-"
 """What a task says for its directory that wants a fresh one."""
@@ -88,14 +89,15 @@ class System:
         self.unenforced: tuple[str, ...] = ()
         policies.read()
 
-    def open(self, epoll: select.epoll, events: list[dict[str, Any]], units: Units, root_name: str) -> None:
-        """Once the launcher runs: find out what works here. ``events``: where it gathers what it tells the agent; ``units``: its
-        units, whose root is called so."""
+    def open(
+        self, epoll: select.epoll, events: list[LauncherEvent], units: Units, root_name: str, own_children: set[int]
+    ) -> None:
+        """See `MultiUser`. Finds out what works here."""
         self._shares = CgroupLimits(self._directory, units, root_name)
         self.unenforced += self._shares.unenforced
         self.words = ChildReports(epoll)
         self.forge = ForkServer(self._kernel, self.access, self.words)
-        self.errands = UserHelpers(epoll, events, self.forge)
+        self.errands = UserHelpers(epoll, events, self.forge, own_children)
         self._lookups = AccountResolver(self.errands)
         self._make_scratch_place()
         why = self._try(self._try_world)
@@ -146,11 +148,12 @@ class System:
 
     # -- who -----------------------------------------------------------------------------------------------------------
 
-    def account(self, request: dict[str, Any], key: str) -> LauncherAccount:
+    def account(self, request: SpawnRequest | UserRequest, key: str) -> LauncherAccount:
         """Whom what is asked runs as; ``key``: an attempt or an errand, which has a uid of its own if it is a guest's, until that
-        is given back. Raises NotAllowed, NotKnownYet, or ValueError, TypeError for what is no request."""
-        node, home, user = str(request["node"]), str(request["home"]), str(request.get("user", ""))
-        uid = int(request.get("uid", -1))
+        is given back. Raises NotAllowed, NotKnownYet, LauncherProtocolError."""
+        node, home, user, uid = request.node, request.home, request.user, request.uid
+        if not node or not home:
+            raise LauncherProtocolError("node or home is missing")
         policy = self._policies.now()
         name = policy.name_for(node, home, user, uid)
         if name:
@@ -167,47 +170,39 @@ class System:
             raise SpawnRefused("guests are to have no network here, and nothing on this machine can keep it from them")
         return self._guests.take(key, policy.guest_uids, self._lookups.is_nobodys)
 
-    def carry_out(self, do: str, request: dict[str, Any]) -> bool:
-        """What only such a launcher is asked → whether this is that. Raises what means that it is no request."""
-        if do not in {"may", "check", "write", "append"}:
-            return False
-        number = int(request["id"])
+    def carry_out(self, request: UserRequest) -> None:
+        """See `MultiUser`."""
+        number = request.id
         asked, errand = HelperRequest(number, _share(request)), f"errand {number}"
         try:
             account = self.account(request, errand)
         except AccountUnanswered as silence:
             self.errands.refuse(number, f"busy: {silence}")
-            return True
+            return
         except SpawnRefused as refusal:
             self.errands.refuse(number, f"policy: {refusal}")
-            return True
-        if account.is_guest and do != "may":
-            self._guests.give_back(errand)
-            self.errands.refuse(number, "policy: guests have no files here")
-            return True
-        if do == "check":
-            self.errands.check(asked, account, [bytes(pattern) for pattern in request["patterns"]])
-        elif do == "write":
-            captured = [str(path) for path in request["captured"]]
-            umask, tag = int(request["umask"]) & 0o777, str(request["tag"])
-            if "/" in tag:
-                raise ValueError("tag")
-            self.errands.write(asked, account, bytes(request["path"]), captured, umask, tag)
-        elif do == "append":
-            parts = [(str(name), int(first), int(end)) for name, first, end in request["parts"]]
-            umask, at = int(request["umask"]) & 0o777, max(int(request["at"]), 0)
-            self.errands.append(asked, account, bytes(request["path"]), parts, umask, at, ends=bool(request["ends"]))
-        elif do == "may" and request["directory"] == SCRATCH:
-            self._guests.give_back(errand)
-            self.errands.refuse(number, "")
-        else:
-            world = self._hidden if account.is_guest and self._has_world else None
-            done = lambda: self._guests.give_back(errand)  # noqa: E731 -- it is called once, when the child has ended
-            self.errands.look(asked, account, bytes(request["directory"]), world, done)
-        return True
+            return
+        match request:
+            case DirectoryCheck(directory):
+                self._check_directory(asked, account, directory, errand)
+            case FileCheck() | FileAppend() if account.is_guest:
+                self._guests.give_back(errand)
+                self.errands.refuse(number, "policy: guests have no files here")
+            case FileCheck(patterns):
+                self.errands.check(asked, account, patterns)
+            case FileAppend():
+                self.errands.append(asked, account, request)
 
-    def waiting(self, carry_out: Callable[[dict[str, Any]], None]) -> DeferredRequests:
-        """What carries out the agent's requests by that, those too that must wait for the account database."""
+    def _check_directory(self, asked: HelperRequest, account: LauncherAccount, directory: bytes, errand: str) -> None:
+        if directory == SCRATCH:
+            self._guests.give_back(errand)
+            self.errands.refuse(asked.number, "")
+            return
+        world = self._hidden if account.is_guest and self._has_world else None
+        self.errands.look(asked, account, directory, world, lambda: self._guests.give_back(errand))
+
+    def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
+        """See `MultiUser`."""
         self._waits = DeferredRequests(carry_out)
         return self._waits
 
@@ -225,16 +220,17 @@ class System:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def admit(self, key: str, request: dict[str, Any]) -> None:
-        """Decide whom it runs as. Raises NotAllowed, NotKnownYet."""
-        account = self.account(request, key)
+    def admit(self, request: SpawnRequest) -> SpawnRequest:
+        """See `MultiUser`. Raises AccountPending, too."""
+        account = self.account(request, request.key)
         least, most = self._policies.now().guest_uids
         if not (account.is_guest and least <= account.uid <= most):
-            check_uid(account.uid, self._policies.now(), is_own=account.uid == request.get("uid", -1))
+            check_uid(account.uid, self._policies.now(), is_own=account.uid == request.uid)
         if account.is_guest:
-            asked_bytes, cpus = memory_bytes_max(request), float(request.get("cpus", 1.0))
-            request["memory_bytes_max"] = self._policies.now().memory_bytes_max(asked_bytes, cpus)
-        self._accounts[key] = account
+            limit_bytes = self._policies.now().memory_bytes_max(request.memory_bytes_max, request.cpus)
+            request = request.replace(memory_bytes_max=limit_bytes)
+        self._accounts[request.key] = account
+        return request
 
     def check_inside(self, key: str, inside: str) -> None:
         """Raises NotAllowed unless both run as one and the same account, which is no guest's: that has another each time."""
@@ -242,15 +238,16 @@ class System:
         if own is None or other is None or own.is_guest or own.uid != other.uid:
             raise SpawnRefused("commands go inside of tasks of the same user alone, and not of guests'")
 
-    def spawn(self, key: str, request: dict[str, Any], captures: list[str], reads: int | str) -> int:
-        """The process of a task that was admitted → its pid. Raises CannotStart."""
+    def spawn(self, request: SpawnRequest, reads: int | str) -> int:
+        """See `MultiUser`."""
+        key = request.key
         account, policy = self._accounts[key], self._policies.now()
-        order = SpawnOrder(account, policy, request, captures)
+        order = SpawnOrder(account, policy, request)
         order.reads = reads
         if account.is_guest:
             order.calls = self._calls
             if self._has_world:
-                order.world = (*self._hidden, os.path.dirname(os.path.dirname(captures[0])))  # noqa: PTH120 -- as above
+                order.world = (*self._hidden, os.path.dirname(os.path.dirname(request.stdout)))  # noqa: PTH120 -- as above
         home = account.home
         if order.directory == SCRATCH:
             if order.world is not None:
@@ -263,9 +260,8 @@ class System:
         if policy.exec_allow and _is_foreign(request):
             order.allowed = policy.exec_allow
             order.environment = _without_code(order.environment, home)
-        cpus = float(request.get("cpus", 1.0))
         try:
-            self._shares.enter(key, policy.task_processes_max, cpus)
+            self._shares.enter(key, policy.task_processes_max, request.cpus)
             return self.forge.task(order)
         finally:
             self._shares.leave()
@@ -315,34 +311,31 @@ class System:
 
 
 def _environment(
-    given: dict[bytes, bytes], request: dict[str, Any], account: LauncherAccount, home: str
+    given: dict[bytes, bytes], request: SpawnRequest, account: LauncherAccount, home: str
 ) -> dict[bytes, bytes]:
     """What a task is told: all that was captured if it runs as who submitted it, else what it needs, and what its submitter has
     named."""
     own = {b"HOME": os.fsencode(home), b"USER": account.name.encode(), b"LOGNAME": account.name.encode()}
     if not account.is_guest:
         own[b"SHELL"] = os.fsencode(account.shell)
-    if not account.is_guest and account.name == request.get("user"):
+    if not account.is_guest and account.name == request.user:
         return {**own, **given}
-    names = {*_ALWAYS, *(name for name in request.get("kept", ())[:NAMES_KEPT_MAX] if isinstance(name, bytes))}
+    names = {*_ALWAYS, *(request.kept or ())[:NAMES_KEPT_MAX]}
     kept = {name: value for name, value in given.items() if name in names or name.startswith(b"PEERLOAD_")}
     temporary = {b"TMPDIR": os.fsencode(home)} if account.is_guest else {}
     return {b"PATH": PATH_DEFAULT, b"LANG": b"C.UTF-8", **own, **temporary, **kept}
 
 
-def _is_foreign(request: dict[str, Any]) -> bool:
+def _is_foreign(request: SpawnRequest | UserRequest) -> bool:
     """Whether it is a task of another node, or of another node's user, who has submitted it here."""
-    return request["home"] != request["node"] or (
-        int(request.get("uid", -1)) < 0 and ":" in str(request.get("user", ""))
-    )
+    return request.home != request.node or (request.uid < 0 and ":" in request.user)
 
 
-def _share(request: dict[str, Any]) -> str:
+def _share(request: UserRequest) -> str:
     """Whose errands count together: those of a user of this node, or of all that another node says are its users."""
-    home, user = str(request["home"]), str(request.get("user", ""))
     if _is_foreign(request):
-        return (user.partition(":")[0] if home == request["node"] else home) + ":"
-    return user
+        return (request.user.partition(":")[0] if request.home == request.node else request.home) + ":"
+    return request.user
 
 
 def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, bytes]:

@@ -13,14 +13,15 @@ import signal
 import time
 
 from peerload.launcher.process import SpawnRefused
+from peerload.launcher.protocol import UserReply
 from peerload.launcher.record_log import say
 from peerload.launcher.system import sandbox, write_as_user
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
+    from peerload.launcher.protocol import FileAppend, LauncherEvent
     from peerload.launcher.system.accounts import LauncherAccount
     from peerload.launcher.system.fork_server import ForkServer
 
@@ -68,14 +69,15 @@ class UserHelper:
 
 
 class UserHelpers:
-    """Done by children of ``forge``; ``events`` is where the launcher gathers what it tells the agent."""
+    """Done by children of ``forge``; ``events`` is where the launcher gathers what it tells the agent; ``pids``: of these
+    children."""
 
-    def __init__(self, epoll: select.epoll, events: list[dict[str, Any]], forge: ForkServer) -> None:
+    def __init__(self, epoll: select.epoll, events: list[LauncherEvent], forge: ForkServer, pids: set[int]) -> None:
         self._epoll = epoll
         self._events = events
         self._forge = forge
         self._by_pidfd: dict[int, UserHelper] = {}
-        self.pids: set[int] = set()
+        self.pids = pids
 
     def look(
         self,
@@ -108,38 +110,16 @@ class UserHelpers:
 
         self._begin(asked, account, work, seconds_max=LOOK_S_MAX)
 
-    def write(
-        self, asked: HelperRequest, account: LauncherAccount, path: bytes, captured: list[str], umask: int, tag: str
-    ) -> None:
-        """Put what the agent has captured into a file of that account's."""
+    def append(self, asked: HelperRequest, account: LauncherAccount, request: FileAppend) -> None:
+        """Put parts of what the agent has captured into a file of that account's."""
+        parts, umask = request.parts[:PARTS_MAX], request.umask & 0o777
 
         def work() -> None:
             with self._forge.access:
-                sources = [write_as_user.source(name) for name in captured[:FILES_MAX]]
+                sources = {name: write_as_user.source(name) for name, _, _ in parts}
             self._forge.become(account)
-            write_as_user.write(path, [fd for fd in sources if fd >= 0], umask, tag)
-
-        self._begin(asked, account, work)
-
-    def append(
-        self,
-        asked: HelperRequest,
-        account: LauncherAccount,
-        path: bytes,
-        parts: list[tuple[str, int, int]],
-        umask: int,
-        at: int,
-        *,
-        ends: bool,
-    ) -> None:
-        """Put parts of what the agent has captured into a file of that account's, from that place on."""
-
-        def work() -> None:
-            with self._forge.access:
-                sources = {name: write_as_user.source(name) for name, _, _ in parts[:PARTS_MAX]}
-            self._forge.become(account)
-            segments = [(sources[name], first, end) for name, first, end in parts[:PARTS_MAX] if sources[name] >= 0]
-            write_as_user.append(path, segments, umask, at, ends=ends)
+            segments = [(sources[name], first, end) for name, first, end in parts if sources[name] >= 0]
+            write_as_user.append(request.path, segments, umask, request.at, ends=request.ends)
 
         self._begin(asked, account, work)
 
@@ -172,7 +152,7 @@ class UserHelpers:
     def refuse(self, number: int, why: str) -> None:
         """It is not done."""
         if number:
-            self._events.append({"is": "told", "id": number, "why": why})
+            self._events.append(UserReply(number, why))
 
     def _begin(
         self,

@@ -11,12 +11,10 @@ import os
 import stat
 
 COPY_BYTES = 1 << 20
-NAME_BYTES_MAX = 255
 GONE = "changed: it was emptied, removed or replaced meanwhile"
 NULL = os.makedev(1, 3)
 """`/dev/null`: what goes there need not be written."""
 _SET_ID = stat.S_ISUID | stat.S_ISGID
-_PART = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Unwritable(Exception):
@@ -107,39 +105,6 @@ def _copy_part(captured: int, first: int, end: int, fd: int) -> None:
             view = view[os.write(fd, view) :]
 
 
-def write(path: bytes, sources: list[int], umask: int, tag: str) -> None:
-    """Put what these descriptors have, one after the other, into the file, as a whole or not at all; what was cut out of
-    their middle is left out. ``tag``: the same for each try. Raises Unwritable, OSError."""
-    directory, name = _opened(path)
-    try:
-        found = _found(directory, name)
-        if found is None:
-            return
-        mode = (
-            0o666 & ~umask if found is _ABSENT else found.st_mode & 0o777
-        )  # never set-user-id: it may be another's file
-        end = os.fsencode(f".peerload-{tag}")
-        part = b"." + name[: NAME_BYTES_MAX - len(end) - 1] + end
-        if _is_there(directory, part):  # an earlier try has left it
-            os.unlink(part, dir_fd=directory)
-        fd = os.open(part, _PART, 0o600, dir_fd=directory)
-        try:
-            try:
-                for captured in sources:
-                    copy(captured, fd)
-                os.fchmod(fd, mode)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(part, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError:
-            os.unlink(part, dir_fd=directory)
-            raise
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def _opened(path: bytes) -> tuple[int, bytes]:
     """The directory and the name in it."""
     where, name = os.path.split(path)
@@ -173,14 +138,6 @@ def _found(directory: int, name: bytes) -> os.stat_result | None:
     if not os.access(name, os.W_OK, dir_fd=directory):
         raise Unwritable("the file that is there may not be written to")
     return found
-
-
-def _is_there(directory: int, name: bytes) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def empty(path: bytes | str) -> None:
@@ -240,22 +197,3 @@ def _directory(path: bytes | str, within: int | None = None) -> int:
         os.fchmod(fd, 0o700)
         return fd
     raise PermissionError(errno.EACCES, "it may not be opened")
-
-
-def copy(captured: int, fd: int) -> None:
-    """What a captured file has now; what was cut out of its middle is left out. Raises OSError, also where the disk cannot give
-    it: less than all is never taken for all."""
-    offset, size = 0, os.fstat(captured).st_size
-    while offset < size:
-        try:
-            offset = os.lseek(captured, offset, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing more but a hole
-                return
-            raise
-        hole = os.lseek(captured, offset, os.SEEK_HOLE)
-        while offset < hole and (data := os.pread(captured, min(COPY_BYTES, hole - offset), offset)):
-            offset += len(data)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]

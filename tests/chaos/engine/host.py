@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.node import Node
-from peerload.model import actions, events
+from peerload.model import actions, events, timers
 from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, NotStarted, Offer, Result, Return
 from peerload.model.task import Exit, execution_key
@@ -43,7 +43,7 @@ class Host:
         self.node: Node | None = None
         self.starts = 0
         self.machine_starts = 1
-        self._timers: dict[tuple[str, ...], float] = {}
+        self._timers: dict[timers.Timer, float] = {}
         self._held: deque[actions.Action] = deque()
         self._committing = 0
 

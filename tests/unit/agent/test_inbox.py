@@ -9,6 +9,7 @@ from collections.abc import Callable
 import uvloop
 
 from peerload.agent.inbox import TURN_EVENTS_MAX, Inbox
+from peerload.model import timers
 from peerload.model.events import Event, LoadSampled, MessageReceived, TimerExpired
 from peerload.model.load import LoadReport
 from peerload.model.messages import GiveReply
@@ -19,7 +20,7 @@ LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
 def timer(number: int) -> TimerExpired:
-    return TimerExpired((str(number),))
+    return TimerExpired(timers.Batch.of(number))
 
 
 class Turns:

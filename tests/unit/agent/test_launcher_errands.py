@@ -36,12 +36,12 @@ class Stopped(ForkServer):
 
 
 @pytest.fixture
-def made() -> Iterator[tuple[UserHelpers, select.epoll, list[dict[str, Any]]]]:
+def made() -> Iterator[tuple[UserHelpers, select.epoll, list[Any]]]:
     """Errands, what tells of them, and where they tell the agent."""
     epoll = select.epoll()
     words = ChildReports(epoll)
-    events: list[dict[str, Any]] = []
-    errands = UserHelpers(epoll, events, Stopped(Syscalls(), AgentCredentials(20100, 20100), words))
+    events: list[Any] = []
+    errands = UserHelpers(epoll, events, Stopped(Syscalls(), AgentCredentials(20100, 20100), words), set())
     yield errands, epoll, events
     for pid in errands.pids:
         os.kill(pid, signal.SIGKILL)
@@ -52,15 +52,15 @@ def made() -> Iterator[tuple[UserHelpers, select.epoll, list[dict[str, Any]]]]:
 
 @pytest.mark.rule("X6", "S5")
 def test_one_that_its_user_stops_is_given_up(
-    made: tuple[UserHelpers, select.epoll, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    made: tuple[UserHelpers, select.epoll, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errands, epoll, events = made
     monkeypatch.setattr(user_helpers, "LOOK_S_MAX", 0.2)
     assert errands.due_s() is None
     for number in range(1, OF_A_USER_MAX + 2):
         errands.look(HelperRequest(number, "alice"), ALICE, b"/", None, lambda: None)
-    assert [event["id"] for event in events] == [OF_A_USER_MAX + 1]
-    assert "busy" in events.pop()["why"]
+    assert [event.id for event in events] == [OF_A_USER_MAX + 1]
+    assert "busy" in events.pop().why
     errands.look(HelperRequest(99, "n2:"), ALICE, b"/", None, lambda: None)
     assert not events, "what one has under way is nothing to another"
     due_s = errands.due_s()
@@ -70,14 +70,14 @@ def test_one_that_its_user_stops_is_given_up(
         masks = dict(epoll.poll(max(0.0, due_s - time.monotonic()) + 0.01))
         errands.ready(masks)
         errands.give_up()
-    assert all("0.2 s" in event["why"] for event in events)
+    assert all("0.2 s" in event.why for event in events)
     assert len(events) == OF_A_USER_MAX + 1
     assert errands.due_s() is None
 
 
 @pytest.mark.rule("X6", "X7")
 def test_one_that_stands_still_has_nothing_of_the_launchers(
-    made: tuple[UserHelpers, select.epoll, list[dict[str, Any]]],
+    made: tuple[UserHelpers, select.epoll, list[Any]],
 ) -> None:
     """Else its user would keep the guard from seeing that the launcher is gone, and the next launcher from its lock."""
     errands, _, _ = made

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import select
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from peerload.launcher.exit_records import Exits
+from peerload.launcher.protocol import EndedEvent, ExitRecord
 from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, whole_records
 from tests.support import PATIENCE_S, wait_until
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-RECORD: dict[str, Any] = {"exit_code": 0, "started_at": 1.0, "ended_at": 2.0}
+RECORD = ExitRecord(exit_code=0, started_at=1.0, ended_at=2.0)
 
 
 class Disk:
@@ -54,8 +55,8 @@ def made(path: Path, woken: tuple[int, int]) -> Exits:
     return exits
 
 
-def keys(events: list[dict[str, Any]]) -> list[str]:
-    return [event["key"] for event in events]
+def keys(events: list[EndedEvent]) -> list[str]:
+    return [event.key for event in events]
 
 
 def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
@@ -115,7 +116,7 @@ def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk,
     exits.add("once", RECORD, is_synced=True)
     exits.flush()
     inode = (tmp_path / "exits.log").stat().st_ino
-    long = RECORD | {"reason": "x" * 400}
+    long = RECORD.replace(reason="x" * 400)
     for number in range(LOG_BYTES_MAX // 400):
         exits.add(f"k{number}", long, is_synced=False)
         exits.flush()
@@ -134,7 +135,7 @@ def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk,
 def test_a_record_that_the_disk_has_changed_is_not_believed(tmp_path: Path, woken: tuple[int, int]) -> None:
     exits = made(tmp_path, woken)
     for key in ("a", "b", "c"):
-        exits.add(key, RECORD | {"reason": f"of {key}"}, is_synced=False)
+        exits.add(key, RECORD.replace(reason=f"of {key}"), is_synced=False)
     exits.flush()
     path = tmp_path / "exits.log"
     raw = path.read_bytes()
@@ -156,6 +157,6 @@ def test_where_no_thread_can_be_made_the_launcher_waits_for_the_disk_itself(
     exits.add("a-1", RECORD, is_synced=True)
     exits.flush()
     assert select.select([reading], [], [], 0)[0], "it is woken up to tell"
-    assert [event["key"] for event in exits.flush()] == ["a-1"]
+    assert keys(exits.flush()) == ["a-1"]
     os.close(reading)
     os.close(writing)

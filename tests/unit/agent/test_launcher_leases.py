@@ -9,6 +9,7 @@ import pytest
 
 from peerload.launcher import leases
 from peerload.launcher.leases import LeaseTimers
+from peerload.launcher.protocol import FrozenEvent, LauncherEvent, ThawedEvent
 
 KEY = "ab-1"
 
@@ -19,7 +20,7 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self.did: list[str] = []
-        self.events: list[dict[str, Any]] = []
+        self.events: list[LauncherEvent] = []
         monkeypatch.setattr(leases, "boot_s", lambda: self.now_s)
         self.task: Any = SimpleNamespace(
             key=KEY,
@@ -28,7 +29,6 @@ class Held:
             ended_at=0.0,
             frozen_at_s=0.0,
             frozen_s_max=1000.0,
-            kills_at_deadline=False,
             lost_because="",
         )
         units = SimpleNamespace(
@@ -46,7 +46,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     made.leases.apply(made.task, 160.0, 100.0)
     made.now_s = 160.0
     made.leases.enforce()
-    assert (made.did, [event["is"] for event in made.events]) == ([f"freeze {KEY}"], ["frozen"])
+    assert (made.did, made.events) == ([f"freeze {KEY}"], [FrozenEvent(KEY)])
     made.did.clear()
     made.events.clear()
     return made
@@ -68,7 +68,7 @@ def test_a_deadline_that_lies_ahead_thaws_and_so_does_none(held: Held, deadline_
     held.leases.apply(held.task, deadline_s, 140.0)
     held.leases.enforce()
     assert held.did == [f"thaw {KEY}"]
-    assert [event["is"] for event in held.events] == ["thawed"]
+    assert held.events == [ThawedEvent(KEY)]
     assert held.task.frozen_at_s == 0.0
 
 

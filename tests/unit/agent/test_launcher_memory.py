@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.launcher.protocol import exit_of
+from peerload.agent.launcher.connect import exit_of
 from peerload.launcher import cgroups
 from peerload.launcher.memory_limits import MemoryOfUnits, MemoryUse
-from peerload.launcher.oom_detection import note_shortage
+from peerload.launcher.oom_detection import with_shortage
+from peerload.launcher.protocol import ExitRecord, ResourceUsage, decode_exit
 from tests.each import each
 
 if TYPE_CHECKING:
@@ -96,14 +97,12 @@ def test_memory_is_divided_beside_the_agent_alone(monkeypatch: pytest.MonkeyPatc
     assert own == service or (service / "cgroup.subtree_control").read_text() == "+memory"
 
 
-def record(exit_code: int, number: int = 0, peak_bytes: int = 20 * MIB) -> dict[str, Any]:
-    made: dict[str, Any] = {"exit_code": exit_code, "usage": {"memory_bytes_max": peak_bytes}}
-    return made | ({"signal": number} if number else {})
+def record(exit_code: int, number: int = 0, peak_bytes: int = 20 * MIB) -> ExitRecord:
+    return ExitRecord(exit_code, 1.0, 2.0, usage=ResourceUsage(0.0, 0.0, peak_bytes), signal=number)
 
 
-def noted(made: dict[str, Any], use: MemoryUse, stderr: str = "/dev/null") -> tuple[str, str]:
-    note_shortage(made, use, "ws1", stderr)
-    exit_ = exit_of(made)
+def noted(made: ExitRecord, use: MemoryUse, stderr: str = "/dev/null") -> tuple[str, str]:
+    exit_ = exit_of(with_shortage(made, use, "ws1", stderr))
     return exit_.out_of, exit_.reason
 
 
@@ -111,7 +110,7 @@ def test_a_task_killed_for_its_limit_is_named_with_the_figures() -> None:
     use = MemoryUse(2 * GIB, 2 * GIB - 5, 1, is_own=True)
     made = record(137, signal.SIGKILL)
     assert noted(made, use) == ("memory", "out of memory on ws1: limit 2.0 GiB, peak 2.0 GiB")
-    assert made["usage"]["memory_bytes_max"] == 2 * GIB - 5
+    assert exit_of(with_shortage(made, use, "ws1", "/dev/null")).usage.memory_bytes_max == 2 * GIB - 5
     assert noted(record(3), use)[0] == "memory", "its main process has told that a child of it was killed"
     assert "peak" not in noted(record(137, 9), MemoryUse(2 * GIB, 0, 1, is_own=True))[1]
 
@@ -145,13 +144,13 @@ def test_who_succeeds_though_a_process_was_killed_has_succeeded() -> None:
     ],
 )
 def test_of_who_is_refused_memory_only_what_can_be_told_is(
-    tmp_path: Path, made: dict[str, Any], says: bytes, *, is_named: bool
+    tmp_path: Path, made: ExitRecord, says: bytes, *, is_named: bool
 ) -> None:
     stderr = tmp_path / "err"
     stderr.write_bytes(says)
     use = MemoryUse(100 * MIB, is_refused=True)
-    assert noted(dict(made), use, str(stderr))[0] == ("memory" if is_named else "")
-    assert noted(dict(made), MemoryUse(is_refused=True), str(stderr)) == ("", ""), "it had no limit"
+    assert noted(made, use, str(stderr))[0] == ("memory" if is_named else "")
+    assert noted(made, MemoryUse(is_refused=True), str(stderr)) == ("", ""), "it had no limit"
 
 
 def test_an_output_that_is_no_file_does_no_harm(tmp_path: Path) -> None:
@@ -162,5 +161,6 @@ def test_an_output_that_is_no_file_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_what_a_newer_launcher_finds_short_is_read_all_the_same() -> None:
-    assert exit_of({"exit_code": 1, "out_of": "patience", "reason": "out of patience"}).reason == "out of patience"
-    assert exit_of({"exit_code": 1}).out_of == ""
+    told = {"exit_code": 1, "started_at": 1.0, "ended_at": 2.0, "out_of": "patience", "reason": "out of patience"}
+    assert exit_of(decode_exit(told)).reason == "out of patience"
+    assert exit_of(decode_exit(told)).out_of == ""

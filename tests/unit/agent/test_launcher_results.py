@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.launcher.system.write_as_user import FileChanged, append, copy, empty
-from tests.each import each
+from peerload.launcher.system.write_as_user import FileChanged, append, empty
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@each("tail", [b"end", b""])
-def test_a_hole_is_left_out(tmp_path: Path, tail: bytes) -> None:
-    captured, target = tmp_path / "captured", tmp_path / "target"
-    with captured.open("wb") as file:
-        file.write(b"x" * 4096)
-        file.truncate(1 << 20)
-        if tail:
-            file.seek(1 << 20)
-            file.write(tail)
-    with captured.open("rb") as source, target.open("wb") as made:
-        copy(source.fileno(), made.fileno())
-    assert target.read_bytes().rstrip(b"\0") == b"x" * 4096 + tail
-
-
-def test_a_disk_that_cannot_give_it_is_no_end_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> NoReturn:
-        raise OSError(errno.EIO, "the disk is broken")
-
-    captured, target = tmp_path / "captured", tmp_path / "target"
-    captured.write_bytes(b"whole")
-    monkeypatch.setattr(os, "lseek", broken)
-    with (
-        captured.open("rb", buffering=0) as source,
-        target.open("wb", buffering=0) as made,
-        pytest.raises(OSError, match="the disk is broken"),
-    ):
-        copy(source.fileno(), made.fileno())
 
 
 def test_a_part_goes_to_its_place_however_often_it_is_written(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from peerload.agent.effects import FOUND_AT_A_TIME, PeerEffects, RecordEffects, 
 from peerload.agent.event_sources import BusPeers
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.agent.run_state import RunState
-from peerload.model import actions, events
+from peerload.model import actions, events, timers
 from peerload.model.errors import StoreError
 from peerload.model.events import TaskFound
 from peerload.model.instant import Instant
@@ -104,33 +104,36 @@ def test_many_that_are_looked_up_come_a_few_at_a_time_and_each_once() -> None:
     assert looked_up[0] == looked_up[-1] == "x/1"
 
 
-async def _expired(*timers: tuple[str, str]) -> tuple[list[str], int]:
+async def _expired(*due: timers.Timer) -> tuple[list[timers.Timer], int]:
     """These timers expire while the disk is behind → the events that come of them at once, and how many wait for room."""
-    put: list[str] = []
+    put: list[timers.Timer] = []
     waits: list[Any] = []
     outbox: Any = SimpleNamespace(when_room=waits.append)
-    inbox: Any = SimpleNamespace(put=lambda event: put.append(event.timer[0]))
+    inbox: Any = SimpleNamespace(put=lambda event: put.append(event.timer))
     made = Timers(inbox, outbox, lambda: Instant(5.0, 0.0))
-    for timer in timers:
+    for timer in due:
         made.set(actions.SetTimer(timer, 5.0))
         made._expire(timer, 5.0)
     at_once = list(put)
     for act in waits:
         act()
-    assert sorted(put) == sorted(name for name, _ in timers)
+    assert set(put) == set(due)
     made.close()
     return at_once, len(waits)
 
 
 def test_what_goes_on_for_many_tasks_waits_for_the_disk_and_leases_do_not() -> None:
-    assert asyncio.run(_expired(("request", "1"), ("lease", "00"), ("gates", ""))) == (["lease"], 2)
+    assert asyncio.run(_expired(timers.Batch("1"), timers.Lease("00"), timers.Eligibility())) == (
+        [timers.Lease("00")],
+        2,
+    )
 
 
 def test_a_timer_that_expires_early_is_set_again() -> None:
     """The loop's clock and the boot clock are two: the second decides."""
     put: list[events.Event] = []
     moment_s = 4.0
-    timer = ("lease", "00")
+    timer = timers.Lease("00")
 
     async def story() -> None:
         nonlocal moment_s

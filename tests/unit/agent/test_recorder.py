@@ -8,7 +8,7 @@ import pytest
 
 from peerload.agent import recorder
 from peerload.agent.recorder import Recorder
-from peerload.model import actions, events
+from peerload.model import actions, events, timers
 from peerload.model.errors import ConfigError
 from peerload.model.instant import Instant
 from peerload.wire import recording
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NOW = Instant(1.0, 2.0)
 EVENT = events.LoadSampled(0.5, 0.0, 7)
-DONE = [actions.SetTimer(("ping",), 3.0)]
+DONE = [actions.SetTimer(timers.Renew(), 3.0)]
 
 
 def entries(path: Path) -> list[recording.Entry]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.paths import HINT, check_service_places
+from peerload.agent.systemd.service import SERVICE_HINT, check_service_places
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
@@ -19,7 +19,7 @@ NOBODY = 61_003
 PROGRAM = """
 import os, sys
 from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.paths import check_service_places
+from peerload.agent.systemd.service import check_service_places
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 os.setresgid(*[int(sys.argv[1])] * 3)
@@ -43,7 +43,7 @@ def check(state: Path, *, mode: str = "system", service_state: str = "/nonexiste
 def test_root_does_not_write_where_the_service_does(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not run as root") as refused:
         check(tmp_path, service_state=str(tmp_path))
-    assert refused.value.hint == HINT
+    assert refused.value.hint == SERVICE_HINT
 
 
 def test_elsewhere_and_for_oneself_nothing_is_said(tmp_path: Path) -> None:
@@ -64,4 +64,4 @@ def test_elsewhere_and_for_oneself_nothing_is_said(tmp_path: Path) -> None:
 def test_what_cannot_be_had_is_said_with_what_to_type(state: str, socket: str, says: str) -> None:
     words = [sys.executable, "-c", PROGRAM, str(NOBODY), state, socket]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    assert said == (f"{says} for uid {NOBODY} | {HINT}" if says else "")
+    assert said == (f"{says} for uid {NOBODY} | {SERVICE_HINT}" if says else "")

@@ -160,16 +160,13 @@ def test_a_bad_value_names_the_key_and_the_file(places: Places, text: str, key: 
         (
             '[gpu]\nstarve_after = "15"',
             (
-                "gpu.starve_after: '15' cannot be used (FILE): a number and one of s, m, h, d is wanted, such as 15m;"
-                " at least 1s, at most 1000000000s"
+                "gpu.starve_after: '15' cannot be used (FILE): '15' has no unit: 15m is 15 minutes, 15s is 15 seconds;"
+                " which is meant?"
             ),
         ),
         (
-            '[gpu]\nreserve = "2000TiB"',
-            (
-                "gpu.reserve: '2000TiB' cannot be used (FILE): a number and one of B, KiB, MiB, GiB, TiB is wanted,"
-                " such as 512MiB; at most 1024TiB"
-            ),
+            '[gpu]\nreserve = "2000000TiB"',
+            "gpu.reserve: '2000000TiB' cannot be used (FILE): '2000000TiB' is not between 0 B and 2^60",
         ),
         (
             '[[device]]\nkind = "FPGA"\nids = ["a"]',
@@ -195,7 +192,7 @@ def test_a_bad_value_says_what_it_may_be(places: Places, text: str, says: str) -
 @each("text", ["0s", "9" * 400 + "s", "x", "", "1e3s", "-1s"])
 def test_no_time_to_starve_is_refused(places: Places, text: str) -> None:
     places.user.write_text(f'[gpu]\nstarve_after = "{text}"\n')
-    with pytest.raises(ConfigError, match="such as 15m"):
+    with pytest.raises(ConfigError, match="cannot be"):
         places.load()
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgpack
 import pytest
 
 from peerload.agent.launcher import connect
@@ -18,6 +17,7 @@ from peerload.agent.store import jobs
 from peerload.agent.store.pruning import ChorePostponed
 from peerload.agent.store.rows import SINGLE
 from peerload.agent.store.trusted_date import SLACK_S, DateAnchor, TrustedDate, anchor_of
+from peerload.launcher import protocol
 from peerload.launcher.task import LaunchedTask
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
@@ -186,16 +186,17 @@ def test_an_exit_tells_the_time_that_the_boot_clock_has_counted(set_s: float, ra
     holes: Any = None
     record = task.reap(holes)
     process.returncode = 0
-    assert record["ended_at"] - record["started_at"] == pytest.approx(ran_s)
-    assert (record["started_at"] == WALL_S) == (set_s == 0.0)
+    assert record.ended_at - record.started_at == pytest.approx(ran_s)
+    assert (record.started_at == WALL_S) == (set_s == 0.0)
 
 
-async def _listed(**told: object) -> tuple[str, float, float]:
+async def _listed(ran_s: float = 0.0) -> tuple[str, float, float]:
     """What the agent makes of a launcher that holds one attempt, which it says started at WALL_S."""
-    event = {"is": "listed", "more": False, "running": [["a-1", WALL_S]], "leases": [[7.0]], "ended": [], **told}
-    body = msgpack.packb([event])
+    task = protocol.ListedTask("a-1", WALL_S, 7.0, 0.0, False, ran_s)
+    event = protocol.ListedEvent(1, False, [task], [], protocol.VERSION, "r1", "bare", [], "rlimit", False)
+    body = protocol.frame([protocol.encode(event)])
     reader = asyncio.StreamReader()
-    reader.feed_data(len(body).to_bytes(4, "big") + body)
+    reader.feed_data(body)
     writer: Any = SimpleNamespace(write=lambda _frame: None)
     ready = await connect.listed(reader, writer, lambda _event: None)
     (running,) = ready.running
@@ -204,7 +205,7 @@ async def _listed(**told: object) -> tuple[str, float, float]:
 
 def test_a_start_is_told_by_the_date_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: WALL_S + 40 * DAY_S)
-    assert asyncio.run(_listed(ran_s=[30.0])) == ("a-1", WALL_S + 40 * DAY_S - 30.0, 7.0)
+    assert asyncio.run(_listed(ran_s=30.0)) == ("a-1", WALL_S + 40 * DAY_S - 30.0, 7.0)
     assert asyncio.run(_listed()) == ("a-1", WALL_S, 7.0)
     monkeypatch.setattr(time, "time", lambda: WALL_S + 30.2)
-    assert asyncio.run(_listed(ran_s=[30.0])) == ("a-1", WALL_S, 7.0)
+    assert asyncio.run(_listed(ran_s=30.0)) == ("a-1", WALL_S, 7.0)

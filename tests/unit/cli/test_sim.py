@@ -109,7 +109,7 @@ def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
             "--policy shortest --compare none,threshold",
             "all that are to be compared:  --compare shortest,none,threshold",
         ),
-        ("--transfer-delay soon", "'soon' is no time"),
+        ("--transfer-delay soon", "'soon' is not a duration"),
         ("--model ideal", "invalid choice: 'ideal'"),
         ("--compare none,,threshold", "has an empty name"),
         ("--plot curves.png", "--plot draws over loads"),

@@ -94,7 +94,7 @@ def test_a_number_that_was_given_to_another_since_is_no_leader(kernel: Kernel) -
     ("line", "directory"),
     [
         ("0::/user/peerload.ab12/3", "user/peerload.ab12/3"),
-        ("7:freezer:/peerload.ab12/3", "freezer/peerload.ab12/3"),
+        ("7:memory:/peerload.ab12/3", "memory/peerload.ab12/3"),
     ],
 )
 def test_by_its_cgroup_where_it_has_cleared_its_environment(kernel: Kernel, line: str, directory: str) -> None:

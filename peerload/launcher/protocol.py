@@ -1,0 +1,664 @@
+"""The protocol between an agent and its launcher: each message as a type, and the codec that both ends share.
+
+A frame is a length (4 bytes, big-endian) and a MessagePack list of maps. The agent sends requests (``do`` names the kind), the
+launcher events (``is``). A launcher outlives the agent that started it, so messages only ever grow: fields and events that a
+reader does not know are ignored, and a field with a default may be missing. An agent does not talk to a launcher older than
+VERSION_MIN. The imports are few: the launcher has to stay small.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self, dataclass_transform
+
+import msgpack
+
+VERSION = 9
+"""What this launcher speaks; it is part of the list. A change that an older reader would misunderstand raises it."""
+VERSION_MIN = 9
+"""The oldest launcher that an agent of this version talks to: that of the first release."""
+FRAME_BYTES_MAX = 4 << 20
+HEADER_BYTES = 4
+UMASK_MAX = 0o7777
+KEY_CHARS_MAX = 128
+NODE_CHARS_MAX = 64
+"""More of a node's name is not repeated in reasons."""
+SIZE_BYTES_MAX = 1 << 60
+USAGE_KEYS_MAX = 64
+"""Tasks that one `UsageRequest` may name."""
+
+
+class LauncherProtocolError(ValueError):
+    """Malformed frame or message."""
+
+
+REQUEST_FAILURES = (LauncherProtocolError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
+"""What carrying out a request may raise, the last ones by a bug: it costs the connection, not the launcher with all its tasks."""
+
+
+class LauncherTooOld(LauncherProtocolError):
+    """The launcher ``pid`` speaks a version below VERSION_MIN."""
+
+    def __init__(self, pid: int, version: int) -> None:
+        super().__init__(f"it speaks version {version} of the protocol, and {VERSION_MIN} is wanted")
+        self.pid = pid
+
+
+@dataclass_transform(frozen_default=True)
+class MessageType(type):
+    """Makes a slotted class of the annotations of its body: a `NamedTuple` takes the launcher three times the memory."""
+
+    names: tuple[str, ...]
+    types: tuple[Any, ...]
+    defaults: dict[str, Any]
+
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "MessageType":
+        """A class with slots, defaults and match arguments."""
+        annotations = body.get("__annotations__", {})
+        names, body["types"] = tuple(annotations), tuple(annotations.values())
+        body["defaults"] = {name: body.pop(name) for name in names if name in body}
+        body["names"] = body["__slots__"] = body["__match_args__"] = names
+        return super().__new__(cls, name, bases, body)
+
+
+class Message(metaclass=MessageType):
+    """Base of the types of this protocol: immutable values, compared by their fields."""
+
+    def __init__(self, *values: object, **named: object) -> None:
+        cls = type(self)
+        given = {**cls.defaults, **dict(zip(cls.names, values, strict=False)), **named}
+        if len(values) > len(cls.names) or given.keys() != set(cls.names):
+            raise TypeError(f"{cls.__name__}: {', '.join(given)}")
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    def fields(self) -> dict[str, Any]:
+        """Name → value."""
+        return {name: getattr(self, name) for name in type(self).names}
+
+    def replace(self, **changes: object) -> Self:
+        """The same with other values for some fields."""
+        return type(self)(**self.fields() | changes)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.fields() == other.fields()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.fields()})"
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+class ResourceUsage(Message):
+    """Resources that an ended task has used."""
+
+    user_s: float
+    system_s: float
+    memory_bytes_max: int
+
+
+class ExitRecord(Message):
+    """The end of a task. exit_code: what a shell would show. usage: None if it never ran. out_of: the resource that it was short
+    of."""
+
+    exit_code: int
+    started_at: float
+    ended_at: float
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    usage: ResourceUsage | None = None
+    signal: int = 0
+    reason: str = ""
+    out_of: str = ""
+
+
+class ListedTask(Message):
+    """A running task. ts, deadline_s: of its lease. ran_s: by the boot clock."""
+
+    key: str
+    started_at: float
+    ts: float
+    deadline_s: float
+    is_frozen: bool
+    ran_s: float
+
+
+class TaskUsage(NamedTuple):
+    """Current usage of a task; -1: not known."""
+
+    cpu_s: float
+    memory_bytes: int
+    processes: int
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+class ListRequest(Message):
+    """Send everything known; events follow only from here on."""
+
+
+class SpawnRequest(Message):
+    """Start a task.
+
+    environment: None if it cannot be read. deadline_s: CLOCK_BOOTTIME, 0 = none. ts: of the message that granted the lease.
+    frozen_s_max: 0 = the launcher's own. once: its exit is on the disk before it is reported. input: the file that feeds its
+    stdin. terminal: rows and columns. run: the run of the launcher that this was meant for. inside: key of the task whose
+    environment, directory and containment it shares. The rest is for a launcher that serves all users: user at the node home,
+    with this uid (-1: not known); kept: names of variables that a task of another user gets all the same.
+    """
+
+    key: str
+    argv: list[bytes]
+    environment: dict[bytes, bytes] | None
+    directory: bytes
+    umask: int
+    stdout: str
+    stderr: str
+    deadline_s: float
+    output_bytes_max: int
+    ts: float = 0.0
+    frozen_s_max: float = 0.0
+    once: bool = False
+    memory_bytes_max: int = 0
+    node: str = ""
+    input: str = ""
+    terminal: list[int] | None = None
+    run: str = ""
+    inside: str = ""
+    home: str = ""
+    user: str = ""
+    uid: int = -1
+    kept: list[bytes] | None = None
+    devices: bool = False
+    cpus: float = 1.0
+
+
+class SignalRequest(Message):
+    """Send a signal to a task."""
+
+    key: str
+    signal: int
+
+
+class LeaseRequest(Message):
+    """Move the deadline of a task (CLOCK_BOOTTIME, 0 = none), granted for the message of ``ts``."""
+
+    key: str
+    deadline_s: float
+    ts: float = 0.0
+
+
+class EvictRequest(Message):
+    """Kill a task if it is frozen."""
+
+    key: str
+    reason: str
+
+
+class ForgetRequest(Message):
+    """Drop an exit record."""
+
+    key: str
+
+
+class PingRequest(Message):
+    """Answer with `PongEvent`."""
+
+
+class StdinRequest(Message):
+    """The file that feeds the stdin of a task has ``size`` bytes; ``ends``: it will not grow any more."""
+
+    key: str
+    size: int
+    ends: bool = False
+
+
+class ResizeRequest(Message):
+    """Set the window size of the terminal of a task."""
+
+    key: str
+    rows: int
+    columns: int
+
+
+class UsageRequest(Message):
+    """Answer with the `UsageEvent` of these tasks."""
+
+    id: int
+    keys: list[str]
+
+
+class ListenRequest(Message):
+    """Make the socket again if its name is gone."""
+
+
+class StopRequest(Message):
+    """End all tasks, then the launcher."""
+
+
+class DirectoryCheck(Message):
+    """Check, as a user, that the directory may be entered. Answered by `UserReply`, as all requests for a user are."""
+
+    directory: bytes
+    home: str
+    user: str
+    uid: int = -1
+    id: int = 0
+    node: str = ""
+
+
+class FileCheck(Message):
+    """Check, as a user, that files of these names can be written."""
+
+    patterns: list[bytes]
+    home: str
+    user: str
+    uid: int = -1
+    id: int = 0
+    node: str = ""
+
+
+class FileAppend(Message):
+    """Write, as a user, parts (captured file, first byte, end) of captured output to a file, from the offset ``at`` on. ends: the
+    file is on the disk afterwards."""
+
+    path: bytes
+    parts: list[tuple[str, int, int]]
+    umask: int
+    at: int
+    ends: bool
+    home: str
+    user: str
+    uid: int = -1
+    id: int = 0
+    node: str = ""
+
+
+UserRequest = DirectoryCheck | FileCheck | FileAppend
+Request = (
+    ListRequest
+    | SpawnRequest
+    | SignalRequest
+    | LeaseRequest
+    | EvictRequest
+    | ForgetRequest
+    | PingRequest
+    | StdinRequest
+    | ResizeRequest
+    | UsageRequest
+    | ListenRequest
+    | StopRequest
+    | UserRequest
+)
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+class ListedEvent(Message):
+    """A part of the list. run: the name of this run of the launcher. units, memory: how tasks are contained, and their memory
+    limited. unenforced: sentences about what cannot be enforced. system: it serves all users."""
+
+    pid: int
+    more: bool
+    running: list[ListedTask]
+    ended: list[tuple[str, ExitRecord]]
+    protocol: int
+    run: str
+    units: str
+    unenforced: list[str]
+    memory: str
+    system: bool
+
+
+class StartedEvent(Message):
+    """A task runs."""
+
+    key: str
+    pid: int
+    started_at: float
+
+
+class EndedEvent(Message):
+    """A task has ended."""
+
+    key: str
+    exit: ExitRecord
+
+
+class ExpiredEvent(Message):
+    """A task has no process and no exit: its lease had run out, it was evicted, or it could not be made. shortage: the resource
+    that this machine is short of."""
+
+    key: str
+    reason: str
+    never_started: bool
+    shortage: str = ""
+
+
+class FrozenEvent(Message):
+    """A task was frozen, since its lease ran out."""
+
+    key: str
+
+
+class ThawedEvent(Message):
+    """A frozen task has a new lease."""
+
+    key: str
+
+
+class StdinFed(Message):
+    """A task has read ``offset`` bytes of its stdin; is_closed: it reads no more."""
+
+    key: str
+    offset: int
+    is_closed: bool
+
+
+class UserReply(Message):
+    """The outcome of a `UserRequest`: why it was not done, "" if it was."""
+
+    id: int
+    why: str
+
+
+class UsageEvent(Message):
+    """Usage of running tasks at CLOCK_BOOTTIME ``at_s``."""
+
+    id: int
+    at_s: float
+    of: dict[str, TaskUsage]
+
+
+class PongEvent(Message):
+    """The answer to a ping."""
+
+
+LauncherEvent = (
+    ListedEvent
+    | StartedEvent
+    | EndedEvent
+    | ExpiredEvent
+    | FrozenEvent
+    | ThawedEvent
+    | StdinFed
+    | UserReply
+    | UsageEvent
+    | PongEvent
+)
+
+REQUESTS: dict[str, type[Request]] = {
+    "list": ListRequest,
+    "spawn": SpawnRequest,
+    "signal": SignalRequest,
+    "lease": LeaseRequest,
+    "evict": EvictRequest,
+    "forget": ForgetRequest,
+    "ping": PingRequest,
+    "input": StdinRequest,
+    "resize": ResizeRequest,
+    "usage": UsageRequest,
+    "listen": ListenRequest,
+    "stop": StopRequest,
+    "may": DirectoryCheck,
+    "check": FileCheck,
+    "append": FileAppend,
+}
+EVENTS: dict[str, type[LauncherEvent]] = {
+    "listed": ListedEvent,
+    "started": StartedEvent,
+    "ended": EndedEvent,
+    "expired": ExpiredEvent,
+    "frozen": FrozenEvent,
+    "thawed": ThawedEvent,
+    "fed": StdinFed,
+    "told": UserReply,
+    "used": UsageEvent,
+    "pong": PongEvent,
+}
+
+
+# -- codec -------------------------------------------------------------------------------------------------------------
+
+_KINDS: dict[type, str] = {kind: tag for table in (REQUESTS, EVENTS) for tag, kind in table.items()}
+_SENT_ALWAYS = frozenset({"ts", "frozen_s_max", "once", "ends", "stdout_bytes", "stderr_bytes"})
+"""Fields that are sent even if they have their default."""
+
+
+def frame(messages: list[bytes]) -> bytes:
+    """The frame of these encoded messages."""
+    body: bytes = msgpack.Packer().pack_array_header(len(messages)) + b"".join(messages)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def encode(message: Request | LauncherEvent) -> bytes:
+    """One message, to be put into a frame."""
+    kind = type(message)
+    tag = _KINDS[kind]
+    fields: dict[str, Any] = {"do" if tag in REQUESTS else "is": tag}
+    if isinstance(message, ListedEvent):
+        fields |= _listed_fields(message)
+    else:
+        fields |= _fields_of(message)
+        if isinstance(message, EndedEvent):
+            fields["exit"] = exit_fields(message.exit)
+    raw: bytes = msgpack.packb(fields)
+    return raw
+
+
+def exit_fields(record: ExitRecord) -> dict[str, Any]:
+    """An exit record as it is sent and kept on the disk."""
+    fields = _fields_of(record)
+    if record.usage is not None:
+        fields["usage"] = record.usage.fields()
+    return fields
+
+
+def _fields_of(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- any of the types above
+    defaults = type(message).defaults
+    return {
+        name: value
+        for name, value in message.fields().items()
+        if name not in defaults or value != defaults[name] or name in _SENT_ALWAYS
+    }
+
+
+def _listed_fields(event: ListedEvent) -> dict[str, Any]:
+    tasks = event.running
+    return {
+        **event.fields(),
+        "running": [[task.key, task.started_at] for task in tasks],
+        "leases": [[task.ts, task.deadline_s, task.is_frozen] for task in tasks],
+        "ran_s": [task.ran_s for task in tasks],
+        "ended": [[key, exit_fields(record)] for key, record in event.ended],
+    }
+
+
+def decode_requests(body: bytes) -> Iterator[Request]:
+    """The requests of a frame's body, one after the other. Raises LauncherProtocolError."""
+    for raw in _maps(body):
+        kind = REQUESTS.get(_text(raw.get("do")))
+        if kind is None:
+            raise LauncherProtocolError(f"unknown request {str(raw.get('do'))[:40]!r}")
+        yield _checked(_built(kind, raw))
+
+
+def decode_events(body: bytes) -> list[LauncherEvent]:
+    """The events of a frame's body, without those of a newer launcher that are not known here. Raises LauncherProtocolError."""
+    events: list[LauncherEvent] = []
+    for raw in _maps(body):
+        kind = EVENTS.get(_text(raw.get("is")))
+        if kind is ListedEvent:
+            events.append(_listed(raw))
+        elif kind is not None:
+            events.append(_built(kind, raw))
+    return events
+
+
+def decode_exit(raw: object) -> ExitRecord:
+    """An exit record. Raises LauncherProtocolError."""
+    if not isinstance(raw, dict):
+        raise LauncherProtocolError("an exit record that is no map")
+    record: ExitRecord = _built(ExitRecord, raw)
+    return record
+
+
+def _maps(body: bytes) -> list[dict[str, Any]]:
+    try:
+        found = msgpack.unpackb(body)
+    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
+        raise LauncherProtocolError(f"{type(error).__name__}: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(raw, dict) for raw in found):
+        raise LauncherProtocolError("no list of maps")
+    return found
+
+
+def _listed(raw: dict[str, Any]) -> ListedEvent:
+    version = _int(raw.get("protocol", 1))
+    if version < VERSION_MIN:
+        raise LauncherTooOld(_int(raw.get("pid", 0)), version)
+    try:
+        running = [
+            ListedTask(_text(key), _float(started_at), _float(ts), _float(deadline_s), bool(is_frozen), _float(ran_s))
+            for (key, started_at), (ts, deadline_s, is_frozen, *_), ran_s in zip(
+                raw["running"], raw["leases"], raw["ran_s"], strict=True
+            )
+        ]
+        ended = [(_text(key), decode_exit(record)) for key, record in raw["ended"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise LauncherProtocolError(f"listed: {type(error).__name__}: {error}") from None
+    listed: ListedEvent = _built(ListedEvent, {**raw, "running": running, "ended": ended})
+    return listed
+
+
+def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instance of ``kind``
+    """A message of this type. Raises LauncherProtocolError."""
+    values = []
+    for name, wanted in zip(kind.names, kind.types, strict=True):
+        if name in raw:
+            try:
+                values.append(_CONVERTERS[wanted](raw[name]))
+            except LauncherProtocolError as error:
+                raise LauncherProtocolError(f"{name}: {error}") from None
+        elif name in kind.defaults:
+            values.append(kind.defaults[name])
+        else:
+            raise LauncherProtocolError(f"{name} is missing")
+    return kind(*values)
+
+
+def _checked(request: Request) -> Request:
+    """The same, with its values in range: what is done with it has not to look again. Raises LauncherProtocolError."""
+    match request:
+        case SpawnRequest():
+            key = request.key
+            if not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or "/" in key or not request.argv:
+                raise LauncherProtocolError("key or argv")
+            sizes = request.memory_bytes_max, request.output_bytes_max
+            if not all(0 <= size < SIZE_BYTES_MAX for size in sizes) or not 0 <= request.umask <= UMASK_MAX:
+                raise LauncherProtocolError("a size or umask")
+            if request.terminal is not None and len(request.terminal) != 2:  # noqa: PLR2004 -- rows, columns
+                raise LauncherProtocolError("terminal")
+        case SignalRequest(_, number) if not 0 <= number < signal.NSIG:
+            raise LauncherProtocolError(f"signal {number}")
+        case StdinRequest(_, size, _) if not 0 <= size < SIZE_BYTES_MAX:
+            raise LauncherProtocolError("size")
+        case UsageRequest(_, keys) if len(keys) > USAGE_KEYS_MAX:
+            raise LauncherProtocolError("too many keys")
+        case DirectoryCheck() | FileCheck() | FileAppend() if request.id < 1:
+            raise LauncherProtocolError("id is missing")
+        case FileAppend() if not 0 <= request.at < SIZE_BYTES_MAX or not 0 <= request.umask <= UMASK_MAX:
+            raise LauncherProtocolError("at or umask")
+    return request
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise LauncherProtocolError("no text")
+    return value
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int):
+        raise LauncherProtocolError("no whole number")
+    return value
+
+
+def _float(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise LauncherProtocolError("no number")
+    return float(value)
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise LauncherProtocolError("no bytes")
+    return value
+
+
+def _list_of(convert: Callable[[Any], Any]) -> Callable[[object], list[Any]]:
+    def converted(value: object) -> list[Any]:
+        if not isinstance(value, list):
+            raise LauncherProtocolError("no list")
+        return [convert(one) for one in value]
+
+    return converted
+
+
+def _environment(value: object) -> dict[bytes, bytes] | None:
+    """None for what is no environment: its home has sent it, and the task ends with a reason."""
+    if not isinstance(value, dict) or not all(type(k) is type(v) is bytes for k, v in value.items()):
+        return None
+    return value
+
+
+def _part(value: object) -> tuple[str, int, int]:
+    if not isinstance(value, list) or len(value) != 3:  # noqa: PLR2004 -- file, first, end
+        raise LauncherProtocolError("no part of a file")
+    return _text(value[0]), _int(value[1]), _int(value[2])
+
+
+def _resources(value: object) -> ResourceUsage | None:
+    if not isinstance(value, dict):
+        raise LauncherProtocolError("no map")
+    found: ResourceUsage = _built(ResourceUsage, value)
+    return found
+
+
+def _usage_of(value: object) -> dict[str, TaskUsage]:
+    if not isinstance(value, dict):
+        raise LauncherProtocolError("no map")
+    found: dict[str, TaskUsage] = {}
+    for key, used in value.items():
+        if not isinstance(used, list) or len(used) != len(TaskUsage._fields):
+            raise LauncherProtocolError("no usage")
+        found[_text(key)] = TaskUsage(_float(used[0]), _int(used[1]), _int(used[2]))
+    return found
+
+
+def _as_it_is(value: object) -> object:
+    return value
+
+
+_CONVERTERS: dict[Any, Callable[[Any], Any]] = {
+    str: _text,
+    int: _int,
+    float: _float,
+    bool: bool,
+    bytes: _bytes,
+    list[str]: _list_of(_text),
+    list[bytes]: _list_of(_bytes),
+    list[bytes] | None: _list_of(_bytes),
+    list[int] | None: _list_of(_int),
+    dict[bytes, bytes] | None: _environment,
+    list[tuple[str, int, int]]: _list_of(_part),
+    ExitRecord: decode_exit,
+    ResourceUsage | None: _resources,
+    dict[str, TaskUsage]: _usage_of,
+    list[ListedTask]: _as_it_is,
+    list[tuple[str, ExitRecord]]: _as_it_is,
+}

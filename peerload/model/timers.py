@@ -1,0 +1,251 @@
+"""The timers that a node sets: one frozen type for each, which says what is due, and of which task, attempt or request.
+
+A timer is recorded as an array of words, its tag and then its key: ``["probe", "17"]``. This module is the one place that
+knows these words: keys are kept as the text that is recorded, ``of`` makes it, properties give back what it stands for.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Self
+
+import msgspec
+
+
+class _Timer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    def __repr__(self) -> str:
+        return repr(tuple(msgspec.to_builtins(self)))
+
+
+class _OfTask(_Timer, frozen=True):
+    uid_hex: str
+
+    @classmethod
+    def of(cls, uid: bytes) -> Self:
+        """The timer of the task with this uid."""
+        return cls(uid.hex())
+
+    @property
+    def uid(self) -> bytes:
+        """The uid of its task."""
+        return bytes.fromhex(self.uid_hex)
+
+
+class _OfAttempt(_Timer, frozen=True):
+    key: str
+    """The execution key of its attempt."""
+
+
+class _Numbered(_Timer, frozen=True):
+    digits: str
+
+    @classmethod
+    def of(cls, number: int) -> Self:
+        """The timer of the search or request with this number."""
+        return cls(str(number))
+
+    @property
+    def number(self) -> int:
+        """The number of its search or request."""
+        return int(self.digits)
+
+
+# -- tasks of this home ------------------------------------------------------------------------------------------------
+
+
+class Offer(_OfTask, frozen=True, tag="offer"):
+    """An offer is not answered."""
+
+
+class Query(_OfTask, frozen=True, tag="ask"):
+    """The node that has a task was not heard of: it is asked."""
+
+
+class Lease(_OfTask, frozen=True, tag="lease"):
+    """The lease of a task that another node has is over."""
+
+
+class Rest(_OfTask, frozen=True, tag="rest"):
+    """The pause of a task that was lost, or has failed, is over."""
+
+
+class Client(_OfTask, frozen=True, tag="attended"):
+    """The client of a task has not come back after a restart."""
+
+
+class Stranded(_OfTask, frozen=True, tag="stranded"):
+    """A task without a place is asked about again."""
+
+
+class Batch(_Numbered, frozen=True, tag="request"):
+    """The next steps of a request about many tasks."""
+
+
+class Eligibility(_Timer, frozen=True, tag="gates"):
+    """More tasks are eligible than one event lets pass."""
+
+
+class Awaited(_Timer, frozen=True, tag="await"):
+    """Another home is asked about tasks that are waited for here."""
+
+    home: str
+
+
+class RemoteStatus(_Numbered, frozen=True, tag="inquiry"):
+    """Other homes have not told what a submission wants to know of their tasks."""
+
+
+# -- attempts on this node ---------------------------------------------------------------------------------------------
+
+
+class Reservation(_OfAttempt, frozen=True, tag="reserved"):
+    """No COMMIT has come."""
+
+
+class Renew(_Timer, frozen=True, tag="renew"):
+    """The leases of attempts here are renewed."""
+
+
+class Result(_OfAttempt, frozen=True, tag="result"):
+    """A result is not acknowledged."""
+
+
+class TimeLimit(_OfAttempt, frozen=True, tag="limit"):
+    """The time limit of a task is reached."""
+
+
+class Kill(_OfAttempt, frozen=True, tag="kill"):
+    """A task has not obeyed its first signal."""
+
+
+class Frozen(_OfAttempt, frozen=True, tag="frozen"):
+    """The room of a frozen attempt may be had."""
+
+
+class Fences(_Timer, frozen=True, tag="floors"):
+    """Attempt fences that are of no use any more are forgotten."""
+
+
+class Devices(_Timer, frozen=True, tag="devices"):
+    """A waiting task may take other devices from now on."""
+
+
+class Shortage(_Timer, frozen=True, tag="shortage"):
+    """A start is tried again."""
+
+
+# -- load sharing ------------------------------------------------------------------------------------------------------
+
+
+class Probe(_Numbered, frozen=True, tag="probe"):
+    """A search has waited long enough for answers."""
+
+
+class Region(_Timer, frozen=True, tag="region"):
+    """A load region has held for settle_s."""
+
+
+class Period(_Timer, frozen=True, tag="period"):
+    """The periodic announcement of the load is due."""
+
+
+class Announcement(_Timer, frozen=True, tag="tell"):
+    """The load may be announced again."""
+
+
+class Answer(_Timer, frozen=True, tag="answer"):
+    """The pause before the answer to a state request is over."""
+
+    key: str
+
+
+class Pair(_Timer, frozen=True, tag="pair"):
+    """It is time to ask another node to pair."""
+
+
+class Paired(_Timer, frozen=True, tag="paired"):
+    """The partner was not heard of."""
+
+
+class Retry(_Timer, frozen=True, tag="retry"):
+    """A receiver asks for work again."""
+
+
+class Inbound(_OfTask, frozen=True, tag="inbound"):
+    """A promised task has not come."""
+
+
+# -- membership --------------------------------------------------------------------------------------------------------
+
+
+class GossipTimerKind(enum.StrEnum):
+    """What is due in gossip."""
+
+    TURN = "turn"
+    """The next member is probed."""
+    ACK = "ack"
+    """A probe is not answered; subject: its number, as of the next two."""
+    VERDICT = "verdict"
+    """Indirect probes are not answered, either."""
+    NACK = "nack"
+    """A probe on behalf of another member is not answered."""
+    SUSPECT = "suspect"
+    """Nobody has refuted a suspicion; subject: the member."""
+    SPREAD = "spread"
+    """Membership updates are sent."""
+    LOADS = "loads"
+    """Loads are sent."""
+    JOIN = "join"
+    """The seeds are tried again."""
+    SYNC = "sync"
+    """All is exchanged with one member."""
+    AGAIN = "again"
+    """A member that was lost is tried again."""
+    PROFILES = "profiles"
+    """Profiles of members are asked for."""
+
+
+class Gossip(_Timer, frozen=True, tag="gossip"):
+    """Something is due in gossip."""
+
+    kind: GossipTimerKind
+    subject: str = ""
+
+
+Timer = (
+    Offer
+    | Query
+    | Lease
+    | Rest
+    | Client
+    | Stranded
+    | Batch
+    | Eligibility
+    | Awaited
+    | RemoteStatus
+    | Reservation
+    | Renew
+    | Result
+    | TimeLimit
+    | Kill
+    | Frozen
+    | Fences
+    | Devices
+    | Shortage
+    | Probe
+    | Region
+    | Period
+    | Announcement
+    | Answer
+    | Pair
+    | Paired
+    | Retry
+    | Inbound
+    | Gossip
+)
+
+
+def timer(*words: str) -> Timer:
+    """The timer that is recorded as these words. Raises msgspec.ValidationError if there is none."""
+    found: Timer = msgspec.convert(words, Timer)
+    return found
