@@ -101,10 +101,6 @@ class Invitations:
             _log.warning("invitations are damaged, open ones are void; invite again: path=%s", path)
         self._invites = {invite.id: invite for invite in kept[:INVITES_MAX]}
 
-    def open(self, now: float) -> int:
-        """The number of invitations that can be used."""
-        return sum(invite.uses > 0 and invite.is_open(now) for invite in self._invites.values())
-
     def make(
         self, now: float, *, life_s: float, uses: int, node: str = "", issuer: bool = False
     ) -> tuple[bytes, bytes]:

@@ -306,7 +306,7 @@ def _redeemed(invites: Invitations) -> object:
     try:
         return invites.redeem(request, b"c", b"n" * 32, 1.5, lambda *_, **__: "")
     except InvitationRefused:
-        return invites.open(1.5)
+        return invites._invites
 
 
 def certificate(raw: bytes) -> object:
