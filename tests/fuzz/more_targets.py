@@ -27,7 +27,7 @@ from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import kept_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check
-from peerload.launcher.control_socket import AgentSocket, _asks_for_the_list
+from peerload.launcher.control_socket import AgentSocket, _starts_with_list
 from peerload.launcher.protocol import decode_exit
 from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
@@ -218,8 +218,8 @@ def launcher_request(raw: bytes) -> object:
     link._received, link._agent = bytearray(), None
     link._carry_out = lambda request: None
     for first in range(0, len(raw), STEP_BYTES):
-        link._take(raw[first : first + STEP_BYTES])
-    return _asks_for_the_list(raw[4:])
+        link._process(raw[first : first + STEP_BYTES])
+    return _starts_with_list(raw[4:])
 
 
 def launcher_event(raw: bytes) -> object:

@@ -55,9 +55,8 @@ from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
-from tests import support
 from tests.fuzz import more_targets
-from tests.support import cluster_of
+from tests.support import cluster_of, security_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -144,7 +143,7 @@ def _answers() -> tuple[bytes, ...]:
 def _mqtt_payload(raw: bytes) -> object:
     topics = Topics("default", "n1")
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
-    believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), support.security(Counter()))
+    believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), security_events(Counter()))
     member = Sealer(KEY, "id", "n2", "boot-2", purpose="mqtt")
     ways = [f"peerload/default/main/n2/{way}" for way in ("state", "ask", "to/n1")]
     return [
@@ -266,7 +265,7 @@ def _at_the_door(raw: bytes) -> object:
     authority: Any = SimpleNamespace(certificate=b"ca")
     tls: Any = SimpleNamespace(certificate=b"certificate", cluster=SimpleNamespace(authority=authority))
     events: Any = SimpleNamespace(happened=lambda *_, **__: None)
-    door = JoinServer(Door(), tls, events, support.security(Counter()))
+    door = JoinServer(Door(), tls, events, security_events(Counter()))
     newcomer = JoiningNode(door, lambda _newcomer: None)
     newcomer.connection_made(more_targets.Deaf())
     for first in range(0, len(raw), 7):

@@ -22,9 +22,8 @@ from peerload.model.messages import Envelope, Identity, Message, State
 from peerload.model.resources import Profile
 from peerload.wire import peer
 from peerload.wire.seal import Sealer
-from tests import support
 from tests.conftest import require_program
-from tests.support import cluster_of
+from tests.support import cluster_of, security_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -198,7 +197,7 @@ class BusNode:
         config = AgentConfig(node=self.identity.node, state="/", socket="/", mqtt=tuple(urls), **settings)
 
         async def make() -> MqttBus:
-            return MqttBus(config, cast("Any", self.local), self, support.security(self.counters), tls)
+            return MqttBus(config, cast("Any", self.local), self, security_events(self.counters), tls)
 
         self.bus = loop.run(make())
         self.running = loop.start(self.bus.run())

@@ -34,7 +34,6 @@ from peerload.model.messages import (
 from peerload.model.resources import Profile
 from peerload.security.broker_address import BrokerUrl
 from peerload.wire import peer
-from tests import support
 from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
     BusNode,
     LoopThread,
@@ -45,7 +44,7 @@ from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
     sealer_of,
     short_directory,
 )
-from tests.support import PATIENCE_S, free_port, total, wait_until
+from tests.support import PATIENCE_S, free_port, security_events, total, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -412,7 +411,7 @@ class Sample(msgspec.Struct):
 
 def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
     counters: Counter[str] = Counter()
-    queue: Received[Sample] = Received(counters, FloodFilter(support.security(counters)), 3)
+    queue: Received[Sample] = Received(counters, FloodFilter(security_events(counters)), 3)
     for number in range(100):
         queue.put_nowait(Sample("peerload/c/s/a/state", str(number).encode()))
     queue.put_nowait(Sample("peerload/c/s/a/to/me", b"1"))
@@ -429,7 +428,7 @@ def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
 
 def test_of_two_states_the_newer_counts_whatever_the_order() -> None:
     me = identity_of("me")
-    accept = AdviceFilter(Topics("default", "me"), me, sealer_of(me), support.security(Counter())).accept
+    accept = AdviceFilter(Topics("default", "me"), me, sealer_of(me), security_events(Counter())).accept
     sealers = {boot: sealer_of(identity_of("a", boot)) for boot in ("first", "second")}
 
     def state(boot: str, incarnation: int, seq: int) -> bool:

@@ -35,14 +35,11 @@ from peerload.model.resources import Profile
 from peerload.model.task import TaskSpec
 from peerload.security.address import join_address, reachable
 from peerload.wire import peer
-from tests import support
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- a fixture
-from tests.support import PATIENCE_S, credentials_of, kept_port, local_credentials_of, wait_until
+from tests.support import PATIENCE_S, credentials_of, kept_port, local_credentials_of, security_events, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
-
-    from peerload.security.tls import Credentials
 
 REQUEST = OutputRequest(task="a/1", uid=b"u" * 16, attempt=1)
 CLOSED_PORT = "127.0.0.1:1"
@@ -51,10 +48,9 @@ CLOSED_PORT = "127.0.0.1:1"
 class _LocalNode:
     """What stands for `LocalNode`: this node as its peers see it."""
 
-    def __init__(self, identity: Identity, tls: Credentials, protocol: tuple[int, int]) -> None:
+    def __init__(self, identity: Identity, cluster: str, protocol: tuple[int, int]) -> None:
         self.identity = identity
-        self.tls = tls
-        self.cluster = tls.cluster
+        self._cluster = cluster
         self._protocol = protocol
         self._sequence = 0
         self.alive: list[Identity] = []
@@ -71,7 +67,7 @@ class _LocalNode:
     def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
         self._sequence += 1
         own = self.identity
-        return Envelope(1, self.cluster.name, own.node, own.boot, self._sequence, message, dst, dst_boot)
+        return Envelope(1, self._cluster, own.node, own.boot, self._sequence, message, dst, dst_boot)
 
     def identity_of(self, _node: str) -> None:
         return None
@@ -103,21 +99,17 @@ class _Events:
     def send_failed(self, dst: str, message: Message) -> None:
         self.failed.append((dst, message))
 
-    async def serve(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
+    async def serve_output(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
         assert src
         assert request == REQUEST
         for piece in self.pieces:
             self.served.append(1)
             yield piece
 
-
-class _NoNames:
-    """Stands for `DuplicateNames`."""
-
-    def refused(self, by: str) -> None:
+    def name_taken(self, by: str) -> None:
         del by
 
-    def copy_proven(self, other: Identity, up_s: float) -> None:
+    def copied(self, other: Identity, up_s: float) -> None:
         del other, up_s
 
 
@@ -130,19 +122,19 @@ class LinkNode:
         host: str = more.pop("host", "127.0.0.1")
         identity = more.pop("identity", None) or identity_of(node)
         tls = more.pop("tls", None) or credentials_of(identity.node, cluster)
-        self.local = _LocalNode(identity, tls, more.pop("protocol", (1, 1)))
+        self.local = _LocalNode(identity, cluster, more.pop("protocol", (1, 1)))
         self.events = _Events()
         self.heard, self.met, self.lost = self.events.heard, self.events.hellos, self.events.lost
         self.failed, self.served = self.events.failed, self.events.served
         self.counters: Counter[str] = Counter()
 
         async def make() -> PeerLinks:
-            names = cast("Any", _NoNames())
-            return PeerLinks(cast("Any", self.local), support.security(self.counters), names, **more)
+            return PeerLinks(cast("Any", self.local), tls, security_events(self.counters), **more)
 
         self.links = loop.run(make())
+        self.links.report_to(self.events)
         self.links.streams.serve_outputs(self.events)
-        self.address = loop.run(self.links.start(self.events, host, 0))
+        self.address = loop.run(self.links.start(host, 0))
 
     @property
     def identity(self) -> Identity:
@@ -508,7 +500,7 @@ def test_seeds_are_tried_until_somebody_is_there_and_ourselves_are_dropped(nodes
 
     async def start(port: int) -> None:
         await b.links._listener.close()
-        await b.links.start(b.events, "127.0.0.1", port)
+        await b.links.start("127.0.0.1", port)
 
     with kept_port() as port:
         a.dial(f"127.0.0.1:{port}")
@@ -544,7 +536,7 @@ def test_the_memory_of_peers_is_bounded(nodes: Nodes) -> None:
 def test_only_the_loopback_interface_without_a_cluster_directory(nodes: Nodes, host: str) -> None:
     a = nodes("a", tls=local_credentials_of("a"))
     with pytest.raises(ConfigError) as caught:
-        a.loop.run(a.links.start(a.events, host, 0))
+        a.loop.run(a.links.start(host, 0))
     assert caught.value.key == "listen"
     assert "without a cluster directory" in str(caught.value)
     assert "peerload invite" in caught.value.hint
@@ -654,7 +646,7 @@ def test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other(
         return sum([1 async for _ in stream])
 
     dialled, served = a.loop.run(begun(a, "b")), b.loop.run(begun(b, "a"))
-    monkeypatch.setattr(a.local.tls, "refuses", lambda facts: facts.name == "b")
+    monkeypatch.setattr(a.links._tls, "refuses", lambda facts: facts.name == "b")
     a.loop.call(a.links.close_revoked)
     for node, stream in ((a, dialled), (b, served)):
         with pytest.raises(LinkUnavailable):

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.event_log import EventLog
     from peerload.model.messages import Hello
     from peerload.security.keyring import Keyring
+    from peerload.security.tls import Credentials
 
 PASSED_ON_TO = 4
 """Members to which a received statement is passed on."""
@@ -46,20 +46,20 @@ class TrustDistribution:
         self,
         local: LocalNode,
         keyring: Keyring,
+        tls: Credentials,
         links: PeerLinks,
         events: EventLog,
         inbox: Inbox,
         security: SecurityEvents,
-        run: RunState,
     ) -> None:
         self._local = local
         self._keyring = keyring
         self.trust = keyring.trust
+        self._tls = tls
         self._links = links
         self._events = events
         self._inbox = inbox
         self._security = security
-        self._run = run
         self._forged_s = -FORGED_EVERY_S
 
     # -- new statements ------------------------------------------------------------------------------------------------
@@ -131,13 +131,7 @@ class TrustDistribution:
             self._send(self.trust.signed, [identity.node])
 
     def received(self, src: str, message: messages.Trust) -> None:
-        """Apply and pass on the statements that are new. The agent fails if they cannot be written."""
-        try:
-            self._received(src, message)
-        except OSError as error:
-            self._run.fail(f"cannot save the statements of the CA: {error.strerror}")
-
-    def _received(self, src: str, message: messages.Trust) -> None:
+        """Apply and pass on the statements that are new. Raises OSError if they cannot be written."""
         try:
             new = self.trust.take(message.signed, time.time())
         except BadRequest:
@@ -181,7 +175,7 @@ class TrustDistribution:
                     "cluster", "revoked", node=statement.node, reason="its certificate counts no more"
                 )
                 _log.warning("node revoked: node=%s", statement.node)
-                if statement.node == self._local.identity.node and self._local.tls.is_revoked:
+                if statement.node == self._local.identity.node and self._tls.is_revoked:
                     _log.error("this node was revoked; it works alone")
             else:
                 self._events.happened("cluster", "rotated", reason=f"key {self.trust.number}")

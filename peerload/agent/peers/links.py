@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
     from peerload.agent.peers.backpressure import PeerBackpressure
     from peerload.agent.peers.connection import PeerConnection
-    from peerload.agent.peers.duplicate_node_name import DuplicateNames
     from peerload.agent.peers.listener import NewcomerServer
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.peers.peer_table import PeerEntry
     from peerload.agent.peers.streams import Piece, StreamReader
     from peerload.agent.security_events import SecurityEvents
+    from peerload.security.tls import Credentials
 
 CLOSE_S = 2.0
 PEERS_MAX = 1000
@@ -83,6 +83,12 @@ class LinkOwner(Protocol):
     def send_failed(self, dst: str, message: Message, /) -> None:
         """This message was not sent."""
 
+    def name_taken(self, by: str, /) -> None:
+        """The peer at this address refuses this node, because another agent has its name."""
+
+    def copied(self, other: Identity, up_s: float, /) -> None:
+        """An agent with this node's name and database, up for so long, has proven its name."""
+
 
 class PeerLinks:
     """The links of one node. `start` listens; `dial` finds a member by address; `send` reaches one by name.
@@ -90,18 +96,19 @@ class PeerLinks:
     newcomers: serves those who ask to join; None: nobody is let in here. peers_max: links to more peers are refused.
     """
 
+    _owner: LinkOwner
+
     def __init__(
         self,
         local: LocalNode,
+        tls: Credentials,
         security: SecurityEvents,
-        names: DuplicateNames,
         backpressure: PeerBackpressure | None = None,
         newcomers: NewcomerServer | None = None,
         peers_max: int = PEERS_MAX,
     ) -> None:
         self._local = local
-        self._owner: LinkOwner | None = None
-        self._names = names
+        self._tls = tls
         self._counters = security.counters
         self._backpressure = backpressure
         self._open: set[PeerConnection] = set()
@@ -111,18 +118,21 @@ class PeerLinks:
         self._unanswered: dict[str, str] = {}
         self._own_addresses: set[str] = set()
         self._table = PeerTable(security, peers_max)
-        self._connections = ConnectionRegistry(local.tls, self._counters)
-        self._listener = Listener(local.tls, self, self._connections, newcomers)
+        self._connections = ConnectionRegistry(tls, self._counters)
+        self._listener = Listener(tls, self, self._connections, newcomers)
         self.reachability = Reachability(local, self, self._table, self._connections, self._counters)
         self.streams = Streams(local, self, self.reachability)
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
-    async def start(self, owner: LinkOwner, host: str, port: int, advertise: str = "") -> str:
-        """Listen, and report to ``owner`` from now on → the `HOST:PORT` where. Other nodes are told to dial ``advertise``,
-        if that is not empty. Raises ConfigError if the address cannot be used."""
+    def report_to(self, owner: LinkOwner) -> None:
+        """Set who is told what comes over the links, before anything is dialled or listens."""
         self._owner = owner
-        host, port = parse_address("listen", join_address(host, port), loopback_only=self._local.cluster.is_local)
+
+    async def start(self, host: str, port: int, advertise: str = "") -> str:
+        """Listen → the `HOST:PORT` where. Other nodes are told to dial ``advertise``, if that is not empty. Raises
+        ConfigError if the address cannot be used."""
+        host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
         address = await self._listener.start(host, port)
         self._local.listens_at(advertise or address)
         self._plan_idle_check()
@@ -132,7 +142,7 @@ class PeerLinks:
     def dial(self, address: str) -> None:
         """Dial this address until a member answers there, unless it is this node's own. Raises ConfigError if it is not
         `HOST:PORT`, or another machine's and this node has no cluster directory."""
-        parse_address("peer", address, loopback_only=self._local.cluster.is_local)
+        parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
         is_own = address in self._own_addresses or address == self._local.identity.address
         if address not in self._unanswered and not is_own:
             self._unanswered[address] = ""
@@ -264,7 +274,7 @@ class PeerLinks:
         peer = self._table.entry(identity.node) if identity.node != own.node else None
         if self._table.is_name_clash(own, peer, identity):
             if (identity.node, identity.store) == (own.node, own.store):
-                self._names.copy_proven(identity, hello.up_s)
+                self._owner.copied(identity, hello.up_s)
             else:
                 self._refuse_name(connection, identity)
             connection.reason = f"another agent is called {identity.node}"
@@ -288,7 +298,7 @@ class PeerLinks:
         peer.add(connection, identity)
         self.reachability.link_made(peer, connection)
         self._counters[metrics.PEER_LINKS_OPENED] += 1
-        self._reports_to.met(hello)
+        self._owner.met(hello)
         self.writable(connection)
         return True
 
@@ -297,7 +307,7 @@ class PeerLinks:
         if identity.node != self._local.identity.node:
             self._write(connection, identity.node, NameTaken())
         elif connection.dialled:
-            self._names.refused(identity.address or connection.address)
+            self._owner.name_taken(identity.address or connection.address)
 
     def _notify_earlier_start(self, peer: PeerEntry, identity: Identity) -> None:
         """Tell an earlier start of an agent where the later one is, before its links close: if the earlier one is alive,
@@ -312,7 +322,7 @@ class PeerLinks:
         """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled once."""
         connection.close(f"another agent is called {self._local.identity.node}")
         if not message.at:
-            self._names.refused(connection.hello.identity.address if connection.hello is not None else "")
+            self._owner.name_taken(connection.hello.identity.address if connection.hello is not None else "")
         else:
             self.dial_copy(message.at)
 
@@ -343,7 +353,7 @@ class PeerLinks:
     def _deliver(self, connection: PeerConnection, node: str, message: Message) -> None:
         self._counters[metrics.PEER_MESSAGES_RECEIVED] += 1
         _mark_used(connection, message)
-        self._reports_to.deliver(node, message)
+        self._owner.deliver(node, message)
         if self._backpressure is not None and self._backpressure.queued(connection, node, connection.frame_bytes):
             self.drop("too many messages at once", node)
 
@@ -408,7 +418,7 @@ class PeerLinks:
 
     async def _dial_once(self, address: str) -> None:
         with contextlib.suppress(LinkUnavailable, ConfigError):
-            parse_address("peer", address, loopback_only=self._local.cluster.is_local)
+            parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
             await self._connections.open(address, address, self)
 
     def _dial_peer(self, peer: PeerEntry) -> None:
@@ -445,7 +455,7 @@ class PeerLinks:
     def _give_up(self, peer: PeerEntry, reason: str) -> None:
         self._counters[metrics.PEER_UNREACHABLE] += 1
         self._fail(peer.node, peer.take_all())
-        asyncio.get_running_loop().call_soon(self._reports_to.unreachable, peer.node, reason)
+        asyncio.get_running_loop().call_soon(self._owner.unreachable, peer.node, reason)
 
     # -- idle links ----------------------------------------------------------------------------------------------------
 
@@ -471,11 +481,6 @@ class PeerLinks:
         """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
         self._table.drop(why, who, detail)
 
-    @property
-    def _reports_to(self) -> LinkOwner:
-        assert self._owner is not None, "start comes first"
-        return self._owner
-
     def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
         boot = link.hello.identity.boot if link.hello is not None else ""
         try:
@@ -493,7 +498,7 @@ class PeerLinks:
         loop = asyncio.get_running_loop()
         for message in messages:
             self._counters[metrics.PEER_SEND_ERRORS] += 1
-            loop.call_soon(self._reports_to.send_failed, dst, message)
+            loop.call_soon(self._owner.send_failed, dst, message)
 
     def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """Run this in the background until it ends or the links are closed."""

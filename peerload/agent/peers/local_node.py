@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from peerload.model.devices import Device
     from peerload.model.load import LoadReport
     from peerload.model.messages import Identity, Message
+    from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.keyring import Keyring
-    from peerload.security.tls import Credentials
 
 
 class LocalNode:
     """Makes what this node sends about itself, and knows from the core which peers there are."""
 
-    def __init__(self, info: NodeInfo, tls: Credentials, keyring: Keyring, node: Node, inbox: Inbox) -> None:
+    def __init__(self, info: NodeInfo, cluster: ClusterDirectory, keyring: Keyring, node: Node, inbox: Inbox) -> None:
         self._info = info
-        self.tls = tls
-        self.cluster = tls.cluster
+        self.cluster = cluster
         self._keyring = keyring
         self._node = node
         self._inbox = inbox

@@ -24,7 +24,7 @@ from peerload.wire import gossip as wire
 if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
     from peerload.agent.node_info import NodeInfo
-    from peerload.agent.peers.links import LinkOwner, PeerLinks
+    from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.security_events import SecurityEvents
     from peerload.core.node import Node
@@ -112,8 +112,8 @@ class Members:
         """The `HOST:PORT` where this node listens; other nodes may be told another."""
         return self._file.listen
 
-    async def listen(self, owner: LinkOwner) -> str:
-        """Open both ports; ``owner`` receives what comes over links → the `HOST:PORT` that peers can dial. Where any port will do, that of the last start is tried
+    async def listen(self) -> str:
+        """Open both ports → the `HOST:PORT` that peers can dial. Where any port will do, that of the last start is tried
         first, because peers may dial it. Raises ConfigError."""
         listen = self._info.config.listen
         host, port = parse_address("listen", listen, loopback_only=self._local.cluster.is_local)
@@ -125,7 +125,7 @@ class Members:
         tries = [port] if port else [*([last] if last else []), *[0] * PORT_TRIES_MAX]
         for number, wanted in enumerate(tries, start=1):
             try:
-                address = await self._listen_at(owner, ip, wanted)
+                address = await self._listen_at(ip, wanted)
             except ConfigError:
                 if number == len(tries):
                     raise
@@ -136,10 +136,10 @@ class Members:
                 return address
         raise AssertionError("there is always a last try")
 
-    async def _listen_at(self, owner: LinkOwner, ip: str, wanted: int) -> str:
+    async def _listen_at(self, ip: str, wanted: int) -> str:
         port = self._socket.start(ip, wanted)
         try:
-            return await self._links.start(owner, ip, port, self._info.config.advertise)
+            return await self._links.start(ip, port, self._info.config.advertise)
         except ConfigError:
             self._socket.close()
             raise

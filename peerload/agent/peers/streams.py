@@ -40,7 +40,7 @@ Piece = OutputChunk | OutputEnd
 class OutputServer(Protocol):
     """Source of outputs."""
 
-    def serve(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
+    def serve_output(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
         """The pieces of an output, OutputEnd the last. src: the node that asks."""
         raise NotImplementedError
 
@@ -77,8 +77,8 @@ class Streams:
         self._local = local
         self._links = links
         self._dialer = dialer
-        self._fetched = 0
         self._outputs: OutputServer | None = None
+        self._fetched = 0
         self._forwards: StreamServer | None = None
         self._inputs: StreamServer | None = None
         self._servers: dict[PeerConnection, StreamServer] = {}
@@ -155,7 +155,7 @@ class Streams:
             self._links.drop("no output request", connection.certified)
             connection.close("no output request")
             return
-        pieces = self._outputs.serve(node, message)
+        pieces = self._outputs.serve_output(node, message)
         work = write_output(connection, pieces, lambda piece: self._local.envelope(piece, node, boot))
         self.served[connection] = self._links.spawn(work, f"output for {node}")
 

@@ -1,4 +1,4 @@
-"""The verbs that change this node: drain, undrain, leave, forget, restart and stop."""
+"""The verbs that change this node: drain, undrain, leave, forget, stop and restart."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ class NodeCommands:
         """A node is gone for good."""
         self._core.put(ForgetRequested(self._core.expect(connection, request.id), request.node))
 
-    def restart(self, connection: Connection, request: control.Restart) -> None:
-        """The agent stops, and starts again in the same process with the settings as they are then."""
-        self._event_log.happened("agent", "restarting", reason=request.reason)
-        connection.ok(request.id, {"pid": os.getpid(), "boot": self._node.state.identity.boot})
-        self._run.stop(Ending.RESTART)
-
     def stop(self, connection: Connection, request: control.Stop) -> None:
         """The agent stops; with ``all`` its tasks end, too."""
         connection.ok(request.id, {"pid": os.getpid()})
         self._run.stop(Ending.END_TASKS if request.all else Ending.STOP)
+
+    def restart(self, connection: Connection, request: control.Restart) -> None:
+        """Stop, and start in the same process with the settings as they are then."""
+        self._event_log.happened("agent", "restarting", reason=request.reason)
+        connection.ok(request.id, {"pid": os.getpid(), "boot": self._node.state.identity.boot})
+        self._run.stop(Ending.RESTART)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from peerload.agent.views.cluster import ClusterView
     from peerload.agent.views.peer_links import PeerLinksView
     from peerload.core.node import Node
-
 REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 
 

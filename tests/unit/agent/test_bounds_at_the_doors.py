@@ -18,10 +18,9 @@ from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.peers.listener import Listener
 from peerload.agent.peers.read_timeout import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
 from peerload.model import metrics
-from tests import support
 from tests.each import each
 from tests.fuzz.more_targets import Deaf
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, security_events
 
 
 class Clock:
@@ -303,7 +302,7 @@ def test_who_is_at_the_door_is_bounded_for_one_address_and_for_all() -> None:
     async def story() -> None:
         counters: Counter[str] = Counter()
         nothing = cast("Any", None)
-        door = JoinServer(nothing, nothing, nothing, support.security(counters))
+        door = JoinServer(nothing, nothing, nothing, security_events(counters))
 
         def admitted(address: str) -> bool:
             return door.opened(cast("Any", _Newcomer(address)))

@@ -13,9 +13,8 @@ from peerload.agent.peers.gossip import BATCH_MAX, LAG_TICK_S, LOOKUPS_MAX, Goss
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
-from tests import support
 from tests.each import each
-from tests.support import PATIENCE_S, total
+from tests.support import PATIENCE_S, security_events, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -36,7 +35,7 @@ class End:
             bytes,
             self.decode,
             self.deliver,
-            support.security(self.counters),
+            security_events(self.counters),
             loopback_only=loopback_only,
         )
         self.port = self.socket.start(host, 0)
@@ -242,7 +241,7 @@ def test_a_taken_port_is_refused() -> None:
     async def test() -> None:
         end = End("n1")
         other: GossipSocket[bytes, bytes] = GossipSocket(
-            Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, support.security(collections.Counter())
+            Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, security_events(collections.Counter())
         )
         with pytest.raises(ConfigError, match="cannot receive datagrams"):
             other.start("127.0.0.1", end.port)

@@ -20,9 +20,8 @@ from peerload.model.errors import ConfigError
 from peerload.model.gossip import LAN, GossipAck
 from peerload.model.messages import Identity
 from peerload.wire.seal import KEY_BYTES, Sealer
-from tests import support
 from tests.each import each
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, security_events
 
 
 async def until(predicate: Callable[[], object]) -> None:
@@ -35,9 +34,6 @@ def identity(node: str) -> Identity:
     return Identity(node, "boot", "machine", "store", 1, f"127.0.0.1:{len(node)}")
 
 
-NOBODY: Any = None
-
-
 class Links:
     """Peer links that find so many ports taken before one is free."""
 
@@ -46,7 +42,7 @@ class Links:
         self.asked: list[int] = []
         self.learned: list[Identity] = []
 
-    async def start(self, _owner: object, host: str, port: int, advertise: str = "") -> str:
+    async def start(self, host: str, port: int, advertise: str = "") -> str:
         assert not advertise
         self.asked.append(port)
         if len(self.asked) <= self.taken:
@@ -83,21 +79,21 @@ def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str
     info: Any = SimpleNamespace(config=SimpleNamespace(listen=listen, advertise="", state=str(directory)))
     trust: Any = SimpleNamespace(admits=lambda _node, _boot: True)
     inbox: Any = SimpleNamespace(put=world.put.append)
-    security = support.security(collections.Counter())
+    security = security_events(collections.Counter())
     return Members(info, local, world.node, world.links, trust, inbox, security), world
 
 
 def test_both_ports_are_one_and_a_clash_is_tried_again(tmp_path: Path) -> None:
     async def test() -> None:
         members, parts = made(tmp_path, taken=3)
-        address = await members.listen(NOBODY)
+        address = await members.listen()
         assert len(parts.links.asked) == 4
         assert address == f"127.0.0.1:{parts.links.asked[-1]}"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", parts.links.asked[-1]))
         members.close()
         again, parts = made(tmp_path)
-        assert await again.listen(NOBODY) == address  # the port of the last start
+        assert await again.listen() == address  # the port of the last start
         again.close()
 
     asyncio.run(test())
@@ -110,11 +106,11 @@ def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
             port = other.getsockname()[1]
             members, parts = made(tmp_path, f"127.0.0.1:{port}")
             with pytest.raises(ConfigError, match=f"cannot receive datagrams at 127.0.0.1:{port}"):
-                await members.listen(NOBODY)
+                await members.listen()
             assert parts.links.asked == []
         members, parts = made(tmp_path, taken=PORT_TRIES_MAX)
         with pytest.raises(ConfigError, match="taken"):
-            await members.listen(NOBODY)
+            await members.listen()
 
     asyncio.run(test())
 
@@ -123,8 +119,8 @@ def test_what_is_heard_becomes_an_event(tmp_path: Path) -> None:
     async def test() -> None:
         one, told = made(tmp_path / "1", node="n1")
         two, heard = made(tmp_path / "2", node="n2")
-        await one.listen(NOBODY)
-        where = await two.listen(NOBODY)
+        await one.listen()
+        where = await two.listen()
         source = f"127.0.0.1:{told.links.asked[-1]}"
         one.send(actions.SendGossip("n2", where, (GossipAck(7),)))
         await until(lambda: heard.put)
@@ -143,7 +139,7 @@ def test_what_is_heard_becomes_an_event(tmp_path: Path) -> None:
 def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_path: Path) -> None:
     async def test() -> None:
         members, parts = made(tmp_path)
-        await members.listen(NOBODY)
+        await members.listen()
         for node, state in (("dead", PeerState.DEAD), ("gone", PeerState.LEFT), ("here", PeerState.ALIVE)):
             parts.node.membership.append(SimpleNamespace(identity=identity(node), state=state))
         parts.node.membership.gossip.anti_entropy.known["unmet"] = identity("unmet")
@@ -153,7 +149,7 @@ def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_pa
         assert {one.node for one in members.known} == {"dead", "here", "unmet"}
         members.close()
         again, parts = made(tmp_path)
-        await again.listen(NOBODY)
+        await again.listen()
         assert {one.node for one in parts.links.learned} == {"dead", "here", "unmet"}
         again.close(forget=True)
         assert made(tmp_path)[0].known == ()

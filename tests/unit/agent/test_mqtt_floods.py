@@ -12,7 +12,7 @@ import pytest
 from peerload.agent.mqtt.flood_filter import FLOOD_MAX, MUTED_S, PUBLISHERS_MAX, WINDOW_S, FloodFilter
 from peerload.agent.mqtt.message_filter import Received
 from peerload.model import metrics
-from tests import support
+from tests.support import security_events
 
 
 class Floods:
@@ -21,7 +21,7 @@ class Floods:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.counters: Counter[str] = Counter()
-        self.security = support.security(self.counters)
+        self.security = security_events(self.counters)
         self.filter = FloodFilter(self.security)
 
     @property

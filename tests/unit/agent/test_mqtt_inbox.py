@@ -14,8 +14,8 @@ from peerload.model.messages import Envelope, Identity, ProbeReply, State
 from peerload.model.resources import Profile
 from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
-from tests import support
 from tests.each import each
+from tests.support import security_events
 
 CLUSTER = "lab"
 REPLY = ProbeReply(1, accepts=True, report=LoadReport())
@@ -32,7 +32,7 @@ def test_a_member_may_not_speak_below_the_name_of_another(topic: str) -> None:
     """Sealed by n3 for that very topic and signed as n3: nothing but the topic is wrong."""
     counters: Counter[str] = Counter()
     me = Identity("me", "me-boot", "m", "s", 1)
-    security = support.security(counters)
+    security = security_events(counters)
     ours = AdviceFilter(Topics(CLUSTER, "me"), me, _sealer("me"), security)
     for number, node in enumerate(("n3", "n2"), start=1):
         told = Identity(node, f"{node}-boot", "m", "s", 1)
@@ -50,7 +50,7 @@ def test_an_agent_with_a_copy_of_our_database_is_noticed_and_our_own_words_are_n
     topics = Topics(CLUSTER, "me")
     counters: Counter[str] = Counter()
     observer: Any = SimpleNamespace(copy_reported=lambda other: found.append(other.boot))
-    ours = AdviceFilter(topics, me, _sealer("me"), support.security(counters), observer)
+    ours = AdviceFilter(topics, me, _sealer("me"), security_events(counters), observer)
 
     def hear(boot: str, store: str, incarnation: int) -> None:
         told = Identity("me", boot, "m", store, incarnation, "h:1")

@@ -12,13 +12,11 @@ import pytest
 
 from peerload.agent.joining.distribution import TrustDistribution
 from peerload.agent.joining.renewal import CertificateRenewal
-from peerload.agent.run_state import RunState
 from peerload.core.membership.membership import PeerState
 from peerload.model import events, messages
 from peerload.security.keyring import Keyring
 from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, SealKey, Trust
-from tests import support
-from tests.support import cluster_of
+from tests.support import cluster_of, security_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,12 +47,12 @@ def link_of(
     local: Any = SimpleNamespace(
         identity=SimpleNamespace(node="ws1"),
         cluster=cluster_of(),
-        tls=SimpleNamespace(is_revoked=False),
         reachable_peers=lambda: [one.identity.node for one in peers],
     )
+    tls: Any = SimpleNamespace(is_revoked=False)
     keyring = Keyring(Trust(cluster_of(), tmp_path / "trust"))
     inbox: Any = SimpleNamespace(put=put)
-    return TrustDistribution(local, keyring, _links(sent), EVENTS, inbox, support.security(Counter()), RunState()), sent
+    return TrustDistribution(local, keyring, tls, _links(sent), EVENTS, inbox, security_events(Counter())), sent
 
 
 def renewal_of(*peers: SimpleNamespace) -> tuple[CertificateRenewal, list[tuple[str, messages.Message]]]:
