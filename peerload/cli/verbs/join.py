@@ -157,13 +157,13 @@ def _admitted(
     make_private(place["state"])
     private_files.private_directory(state)
     _check_free(directory, token)
-    got = join_client.ask(token, node, state)
+    got = join_client.join_cluster(token, node, state)
     welcome = got.welcome
     try:
         cluster_dir.install(directory, welcome.name, welcome.cluster, KeyPair(got.ca, welcome.ca_key), welcome.seal_key)
         if welcome.trust:
-            revocation.keep(state / "trust", welcome.trust)
-        node_identity_file.write_private(state / tls.JOINED_FILE, got.key + welcome.certificate)
+            revocation.save(state / "trust", welcome.trust)
+        private_files.write_private(state / tls.JOINED_FILE, got.key + welcome.certificate)
         peers = tuple(dict.fromkeys((got.address, *welcome.peers)))
         listen = flags.listen or listen_at(got.host, own)
         node_identity_file.write(state, node_identity_file.NodeIdentityFile(str(directory), node, listen, peers))
