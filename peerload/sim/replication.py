@@ -310,7 +310,7 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
         "announcements_per_task": grown("announcements", "requests broadcast") / tasks,
     }
     if "slots" in after:
-        slots = grown("slots")  # none where no time passed: then nobody worked, and nobody was idle
+        slots = grown("slots")  # 0 if no time has passed
         values["idle_while_waiting"] = grown("slots idle while waiting") / slots if slots else 0.0
         values["utilization"] = 1 - grown("slots free") / slots if slots else 0.0
     return values

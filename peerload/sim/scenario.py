@@ -125,7 +125,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def _rates(self) -> list[float]:
         if self.trace is not None:
-            return [0.0] * self.nodes  # all that comes is recorded
+            return [0.0] * self.nodes  # all arrivals are recorded
         hot = self.hot or self.nodes
         rate = self.offered_load * self.capacity / self.mean_service_s
         return [rate / hot] * hot + [0.0] * (self.nodes - hot)
