@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from peerload.model.actions import Action
     from peerload.policy.preset import PolicySet
     from peerload.sim.utilization import UtilizationMonitor
-    from peerload.sim.workload import Arrival
 
     Ended = Callable[["CompletedTask"], object]
     Event = tuple[str, events.Event]
@@ -103,6 +102,16 @@ IDEAL_CONFIG = CoreConfig(
     gossip=GossipPreset(probe_s=NEVER_S, load_s=NEVER_S, loads_max=0, sync_s=NEVER_S),
 )
 """Configuration without time-outs: nothing is ever late, so only a policy's own timers have a meaning."""
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """Submission: when (s), at which node, how long the task runs (s), and the resources that it takes."""
+
+    at_s: float
+    node: str
+    service_s: float
+    cpus: float = 1.0
+    gpus: int = 0
 
 
 class CompletedTask:

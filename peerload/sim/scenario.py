@@ -12,12 +12,11 @@ from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
 from peerload.sim.cpu_use import check_modelled
-from peerload.sim.queueing_model import IDEAL_CONFIG, Delays
+from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays
 from peerload.sim.recorded import TaskTrace
 from peerload.sim.replication import WARM_UP_S, Replication, Setup, measure, warm_up_of
 from peerload.sim.service import Draw, ServiceTimes, draw_of
 from peerload.sim.utilization import UtilizationMonitor
-from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:
     import random
