@@ -153,7 +153,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 RESTART = -1
-"""What `Daemon.run` returns when the agent is to be started again."""
+"""Result of `Daemon.run` when the agent is to be started again."""
 FAR_ANSWER_S = 1.0
 """Timeout of answers where nodes are far apart (`gossip = "wan"`): it is longer than a round trip."""
 STOP_S_MAX = 5.0
@@ -536,8 +536,8 @@ class Daemon:
         self.event_log.happened("gpu", state, reason=words)
 
     async def _recovered(self) -> Recovered:
-        """What was durable; of the tasks that wait, whether their directories are here now. Those that cannot be looked
-        at for too many that hang count as here: a start that fails says so."""
+        """Read what was durable, and whether the directories of waiting tasks are here now. A directory that cannot
+        be checked, because too many others hang, counts as here: a start that fails reports it."""
         kept = self.store.recover()
         self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
