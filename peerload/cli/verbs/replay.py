@@ -178,7 +178,7 @@ def replays(entries: Iterable[recording.Entry]) -> Iterator[Replay]:
                 replay = Replay(entry)
             case recording.Handled() if replay is not None:
                 replay.follow(entry)
-            case recording.Ended() if replay is not None:
+            case recording.RecordingEnd() if replay is not None:
                 replay.ended = entry.reason
     if replay is not None:
         yield replay
