@@ -435,12 +435,12 @@ class Launcher:
         elif isinstance(why, SpawnRefused):
             self._report_lost(key, f"policy: {why}", never_started=True)
         elif shortage := SHORTAGES.get(why.errno or 0, ""):
-            log_line(f"{key} is not started: {shortage} ({why})")
+            log_line(f"task not started, {shortage}: key={key} error={why}")
             if why.strerror != os.strerror(why.errno or 0):  # more is known
                 shortage += f": {why.strerror}"
             self._report_lost(key, shortage, never_started=True, shortage=shortage)
         else:
-            self._report_lost(key, f"no unit can be made for it: {why}", never_started=True)
+            self._report_lost(key, f"no containment unit can be made for it: {why}", never_started=True)
 
     def _kill_unwatched(self, key: str, pid: int, error: OSError) -> None:
         """Kill a task whose end could not be noticed."""
@@ -465,9 +465,9 @@ class Launcher:
             if key not in self._exits.unsynced():
                 self._events.append(EndedEvent(key, self._exits.ended[key]))
         elif self._stopping:
-            log_line(f"{key} is not started: the launcher is stopping")
+            log_line(f"task not started, launcher is stopping: key={key}")
         elif request.run not in ("", self._run):
-            log_line(f"{key} is not started: it was ordered of an earlier launcher, and has been reported as dead")
+            log_line(f"task not started, it was meant for an earlier launcher and is reported as dead: key={key}")
         else:
             return False
         return True
@@ -484,7 +484,7 @@ class Launcher:
         try:
             os.killpg(task.pid, number)  # it cannot be another's, since the leader is not reaped yet
         except (ProcessLookupError, PermissionError) as error:
-            log_line(f"signal {number} for {task.key}: {error}")
+            log_line(f"cannot signal a task: key={task.key} signal={number} error={error}")
         for pid in self._units.processes(task.key):
             try:
                 if os.getpgid(pid) != task.pid:

@@ -141,7 +141,7 @@ class Spawner:
             if not self._memory.limit(key, pid, limit_bytes):
                 self._units.kill(key)
         except OSError as error:
-            log_line(f"the memory of {key} is not limited: {error}")
+            log_line(f"memory of a task is not limited: key={key} error={error}")
 
     def _compact(self) -> None:
         if self._spawns.size_bytes > LOG_BYTES_MAX:

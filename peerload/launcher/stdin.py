@@ -179,7 +179,7 @@ class StdinFeeds:
             is_full = True
         except OSError as error:
             if not isinstance(error, BrokenPipeError) and not feed.is_terminal:
-                log_line(f"the input of {feed.key}: {error}")
+                log_line(f"stdin of a task failed: key={feed.key} error={error}")
             self._close(feed)
             return
         if is_full != feed.is_polled:

@@ -1,5 +1,5 @@
-"""Heartbeat of the launcher. One that was stopped, or hangs, breaks no connection: tasks would seem to run, and nobody
-would enforce their leases. So it is asked now and then, and who looks at this node is told when it does not answer."""
+"""Heartbeat of the launcher. A stopped or hanging launcher breaks no connection: tasks would seem to run, and nobody
+would enforce their leases. So the agent sends pings, and reports a launcher that does not answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ if TYPE_CHECKING:
 ASK_EVERY_S = 10.0
 ANSWERS_WITHIN_S = 5.0
 WAITING_MAX = 16
-"""Who asks at the same time."""
+"""Bound on concurrent callers of `answers`."""
 LATE_S = 0.5
-"""If this agent itself did not run for so long when the answer was due, it may lie unread: it is given its time again."""
+"""If the agent itself was stalled for this long when the answer was due, the answer may be unread: it gets its time
+again."""
 
 
 class Heartbeat:
-    """``ask()`` sends a ping; ``changed(is_silent)`` is called when it has said nothing for ``within_s`` after one, and when
-    it says something again. One ping is on its way at a time."""
+    """ping(): sends a ping, one at a time. changed(is_silent): called when nothing was received for ``within_s`` after
+    a ping, and when something is received again."""
 
     def __init__(
         self,
@@ -39,19 +40,19 @@ class Heartbeat:
         self._waiting: list[asyncio.Future[bool]] = []
 
     def start(self) -> None:
-        """It has just answered."""
+        """Begin; the launcher has just answered."""
         self.stop()
         self._in(self._every_s, self._beat)
 
     def stop(self) -> None:
-        """It is gone, or we are: nobody asks any more."""
+        """Stop; one side is gone."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
         self._is_asked = self.is_silent = False
 
     async def answers(self, within_s: float) -> bool:
-        """Ask now → whether it says something within so many seconds."""
+        """Ping now → whether anything is received within so many seconds."""
         waiting = asyncio.get_running_loop().create_future()
         if len(self._waiting) >= WAITING_MAX:
             return False
@@ -67,7 +68,7 @@ class Heartbeat:
                 self._waiting.remove(waiting)
 
     def heard(self) -> None:
-        """It has said something."""
+        """Note that something was received."""
         self._is_asked = False
         for waiting in self._waiting:
             if not waiting.done():

@@ -150,7 +150,7 @@ class AccountResolver:
 
     def _keep(self, question: Question, answer: Any) -> None:  # noqa: ANN401 -- as above
         if answer is _UNANSWERED:
-            log_line(f"the account database does not answer: {' '.join(question)}")
+            log_line(f"account database does not answer: question={' '.join(question)}")
         if len(self._answers) >= ANSWERS_KEPT_MAX:
             self._answers.clear()
         kept_s = UNASSIGNED_KEPT_S if question[0] == "unassigned" and answer is not _UNANSWERED else KEPT_S

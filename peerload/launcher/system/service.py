@@ -103,11 +103,11 @@ class MultiUserService:
         why = self._try(self._try_sandbox)
         self._has_sandbox = not why
         if why:
-            log_line(f"guests have no world of their own: {why}")
+            log_line(f"no sandbox for guests: {why}")
             self.unenforced += NO_SANDBOX
         why = self._try(lambda: self._kernel.install_seccomp(self._seccomp)) if self._seccomp else "not known"
         if why:
-            log_line(f"the system calls of guests are not filtered: {why}")
+            log_line(f"no seccomp filter for guests: {why}")
             self._seccomp = b""
             self.unenforced += (NO_FILTER,)
         self._has_networks = not self._try(lambda: sandbox.isolate_network(self._kernel))
@@ -143,7 +143,7 @@ class MultiUserService:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
         if uid != self.access.uid:
-            log_line(f"uid {uid} is not the agent's: it is not listened to")
+            log_line(f"connection refused, not the agent: uid={uid}")
         return bool(uid == self.access.uid)
 
     # -- who -----------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class MultiUserService:
                 raise SpawnRefused(f"{name} is the account of the agent itself")
             return account
         if not policy.guest_network and not self._has_networks:
-            raise SpawnRefused("guests are to have no network here, and nothing on this machine can keep it from them")
+            raise SpawnRefused("guests must have no network here, and this machine cannot take it from them")
         return self._guests.take(key, policy.guest_uids, self._resolver.is_unassigned)
 
     def carry_out(self, request: UserRequest) -> None:
@@ -236,7 +236,7 @@ class MultiUserService:
         """See `MultiUser`. Both have to run as the same account, and not as guests, who have another each time."""
         own, other = self._accounts.get(key), self._accounts.get(inside)
         if own is None or other is None or own.is_guest or own.uid != other.uid:
-            raise SpawnRefused("commands go inside of tasks of the same user alone, and not of guests'")
+            raise SpawnRefused("commands run only inside tasks of the same user, and not inside those of guests")
 
     def spawn(self, request: SpawnRequest, reads: int | str) -> int:
         """See `MultiUser`."""
@@ -305,7 +305,9 @@ class MultiUserService:
         try:
             os.rmdir(path)  # noqa: PTH106 -- as above
         except OSError as error:
-            log_line(f"{path} stays: {error.strerror}")  # and with it the uid of a guest, which would be the next one's
+            log_line(
+                f"cannot remove a scratch directory: path={path} error={error.strerror}"
+            )  # and with it the uid of a guest, which would be the next one's
             return
         self._guests.give_back(key)
 

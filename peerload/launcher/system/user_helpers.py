@@ -164,7 +164,7 @@ class UserHelpers:
         number = origin.number
         of_user = sum(helper.origin.quota_key == origin.quota_key for helper in self._by_pidfd.values())
         if number and (len(self._by_pidfd) >= AT_A_TIME_MAX or of_user >= OF_A_USER_MAX):
-            self.reply(number, "busy: too much is under way for this user")
+            self.reply(number, "busy: too many requests of this user are under way")
             done()
             return
         try:
@@ -193,7 +193,7 @@ class UserHelpers:
             if helper.origin.number:
                 self.reply(helper.origin.number, why)
             elif why:
-                log_line(f"an helper for uid {helper.uid}: {why}")
+                log_line(f"user helper failed: uid={helper.uid} error={why}")
             helper.done()
 
     def kill_overdue(self) -> None:
