@@ -94,9 +94,9 @@ from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
 from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
-from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
-from peerload.agent.sensors.host import Sensors
+from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -507,7 +507,7 @@ class Daemon:
                 lambda: (self.launcher.pid, self.launcher.run),
                 lambda: bool(self.node.ledger.running),
             )
-            host = Sensors(self.inbox.put, own_use.seconds)
+            host = HostSensors(self.inbox.put, own_use.seconds)
             work = (
                 host.run(),
                 parts.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
@@ -520,7 +520,7 @@ class Daemon:
             )
             background = [group.create_task(one) for one in work]
             if self.introduction.speed() is None:
-                background.append(group.create_task(find_out(self.introduction.speed_file, self.inbox.put)))
+                background.append(group.create_task(measure_speed(self.introduction.speed_file, self.inbox.put)))
             if self.parts.bus is not None:
                 background.append(group.create_task(self.parts.bus.run()))
             self.parts.trust.start()
@@ -553,7 +553,7 @@ class Daemon:
         service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.run_state.stop)
-        self.launcher.tell()
+        self.launcher.log_facts()
         self.notices.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
         self.journal.happened(

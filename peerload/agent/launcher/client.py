@@ -20,12 +20,12 @@ from peerload.agent.launcher.connect import (
     SOCKET_NAME,
     LauncherError,
     exit_of,
-    listed,
+    fetch_list,
     open_or_start,
     read_frame,
 )
 from peerload.agent.launcher.heartbeat import Heartbeat
-from peerload.agent.launcher.process import GONE_S, is_alive, stays, wait_gone
+from peerload.agent.launcher.process import GONE_S, is_alive, is_still_there, wait_gone
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
 from peerload.launcher.protocol import (
     EndedEvent,
@@ -78,14 +78,14 @@ STOP_S_MAX = 5.0
 RESTART_S = 0.2
 CONNECTS_MAX = 3
 """Connections to a launcher that hangs up, before the agent gives up starting."""
-ASKED_MAX = 1024
-ASK_S_MAX = 330.0
+REPLIES_MAX = 1024
+REPLY_S_MAX = 330.0
 """Timeout of what the launcher does as a user: its own timeout, and a little more."""
 FRAME_FILL_BYTES = 1 << 20
 """A frame is sent when it has this size; a single request may be larger."""
 
-CUT_OFF = "its connection broke; it is there, and so are its tasks"
-MEASURED_S_MAX = 2.0
+CONNECTION_BROKEN = "its connection broke; it is there, and so are its tasks"
+USAGE_S_MAX = 2.0
 """Timeout of a usage request; the launcher answers at once, or is busy."""
 
 
@@ -106,8 +106,8 @@ class LauncherLink:
         self._directory = process.directory
         self._service_of = process.serves_node
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[str]] = {}
-        self._measured: dict[int, asyncio.Future[UsageEvent]] = {}
+        self._replies: dict[int, asyncio.Future[str]] = {}
+        self._usages: dict[int, asyncio.Future[UsageEvent]] = {}
         self._failed = failed
         self._put = put
         self._output_bytes_max = output_bytes_max
@@ -160,7 +160,7 @@ class LauncherLink:
             if self._failed is not None:
                 self._failed(f"the launcher's events are lost: {error!r}")
 
-    def tell(self) -> None:
+    def log_facts(self) -> None:
         """Log which launcher this is, and what it cannot enforce. The caller decides when: an agent that fails to start
         should log only why."""
         log.info(
@@ -185,7 +185,7 @@ class LauncherLink:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self._process.let_go()
+        self._process.detach()
 
     async def stop_all(self) -> None:
         """End all tasks, and the launcher."""
@@ -296,35 +296,35 @@ class LauncherLink:
 
     async def ask(self, request: UserRequest) -> str:
         """Have the launcher of all users act as one of them → why it was not done, "" if it was. Raises LauncherError."""
-        if self._writer is None or self._paused or len(self._asked) >= ASKED_MAX:
+        if self._writer is None or self._paused or len(self._replies) >= REPLIES_MAX:
             raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
         number = next(self._numbers)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        self._replies[number] = answer
         self._request(request.replace(id=number, node=self._service_of))
         try:
-            async with asyncio.timeout(ASK_S_MAX):
+            async with asyncio.timeout(REPLY_S_MAX):
                 return await answer
         except TimeoutError:
             raise LauncherError("the launcher has not done in time what it was asked") from None
         finally:
-            self._asked.pop(number, None)
+            self._replies.pop(number, None)
 
     async def usage(self, keys: Sequence[str]) -> UsageEvent | None:
         """Current usage of these tasks; None if the launcher does not answer in time."""
-        if self._writer is None or self._paused or len(self._measured) >= ASKED_MAX:
+        if self._writer is None or self._paused or len(self._usages) >= REPLIES_MAX:
             return None
         number = next(self._numbers)
         answer: asyncio.Future[UsageEvent] = asyncio.get_running_loop().create_future()
-        self._measured[number] = answer
+        self._usages[number] = answer
         self._request(UsageRequest(number, list(keys)))
         try:
-            async with asyncio.timeout(MEASURED_S_MAX):
+            async with asyncio.timeout(USAGE_S_MAX):
                 return await answer
         except TimeoutError:
             return None
         finally:
-            self._measured.pop(number, None)
+            self._usages.pop(number, None)
 
     def _request(self, request: Request) -> None:
         if self._writer is None or self._paused:
@@ -360,7 +360,7 @@ class LauncherLink:
         """Connect, starting the launcher if nobody answers, and get the list."""
         reader, writer = await open_or_start(self._process)
         try:
-            listing = await listed(reader, writer, self._met)
+            listing = await fetch_list(reader, writer, self._note_facts)
         except BaseException:
             writer.close()
             raise
@@ -376,10 +376,10 @@ class LauncherLink:
             except LOST as error:
                 why = str(error) or type(error).__name__
                 log.warning("launcher closed the connection: error=%s", why)
-        self._process.let_go()
+        self._process.detach()
         raise LauncherError("the launcher does not answer", why=why)
 
-    def _met(self, hello: ListedEvent) -> None:
+    def _note_facts(self, hello: ListedEvent) -> None:
         """Take note of what the launcher is. Raises LauncherError."""
         self._pid = hello.pid
         self._run = hello.run
@@ -397,7 +397,7 @@ class LauncherLink:
             if self._closing:
                 return
             self._heartbeat.stop()
-            is_there = await asyncio.to_thread(stays, self._pid)
+            is_there = await asyncio.to_thread(is_still_there, self._pid)
             log.warning("launcher %s: error=%s", "connection broken" if is_there else "lost, starting another", lost)
             self._pid = 0
             if self._writer is not None:
@@ -405,12 +405,12 @@ class LauncherLink:
             self._writer = None
             self._paused = True
             self._requests.clear()
-            for answer in self._asked.values():
+            for answer in self._replies.values():
                 if not answer.done():
                     answer.set_exception(LauncherError("the launcher went away"))
-            self._put(LauncherLost(CUT_OFF) if is_there else LauncherLost())
+            self._put(LauncherLost(CONNECTION_BROKEN) if is_there else LauncherLost())
             reader, ready = await self._reconnect()
-            self.tell()
+            self.log_facts()
             self._put(ready)
             self._heartbeat.start()
 
@@ -418,7 +418,7 @@ class LauncherLink:
         try:
             while True:
                 told = await read_frame(reader)
-                self._heartbeat.heard()
+                self._heartbeat.received()
                 for event in told:
                     self._event(event)
         except LOST as error:
@@ -442,11 +442,11 @@ class LauncherLink:
             case EndedEvent(key, record):
                 self._put(TaskEnded(key, exit_of(record)))
             case UserReply(number, why):
-                answer = self._asked.get(number)
+                answer = self._replies.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result(why)
             case UsageEvent(number):
-                measured = self._measured.get(number)
+                measured = self._usages.get(number)
                 if measured is not None and not measured.done():
                     measured.set_result(event)
             case StdinFed():

@@ -75,10 +75,10 @@ async def open_or_start(
                     log.info("waiting for the launcher of all users: directory=%s", directory)
                 await asyncio.to_thread(process.start)
             elif time.monotonic() > deadline_s or process.has_failed():
-                process.let_go()
+                process.detach()
                 raise LauncherError(
                     "the launcher does not answer",
-                    why=process.last_words() or str(error.strerror),
+                    why=process.last_log_line() or str(error.strerror),
                     hint="systemctl status peerload-launcher" if is_service else "",
                 ) from None
             await asyncio.sleep(SERVICE_LOOK_S if is_service else START_LOOK_S)
@@ -95,7 +95,7 @@ async def _open(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWr
         os.close(fd)
 
 
-async def listed(
+async def fetch_list(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Callable[[ListedEvent], None]
 ) -> LauncherReady:
     """Get the list of everything the launcher knows; ``met`` gets its last part, which describes the launcher."""

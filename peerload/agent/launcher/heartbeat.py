@@ -24,12 +24,12 @@ class Heartbeat:
 
     def __init__(
         self,
-        ask: Callable[[], None],
+        ping: Callable[[], None],
         changed: Callable[[bool], None],
         every_s: float = ASK_EVERY_S,
         within_s: float = ANSWERS_WITHIN_S,
     ) -> None:
-        self._ask = ask
+        self._ping = ping
         self._changed = changed
         self._every_s = every_s
         self._within_s = within_s
@@ -42,7 +42,7 @@ class Heartbeat:
     def start(self) -> None:
         """Begin; the launcher has just answered."""
         self.stop()
-        self._in(self._every_s, self._beat)
+        self._schedule(self._every_s, self._send_ping)
 
     def stop(self) -> None:
         """Stop; one side is gone."""
@@ -57,7 +57,7 @@ class Heartbeat:
         if len(self._waiting) >= WAITING_MAX:
             return False
         self._waiting.append(waiting)
-        self._ask()
+        self._ping()
         try:
             async with asyncio.timeout(within_s):
                 return bool(await waiting)
@@ -67,7 +67,7 @@ class Heartbeat:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Note that something was received."""
         self._is_asked = False
         for waiting in self._waiting:
@@ -77,23 +77,23 @@ class Heartbeat:
         if self.is_silent:
             self.is_silent = False
             self._changed(False)
-            self._in(self._every_s, self._beat)
+            self._schedule(self._every_s, self._send_ping)
 
-    def _in(self, seconds: float, call: Callable[[], None]) -> None:
+    def _schedule(self, seconds: float, call: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self._due_s = loop.time() + seconds
         self._timer = loop.call_later(seconds, call)
 
-    def _beat(self) -> None:
+    def _send_ping(self) -> None:
         self._is_asked = True
-        self._ask()
-        self._in(self._within_s, self._judge)
+        self._ping()
+        self._schedule(self._within_s, self._check)
 
-    def _judge(self) -> None:
+    def _check(self) -> None:
         if not self._is_asked:
-            self._in(max(self._every_s - self._within_s, 0.0), self._beat)
+            self._schedule(max(self._every_s - self._within_s, 0.0), self._send_ping)
         elif asyncio.get_running_loop().time() - self._due_s > LATE_S:
-            self._in(self._within_s, self._judge)
+            self._schedule(self._within_s, self._check)
         else:
             self.is_silent = True
             self._changed(True)

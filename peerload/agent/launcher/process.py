@@ -34,9 +34,9 @@ class LauncherProcess:
     def start(self) -> None:
         """Start a launcher. Not for the loop's thread: it takes milliseconds, with a large heap more."""
         limit = _limit(self._files_max) if self._files_max else ""
-        self.let_go()
+        self.detach()
         self._popen = subprocess.Popen(
-            start_words(
+            command_line(
                 "server",
                 ["--directory", str(self.directory), *(["--store", self._store] if self._store else [])],
                 first=limit,
@@ -48,7 +48,7 @@ class LauncherProcess:
             close_fds=True,
         )
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Forget the process: it is meant to outlive the agent, and Popen would warn about that."""
         if self._popen is not None and self._popen.poll() is None:
             self._popen.returncode = 0
@@ -67,7 +67,7 @@ class LauncherProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(seconds_max)
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of the launcher's log; "" if there is none."""
         try:
             lines = (self.directory / "launcher.log").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -87,7 +87,7 @@ class LauncherService:
     def start(self) -> None:
         """Do nothing: its service starts it."""
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Do nothing."""
 
     def exit_code(self) -> int | None:
@@ -101,12 +101,12 @@ class LauncherService:
     def wait(self, seconds_max: float | None = None) -> None:
         """Do nothing: it is no child of ours."""
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The explanation if it does not answer."""
         return f"nobody listens in {self.directory}; it is run by peerload-launcher.service"
 
 
-def start_words(module: str, flags: list[str], first: str = "") -> list[str]:
+def command_line(module: str, flags: list[str], first: str = "") -> list[str]:
     """The command line of a launcher that loads nothing but itself. first: code to run before."""
     root = str(Path(peerload.__file__).resolve().parent.parent)
     places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
@@ -142,7 +142,7 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-def stays(pid: int) -> bool:
+def is_still_there(pid: int) -> bool:
     """Whether a launcher that hung up is still there."""
     wait_gone(pid, GONE_S)
     return is_alive(pid)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.sensors.cpu_benchmark import kept_speed
+from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.model import events
 from peerload.model.devices import GPU
@@ -90,4 +90,4 @@ class LocalNode:
 
     def speed(self) -> float | None:
         """As it was set, else as it was measured, None if it was not yet."""
-        return self._parts.config.speed or kept_speed(self.speed_file)
+        return self._parts.config.speed or stored_speed(self.speed_file)

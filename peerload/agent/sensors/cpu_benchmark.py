@@ -47,7 +47,7 @@ _BLOCKS = 32
 # -- in the agent ------------------------------------------------------------------------------------------------------
 
 
-def kept_speed(path: Path) -> float | None:
+def stored_speed(path: Path) -> float | None:
     """The stored speed; None if there is none that can be used."""
     try:
         with path.open("rb") as file:
@@ -59,7 +59,7 @@ def kept_speed(path: Path) -> float | None:
         return None
 
 
-async def find_out(path: Path, put: Callable[[SpeedMeasured], None], after_s: float = MEASURE_AFTER_S) -> None:
+async def measure_speed(path: Path, put: Callable[[SpeedMeasured], None], after_s: float = MEASURE_AFTER_S) -> None:
     """Measure, store and put the speed. Without it the node counts as the reference machine."""
     await asyncio.sleep(after_s)
     try:
@@ -68,7 +68,7 @@ async def find_out(path: Path, put: Callable[[SpeedMeasured], None], after_s: fl
         log.warning("cannot measure the speed, the next start tries again: error=%s", error.strerror)
         return
     try:
-        said = await asyncio.to_thread(_said, process)
+        said = await asyncio.to_thread(_read_output, process)
     except asyncio.CancelledError:
         process.kill()  # its output ends, and with it the thread that reads it
         raise
@@ -80,7 +80,7 @@ async def find_out(path: Path, put: Callable[[SpeedMeasured], None], after_s: fl
         log.warning("cannot measure the speed: exit_code=%s", process.returncode)
         return
     try:
-        await asyncio.to_thread(_keep, path, speed)
+        await asyncio.to_thread(_store, path, speed)
     except OSError as error:
         log.warning("cannot store the speed: path=%s error=%s", path, error.strerror)
     log.info("speed measured: speed=%.2f (reference machine: 1)", speed)
@@ -99,7 +99,7 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _said(process: subprocess.Popen[bytes]) -> bytes:
+def _read_output(process: subprocess.Popen[bytes]) -> bytes:
     with process:
         try:
             return process.communicate(timeout=MEASURE_S_MAX)[0]
@@ -116,7 +116,7 @@ def _speed(text: bytes) -> float | None:
     return None
 
 
-def _keep(path: Path, speed: float) -> None:
+def _store(path: Path, speed: float) -> None:
     new = path.with_suffix(".new")
     new.write_text(f"{speed}\n", encoding="ascii")
     new.replace(path)

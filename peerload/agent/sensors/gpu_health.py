@@ -39,7 +39,7 @@ HELD_DOWN_S = 30.0
 """A card is degraded after throttling for this long."""
 RECOVERED_S = 10.0
 """A degraded card recovers after this long without throttling."""
-ILL_MAX = 64
+ERRORS_MAX = 64
 WAS_LOST = "it was lost: its driver has to be loaded anew before it is used again"
 
 
@@ -56,65 +56,67 @@ class GpuFaults:
         self._boot = boot
         self._file = file
         self._driver = ""
-        self._ill: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
 
-    def begin(self, driver: str) -> None:
+    def load(self, driver: str) -> None:
         """Load the errors that were noted for this version of the driver."""
         if driver == self._driver:
             return
         self._driver = driver
-        self._ill = self._kept()
+        self._errors = self._stored()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear all errors; the driver was reloaded."""
         self._driver = ""
-        if self._ill:
-            self._ill = {}
-            self._keep()
+        if self._errors:
+            self._errors = {}
+            self._store()
 
-    def note(self, card: str, number: int) -> bool:
+    def add_xid(self, card: str, number: int) -> bool:
         """Note an error of a card. → whether it counts."""
         if number in XIDS_OF_PROGRAMS:
             log.info("GPU error caused by a program: gpu=%s error=%s", card, xid_text(number))
             return False
         log.warning("GPU error, no task gets it any more: gpu=%s error=%s", card, xid_text(number))
-        self._mark(card, xid_text(number))
+        self._add(card, xid_text(number))
         return True
 
-    def lost(self, card: str) -> None:
+    def add_lost(self, card: str) -> None:
         """Note that the driver does not reach a card. Earlier errors say more."""
-        if card not in self._ill:
+        if card not in self._errors:
             log.warning("GPU lost, no task gets it any more: gpu=%s", card)
-            self._mark(card, WAS_LOST)
+            self._add(card, WAS_LOST)
 
-    def _mark(self, card: str, why: str) -> None:
-        if len(self._ill) < ILL_MAX or card in self._ill:
-            self._ill[card] = why
-            self._keep()
+    def _add(self, card: str, why: str) -> None:
+        if len(self._errors) < ERRORS_MAX or card in self._errors:
+            self._errors[card] = why
+            self._store()
 
-    def of(self, *names: str) -> str:
+    def error_of(self, *names: str) -> str:
         """The error of any of these names (a slice, and its card); "" if there is none."""
-        return next((self._ill[name] for name in names if name in self._ill), "")
+        return next((self._errors[name] for name in names if name in self._errors), "")
 
-    def _kept(self) -> dict[str, str]:
+    def _stored(self) -> dict[str, str]:
         if self._file is None:
             return {}
         try:
             kept = json.loads(self._file.read_text(encoding="utf-8"))
             if (kept["boot"], kept["driver"]) == (self._boot, self._driver):
-                return {str(name): str(why) for name, why in list(kept["ill"].items())[:ILL_MAX]}
+                return {str(name): str(why) for name, why in list(kept["ill"].items())[:ERRORS_MAX]}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             log.warning("cannot read the errors of GPUs: path=%s error=%s", self._file, error)
         return {}
 
-    def _keep(self) -> None:
+    def _store(self) -> None:
         if self._file is None:
             return
         new = self._file.with_suffix(".new")
         try:
-            new.write_text(json.dumps({"boot": self._boot, "driver": self._driver, "ill": self._ill}), encoding="utf-8")
+            new.write_text(
+                json.dumps({"boot": self._boot, "driver": self._driver, "ill": self._errors}), encoding="utf-8"
+            )
             new.replace(self._file)
         except OSError as error:  # a full disk: it is known as long as this agent runs
             log.warning("cannot store the errors of GPUs: path=%s error=%s", self._file, error.strerror)
@@ -130,7 +132,7 @@ class ThrottleDetector:
         self._free_since_s: float | None = None
         self.is_weak = False
 
-    def saw(self, bits: int, now_s: float) -> bool:
+    def take(self, bits: int, now_s: float) -> bool:
         """Take a reading of the throttle reasons. → whether the card is throttled now."""
         is_held = bool(bits & HELD_DOWN_BITS)
         if is_held:

@@ -44,7 +44,7 @@ class GpuUsage(msgspec.Struct, frozen=True):
     strangers: dict[int, int] = {}
 
 
-def shared_out(
+def memory_by_owner(
     used_bytes: int | None,
     processes: Iterable[GpuProcess] | None,
     owners: Mapping[int, str | None],
@@ -87,7 +87,7 @@ def shared_out(
     )
 
 
-class Averaged:
+class GpuAverages:
     """Averages of one device over its readings. gap_s: time since the last one."""
 
     def __init__(self, device: Device) -> None:

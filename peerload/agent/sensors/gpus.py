@@ -19,7 +19,7 @@ import msgspec
 
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.agent.sensors.gpu_thread import GpuThread
-from peerload.agent.sensors.gpu_usage import Averaged, shared_out
+from peerload.agent.sensors.gpu_usage import GpuAverages, memory_by_owner
 from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
 from peerload.agent.sensors.process_owner import ProcessOwners
@@ -58,8 +58,8 @@ FIND_AGAIN_S = 2.0
 """Interval of the search for a driver that was unloaded."""
 SEEN_MAX = 2 * DEVICES_MAX
 """Bound on remembered cards, present and missing ones."""
-TELL_BYTES = 16 << 20
-TELL_BUSY = 0.05
+REPORT_BYTES = 16 << 20
+REPORT_BUSY = 0.05
 """Smaller changes are not reported."""
 HANGS = "its driver does not answer"
 AWAY = "its driver has been unloaded"
@@ -134,8 +134,8 @@ class Gpus:
         self._look_until_s = 0.0
         self._wait_for_reading: list[asyncio.Future[None]] = []
         self._read_s = 0.0
-        self._gpus: dict[str, Averaged] = {}
-        self._told: dict[str, DeviceReading] = {}
+        self._gpus: dict[str, GpuAverages] = {}
+        self._reported: dict[str, DeviceReading] = {}
         self._is_away = False
         self._has_failed = False
         self._seen: tuple[Device, ...] = ()
@@ -159,10 +159,10 @@ class Gpus:
         try:
             gpus, why = await self._thread.do(self._find, seconds_max)
         except TimeoutError:
-            self._say_none(f"the driver has not answered within {seconds_max:g} s")
+            self._log_none(f"the driver has not answered within {seconds_max:g} s")
         except Exception as error:  # noqa: BLE001 -- whatever goes wrong with a driver, the rest of the node works
             self._failed("looked for", error)
-            self._say_none(f"they cannot be looked for: {error}")
+            self._log_none(f"they cannot be looked for: {error}")
         else:
             self._has_failed = False
             self._take(gpus, why)
@@ -313,7 +313,7 @@ class Gpus:
         self._note_seen(gpus)
         found = self._usable(gpus)
         if not found:
-            self._say_none(why or "all of them are left alone")
+            self._log_none(why or "all of them are left alone")
             if self._is_away:
                 return
         elif self.devices != (*found, *self._others) or self._is_away:
@@ -323,7 +323,7 @@ class Gpus:
             self._wanted.set()  # they are read at once
         self._is_away = False
         kept = {device.id: self._gpus[device.id] for device in self.devices if device in found}
-        self._gpus = {gpu.id: kept.get(gpu.id) or Averaged(gpu) for gpu in found}
+        self._gpus = {gpu.id: kept.get(gpu.id) or GpuAverages(gpu) for gpu in found}
         self.devices = (*found, *self._others)
         self._look_for_more_at_s = time.monotonic() + FIND_EVERY_S
 
@@ -342,7 +342,7 @@ class Gpus:
         is_listed = self._nvml is not None and bdf in self._nvml.places
         return not is_listed and all(gpu.id != name for gpu in gpus)
 
-    def _say_none(self, why: str) -> None:
+    def _log_none(self, why: str) -> None:
         if self._why_none != why:
             log.info("no GPUs: %s", why)
         self._why_none = why
@@ -356,7 +356,7 @@ class Gpus:
     def _go_away(self, why: str) -> None:
         """Report all GPUs as unknown, and search for them until they are found."""
         self._is_away = True
-        self._tell_unknown(why)
+        self._report_unknown(why)
 
     async def _sample(self) -> None:
         waiting, self._wait_for_reading = self._wait_for_reading, []
@@ -375,7 +375,7 @@ class Gpus:
             cards = await self._thread.do(self._read, READ_S_MAX)
         except TimeoutError:
             log.warning("GPU driver timeout, GPUs are unknown until it answers: seconds=%g", READ_S_MAX)
-            self._tell_unknown(HANGS)
+            self._report_unknown(HANGS)
             await self._thread.idle()
             log.warning("GPU driver answers again")
             return  # what it has come back with is old
@@ -387,7 +387,7 @@ class Gpus:
             return
         except Exception as error:  # noqa: BLE001 -- as in `find`
             if not self._has_failed:
-                self._tell_unknown(UNREADABLE)
+                self._report_unknown(UNREADABLE)
             self._failed("read", error)
             return
         self._has_failed = False
@@ -396,8 +396,8 @@ class Gpus:
             return
         gap_s, self._read_s = began_s - self._read_s, began_s
         readings = self._readings(cards, gap_s)
-        if is_asked or any(_is_news(self._told.get(reading.id), reading) for reading in readings):
-            self._tell(read_s, readings)
+        if is_asked or any(_has_changed(self._reported.get(reading.id), reading) for reading in readings):
+            self._report(read_s, readings)
 
     def _readings(self, cards: Read, gap_s: float) -> tuple[DeviceReading, ...]:
         by_device: dict[str, list[str]] = {}
@@ -410,23 +410,25 @@ class Gpus:
             if averaged is None:  # another agent's, or left alone
                 continue
             held = by_device.get(card.id, [])
-            tenants = shared_out(card.mem_used_bytes, card.processes, owners, held, is_contained=self._is_contained)
+            tenants = memory_by_owner(
+                card.mem_used_bytes, card.processes, owners, held, is_contained=self._is_contained
+            )
             readings.append(averaged.reading(card, tenants, held, gap_s))
         read = {card.id for card, _ in cards}
         readings += [
-            msgspec.structs.replace(self._told.get(name, DeviceReading(name)), health=Health.SICK, why=GONE)
+            msgspec.structs.replace(self._reported.get(name, DeviceReading(name)), health=Health.SICK, why=GONE)
             for name in self._gpus
             if name not in read
         ]
         return tuple(readings)
 
-    def _tell(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
+    def _report(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
         for reading in readings:
-            self._note(self._told.get(reading.id), reading)
-        self._told = {reading.id: reading for reading in readings}
+            self._tell_host(self._reported.get(reading.id), reading)
+        self._reported = {reading.id: reading for reading in readings}
         self._put(DevicesSampled(read_s, readings))
 
-    def _note(self, before: DeviceReading | None, now: DeviceReading) -> None:
+    def _tell_host(self, before: DeviceReading | None, now: DeviceReading) -> None:
         """Tell the host about a change of health."""
         if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
             return
@@ -435,25 +437,25 @@ class Gpus:
         is_new = before is None and now.health is Health.OK
         self._host.gpu_changed("found" if is_new else now.health.name.lower(), words)
 
-    def _tell_unknown(self, why: str) -> None:
+    def _report_unknown(self, why: str) -> None:
         unknown = tuple(
-            msgspec.structs.replace(self._told.get(name, DeviceReading(name)), health=Health.UNKNOWN, why=why)
+            msgspec.structs.replace(self._reported.get(name, DeviceReading(name)), health=Health.UNKNOWN, why=why)
             for name in self._gpus
         )
-        self._tell(time.clock_gettime(time.CLOCK_BOOTTIME), unknown)
+        self._report(time.clock_gettime(time.CLOCK_BOOTTIME), unknown)
 
 
-def _is_news(told: DeviceReading | None, now: DeviceReading) -> bool:
+def _has_changed(told: DeviceReading | None, now: DeviceReading) -> bool:
     if told is None:
         return True
     if (told.health, told.why, told.foreign, told.is_throttled) != (now.health, now.why, now.foreign, now.is_throttled):
         return True
-    if abs(told.busy - now.busy) >= TELL_BUSY or abs(told.mem_used_bytes - now.mem_used_bytes) >= TELL_BYTES:
+    if abs(told.busy - now.busy) >= REPORT_BUSY or abs(told.mem_used_bytes - now.mem_used_bytes) >= REPORT_BYTES:
         return True
-    if abs(told.mem_foreign_peak_bytes - now.mem_foreign_peak_bytes) >= TELL_BYTES:
+    if abs(told.mem_foreign_peak_bytes - now.mem_foreign_peak_bytes) >= REPORT_BYTES:
         return True
     before, after = dict(told.ours), dict(now.ours)
-    return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= TELL_BYTES for key in after)
+    return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= REPORT_BYTES for key in after)
 
 
 class NodeGpuHost:

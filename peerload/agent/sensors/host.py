@@ -1,4 +1,4 @@
-"""Sensors of the host: cores, memory, load and pressure, read with psutil and from /proc."""
+"""HostSensors of the host: cores, memory, load and pressure, read with psutil and from /proc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from peerload.agent.sensors.own_use import text_of
+from peerload.agent.sensors.own_use import read_text_of
 from peerload.model.events import LoadSampled
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ FOREIGN_EVERY_S = 3.0
 """Interval at which the use of this node's own tasks is read."""
 CPUS_MIN = 0.01
 TICKS = os.sysconf("SC_CLK_TCK")
-TELL_CPUS = 0.05
+REPORT_CPUS = 0.05
 """Smaller changes (in cores) are not reported."""
-TELL_PRESSURE = 0.05
-TELL_MEMORY_SHARE = 1 / 32
+REPORT_PRESSURE = 0.05
+REPORT_MEMORY_SHARE = 1 / 32
 """Smaller changes of the memory in use, as a share of all, are not reported."""
 
 
@@ -45,7 +45,7 @@ class Pressure(NamedTuple):
     memory: float | None = None
 
 
-class Sensors:
+class HostSensors:
     """Puts a LoadSampled whenever the readings have changed noticeably.
 
     cpus_busy: cores in use by anybody, averaged over AVERAGE_S. cpus_busy_foreign: the same without our own work,
@@ -64,7 +64,7 @@ class Sensors:
         self._foreign = 0.0
         self._before = own_s()
         self._busy_s = self._passed_s = 0.0
-        self._told = LoadSampled(-1.0, 0.0, 0)
+        self._reported = LoadSampled(-1.0, 0.0, 0)
         self._can_read = True
 
     async def run(self) -> None:
@@ -103,8 +103,8 @@ class Sensors:
             mem_pressure=waited.memory or 0.0,
             cpus=self._cores.cpus,
         )
-        if self._is_news(sampled, memory.total):
-            self._told = sampled
+        if self._has_changed(sampled, memory.total):
+            self._reported = sampled
             self._put(sampled)
 
     def _sample_foreign(self, busy_s: float, passed_s: float) -> None:
@@ -120,14 +120,14 @@ class Sensors:
             self._foreign += _weight(self._passed_s, FOREIGN_AVERAGE_S) * (foreign - self._foreign)
         self._before, self._busy_s, self._passed_s = now, 0.0, 0.0
 
-    def _is_news(self, now: LoadSampled, mem_bytes: int) -> bool:
-        told = self._told
+    def _has_changed(self, now: LoadSampled, mem_bytes: int) -> bool:
+        told = self._reported
         return (
-            abs(now.cpus_busy - told.cpus_busy) >= TELL_CPUS
-            or abs(now.cpus_busy_foreign - told.cpus_busy_foreign) >= TELL_CPUS
-            or abs(now.cpu_pressure - told.cpu_pressure) >= TELL_PRESSURE
-            or abs(now.mem_pressure - told.mem_pressure) >= TELL_PRESSURE
-            or abs(now.mem_used_bytes - told.mem_used_bytes) >= mem_bytes * TELL_MEMORY_SHARE
+            abs(now.cpus_busy - told.cpus_busy) >= REPORT_CPUS
+            or abs(now.cpus_busy_foreign - told.cpus_busy_foreign) >= REPORT_CPUS
+            or abs(now.cpu_pressure - told.cpu_pressure) >= REPORT_PRESSURE
+            or abs(now.mem_pressure - told.mem_pressure) >= REPORT_PRESSURE
+            or abs(now.mem_used_bytes - told.mem_used_bytes) >= mem_bytes * REPORT_MEMORY_SHARE
         )
 
 
@@ -167,7 +167,7 @@ class Cores:
     def _read(self) -> tuple[float, float, float]:
         """(busy, total) seconds of the cores in the mask since boot, and what the quota's cgroup has used."""
         busy = total = 0
-        for line in text_of(self._root / "proc/stat").splitlines():
+        for line in read_text_of(self._root / "proc/stat").splitlines():
             name, *fields = line.split()
             if not name.startswith("cpu"):
                 break
@@ -181,7 +181,7 @@ class Cores:
 
 def pressure(root: Path = Path("/")) -> Pressure:
     """Current pressure; a kernel may be built, or started, without it."""
-    return Pressure(*(_waited(text_of(root / "proc/pressure" / name)) for name in Pressure._fields))
+    return Pressure(*(_waited(read_text_of(root / "proc/pressure" / name)) for name in Pressure._fields))
 
 
 def _waited(text: str) -> float | None:
@@ -204,12 +204,12 @@ def _cpu_quotas(root: Path) -> list[tuple[float, Callable[[], float]]]:
     """Quota in cores of each cgroup of this process, and a function that reads its processor seconds."""
     found: list[tuple[float, Callable[[], float]]] = []
     for directory in _cgroups(root, ""):
-        words = text_of(directory / "cpu.max").split()
+        words = read_text_of(directory / "cpu.max").split()
         if len(words) == 2 and words[0].isdecimal() and int(words[0]) > 0:  # noqa: PLR2004 -- "QUOTA PERIOD"
             found.append((int(words[0]) / int(words[1]), partial(_used_s, directory / "cpu.stat")))
     counted = _cgroups(root, "cpuacct")
     for depth, directory in enumerate(_cgroups(root, "cpu")):
-        quota, period = text_of(directory / "cpu.cfs_quota_us"), text_of(directory / "cpu.cfs_period_us")
+        quota, period = read_text_of(directory / "cpu.cfs_quota_us"), read_text_of(directory / "cpu.cfs_period_us")
         if quota.isdecimal() and int(quota) > 0 and period.isdecimal():
             usage = counted[depth] if depth < len(counted) else directory
             found.append((int(quota) / int(period), partial(_used_s, usage / "cpuacct.usage")))
@@ -218,21 +218,21 @@ def _cpu_quotas(root: Path) -> list[tuple[float, Callable[[], float]]]:
 
 def _used_s(path: Path) -> float:
     """Processor seconds that a cgroup has counted: microseconds after a word, or nanoseconds alone."""
-    words = text_of(path).split()
+    words = read_text_of(path).split()
     if words[:1] == ["usage_usec"]:
         return int(words[1]) / 1e6
     return int(words[0]) / 1e9 if words[:1] and words[0].isdecimal() else 0.0
 
 
 def _memory_limits(root: Path) -> list[int]:
-    texts = [text_of(directory / "memory.max") for directory in _cgroups(root, "")]
-    texts += [text_of(directory / "memory.limit_in_bytes") for directory in _cgroups(root, "memory")]
+    texts = [read_text_of(directory / "memory.max") for directory in _cgroups(root, "")]
+    texts += [read_text_of(directory / "memory.limit_in_bytes") for directory in _cgroups(root, "memory")]
     return [int(text) for text in texts if text.isdecimal()]
 
 
 def _cgroups(root: Path, controller: str) -> list[Path]:
     """Directories of this process's cgroup and of those above it, for a v1 controller or ("") for v2."""
-    for line in text_of(root / "proc/self/cgroup").splitlines():
+    for line in read_text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             base = root / "sys/fs/cgroup" / controllers if controller else root / "sys/fs/cgroup"

@@ -141,7 +141,7 @@ class Nvml:
             if why:
                 raise OSError(why)
             self._is_open = True
-        self._faults.begin(text(self._library.ask("nvmlSystemGetDriverVersion")))
+        self._faults.load(text(self._library.ask("nvmlSystemGetDriverVersion")))
         clocks = {card.device.id: card.clocks for card in self._cards}
         self._cards = []
         self._shapes = {}
@@ -180,7 +180,7 @@ class Nvml:
     def close(self, *, is_over: bool = False) -> None:
         """End the session. is_over: the driver was unloaded; problems with its cards are forgotten."""
         if is_over:
-            self._faults.forget()
+            self._faults.clear()
         if self._is_open:
             self._close_session()
             self._cards = []
@@ -334,7 +334,7 @@ class Nvml:
         bits = self._library.ask("nvmlDeviceGetCurrentClocksEventReasons", card.whole)
         if bits is None:
             bits = self._library.ask("nvmlDeviceGetCurrentClocksThrottleReasons", card.whole)
-        is_throttled = card.clocks.saw(bits or 0, self._now_s())
+        is_throttled = card.clocks.take(bits or 0, self._now_s())
         health, why = self._health(card)
         if memory is None and health is Health.OK and "memory" in card.device.capabilities:
             health, why = Health.UNKNOWN, "its memory cannot be read just now" + _codes(codes)
@@ -360,9 +360,9 @@ class Nvml:
             speed = min(now / most, 1.0) if now and most else 1.0
         is_there = not self._library.codes & NOT_THERE
         if not is_there:
-            self._faults.lost(card.whole_name)
+            self._faults.add_lost(card.whole_name)
         return judged(
-            self._faults.of(card.device.name, card.whole_name),
+            self._faults.error_of(card.device.name, card.whole_name),
             is_there,
             uncorrected,
             (bool(rows[2]), bool(rows[3])),
@@ -419,7 +419,7 @@ class Nvml:
             if event is None:
                 return
             if int(event.eventType) == XID_EVENT:
-                self._faults.note(self._meant(self._name(event.device), event), int(event.eventData))
+                self._faults.add_xid(self._meant(self._name(event.device), event), int(event.eventData))
 
     def _name(self, handle: object) -> str:
         """Name of the card of this handle; a lost card does not tell its name."""

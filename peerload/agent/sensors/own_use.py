@@ -52,14 +52,16 @@ class OwnUse:
     def _counted_s(self, pid: int, run: str) -> float | None:
         """Use of all tasks of this run of the launcher, ended ones too, as the kernel counts it."""
         path = self._cgroup(pid)
-        stat = text_of(self._root / f"sys/fs/cgroup/{path}/{ROOT_PREFIX}{run}/cpu.stat") if path is not None else ""
+        stat = (
+            read_text_of(self._root / f"sys/fs/cgroup/{path}/{ROOT_PREFIX}{run}/cpu.stat") if path is not None else ""
+        )
         found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
         usage = found.get("usage_usec", "")
         return int(usage) / 1e6 if usage.isdecimal() else None
 
     def _cgroup(self, pid: int) -> str | None:
         """The cgroup (of version 2) of a process."""
-        for line in text_of(self._root / f"proc/{pid}/cgroup").splitlines():
+        for line in read_text_of(self._root / f"proc/{pid}/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 return path.strip("/")
@@ -88,7 +90,7 @@ def _sum_s(used: Iterable[list[bytes]]) -> float:
     return sum(int(ticks) for fields in used for ticks in fields) / _TICKS
 
 
-def text_of(path: Path) -> str:
+def read_text_of(path: Path) -> str:
     """Read a file of the kernel; empty if it is absent."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()

@@ -40,11 +40,11 @@ class HealthCheck:
             "its store does not commit": _store_commits(self._store),
             "its launcher does not answer": self._launcher.answers(within_s),
         }
-        found = await asyncio.gather(*(_kept_to(within_s, check) for check in checks.values()))
+        found = await asyncio.gather(*(_within(within_s, check) for check in checks.values()))
         return "; ".join(f"{says}{why}" for says, why in zip(checks, found, strict=True) if why is not None)
 
 
-async def _kept_to(within_s: float, check: Awaitable[bool]) -> str | None:
+async def _within(within_s: float, check: Awaitable[bool]) -> str | None:
     """None if the check passed, else what to add to its message."""
     try:
         async with asyncio.timeout(within_s):

@@ -35,10 +35,10 @@ class ServiceManager:
     Raises ConfigError if the passed socket cannot be used."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        told = {name: environment.pop(name, "") for name in VARIABLES}
-        self._address = _address(told["NOTIFY_SOCKET"])
-        self.watchdog_s = _watchdog_s(told["WATCHDOG_USEC"], told["WATCHDOG_PID"])
-        self._listener = _handed_over(told["LISTEN_FDS"], told["LISTEN_PID"], told["LISTEN_FDNAMES"])
+        found = {name: environment.pop(name, "") for name in VARIABLES}
+        self._address = _address(found["NOTIFY_SOCKET"])
+        self.watchdog_s = _watchdog_s(found["WATCHDOG_USEC"], found["WATCHDOG_PID"])
+        self._listener = _passed_socket(found["LISTEN_FDS"], found["LISTEN_PID"], found["LISTEN_FDNAMES"])
 
     @property
     def is_there(self) -> bool:
@@ -46,7 +46,7 @@ class ServiceManager:
         return self._address is not None
 
     @property
-    def hands_over(self) -> bool:
+    def passes_socket(self) -> bool:
         """Whether the socket for clients belongs to the service manager: it is neither made nor removed here."""
         return self._listener is not None
 
@@ -54,33 +54,33 @@ class ServiceManager:
         """The passed socket, checked at each use; None if there is none. Raises ConfigError."""
         if self._listener is None:
             return None
-        check_handed_over(self._listener, path)
+        check_passed_socket(self._listener, path)
         return self._listener.dup()
 
-    # -- what it is told -----------------------------------------------------------------------------------------------
+    # -- what it is found -----------------------------------------------------------------------------------------------
 
     def ready(self, status: str) -> None:
         """Report that the agent serves."""
-        self._tell("READY=1", _status(status))
+        self._notify("READY=1", _status(status))
 
     def status(self, status: str) -> None:
         """Report a status line."""
-        self._tell(_status(status))
+        self._notify(_status(status))
 
     def alive(self, status: str) -> None:
         """Send the watchdog's keep-alive."""
-        self._tell("WATCHDOG=1", _status(status))
+        self._notify("WATCHDOG=1", _status(status))
 
     def reloading(self) -> None:
         """Report that settings are reloaded; `ready` ends it."""
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={usec}")
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={usec}")
 
     def stopping(self) -> None:
         """Report that the agent stops as ordered."""
-        self._tell("STOPPING=1", _status("stopping"))
+        self._notify("STOPPING=1", _status("stopping"))
 
-    def _tell(self, *lines: str) -> None:
+    def _notify(self, *lines: str) -> None:
         """Send one datagram. An unreachable service manager is only logged: it has its own timeouts."""
         if self._address is None:
             return
@@ -98,11 +98,11 @@ def _status(words: str) -> str:
     return f"STATUS={plain[:STATUS_CHARS_MAX]}"
 
 
-def _address(told: str) -> str | None:
+def _address(found: str) -> str | None:
     """The address of the notification socket: a path, or an abstract name, which begins with @; None if it is neither."""
-    if told.startswith("@") and len(told) > 1:
-        return "\0" + told[1:]
-    return told if told.startswith("/") else None
+    if found.startswith("@") and len(found) > 1:
+        return "\0" + found[1:]
+    return found if found.startswith("/") else None
 
 
 def _watchdog_s(usec: str, pid: str) -> float:
@@ -115,7 +115,7 @@ def _watchdog_s(usec: str, pid: str) -> float:
 # -- the socket that was handed over -----------------------------------------------------------------------------------
 
 
-def _handed_over(count: str, pid: str, names: str) -> socket.socket | None:
+def _passed_socket(count: str, pid: str, names: str) -> socket.socket | None:
     """The passed socket named AGENT_FD, or the only one. Others are closed. Raises ConfigError."""
     if pid != str(os.getpid()) or not count.isascii() or not count.isdigit() or not 0 < int(count[:9]) <= FDS_MAX:
         return None
@@ -134,7 +134,7 @@ def _handed_over(count: str, pid: str, names: str) -> socket.socket | None:
     return socket.socket(fileno=wanted[0])
 
 
-def check_handed_over(listener: socket.socket, path: str) -> None:
+def check_passed_socket(listener: socket.socket, path: str) -> None:
     """Raises ConfigError unless this is a listening Unix stream socket at ``path``, and only root or we can write to it
     or replace it."""
     if listener.family != socket.AF_UNIX or listener.type != socket.SOCK_STREAM:

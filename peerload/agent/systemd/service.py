@@ -69,7 +69,7 @@ class Service:
         self._info = info
         self._node = node
         self._settings = settings
-        self._said = ""
+        self._last_trouble = ""
 
     def start(self) -> None:
         """Reload on SIGHUP from now on. For an agent in a terminal SIGHUP keeps its meaning: it ends with the terminal."""
@@ -81,7 +81,7 @@ class Service:
         if not self._manager.is_there:
             return
         every_s = self._manager.watchdog_s / SIGNS_PER_WATCHDOG
-        while not await self._is_well(min(every_s, CHECK_S) if every_s else CHECK_S):  # noqa: ASYNC110 -- nobody tells
+        while not await self._is_healthy(min(every_s, CHECK_S) if every_s else CHECK_S):  # noqa: ASYNC110 -- nobody tells
             await asyncio.sleep(AGAIN_S)
         self._manager.ready(self._status())
         loop = asyncio.get_running_loop()
@@ -90,14 +90,14 @@ class Service:
             due_s = max(due_s + every_s, loop.time())
             within_s = min(every_s / 2, CHECK_S)
             await asyncio.sleep(due_s - within_s - loop.time())
-            if await self._is_well(within_s):
+            if await self._is_healthy(within_s):
                 self._manager.alive(self._status())
 
-    async def _is_well(self, within_s: float) -> bool:
+    async def _is_healthy(self, within_s: float) -> bool:
         """Whether the health check passes. Changes are logged; a failure is reported each time."""
         trouble = await self._health.trouble(within_s)
-        if trouble != self._said:
-            self._said = trouble
+        if trouble != self._last_trouble:
+            self._last_trouble = trouble
             if trouble:
                 log.error("health check failed: %s", trouble)
             else:
