@@ -17,7 +17,8 @@ from peerload.cli.common.options import Options
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 GENERAL = {"--help", "--socket", "--json"}
-"""Flags of every verb, which the page explains once."""
+AT = "ask this node of the cluster, not this one"
+"""Flags of every verb, and the help of `--at`, which the page explains once."""
 TASK_VERBS = ("run", "submit", "map")
 TASK_HEADING = "### Flags of `run`, `submit` and `map`"
 SELECT_VERBS = ("ls", "cancel", "signal", "hold", "release", "prio", "retry", "wait", "logs", "clean")
@@ -54,7 +55,7 @@ def parser_of(verb: str) -> Options:
 def flags(parser: Options) -> dict[str, argparse.Action]:
     """Its own flags by their long name (of one without: the short one), in the order of its help."""
     found = {action.option_strings[-1]: action for action in parser._actions if action.option_strings}
-    return {name: action for name, action in found.items() if name not in GENERAL}
+    return {name: action for name, action in found.items() if name not in GENERAL and action.help != AT}
 
 
 def row(action: argparse.Action, formatter: argparse.HelpFormatter) -> str:

@@ -24,16 +24,25 @@ log = logging.getLogger("peerload.agent")
 
 
 class Consumer:
-    """Calls the node. recorder: writes down every event and what was decided; None: nobody asked for a recording."""
+    """Calls the node. recorder: writes down every event and what was decided; None: nobody asked for a recording.
+    validates: whether the invariants of the node are checked after each event."""
 
     def __init__(
-        self, node: Node, performer: Performer, outbox: Outbox, run: RunState, recorder: Recorder | None
+        self,
+        node: Node,
+        performer: Performer,
+        outbox: Outbox,
+        run: RunState,
+        recorder: Recorder | None,
+        *,
+        validates: bool = False,
     ) -> None:
         self._node = node
         self._performer = performer
         self._outbox = outbox
         self._run = run
         self._recorder = recorder
+        self._validates = validates
 
     def consume(self, batch: list[Event]) -> None:
         """Handle some events, in order. A bug ends the agent, with nothing done that is not durable."""
@@ -61,6 +70,8 @@ class Consumer:
             raise
         if self._recorder is not None:
             self._recorder.handled(moment, event, actions)
+        if self._validates:
+            self._node.validate()
         return actions
 
     def _flush(self) -> None:

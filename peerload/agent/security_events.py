@@ -61,7 +61,7 @@ class SecurityEvents:
     """Of one agent. counters: the agent's own; clock: seconds, which only go forward."""
 
     def __init__(self, counters: Counter[str], journal: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
-        self._counters = counters
+        self.counters = counters
         self._journal = journal
         self._clock = clock
         self._culprits: OrderedDict[tuple[str, str], _Culprit] = OrderedDict()
@@ -75,8 +75,8 @@ class SecurityEvents:
         are counted, and no event.
         """
         assert rule in RULES, rule
-        self._counters["security events"] += 1
-        self._counters[f"security: {rule}"] += 1
+        self.counters["security events"] += 1
+        self.counters[f"security: {rule}"] += 1
         who, what = printable(who[:WHO_CHARS_MAX]), printable(what[:WHAT_CHARS_MAX])
         now_s = self._clock()
         culprit = self._culprit(rule, who, now_s)

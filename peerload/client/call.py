@@ -1,12 +1,11 @@
-"""A function call on its way to a task, and its outcome on the way back; both ends read this file.
+"""The encoding of a function call for a task, and of its outcome; client and task share this file.
 
-To the task goes, as its standard input, one line of JSON (what is needed to understand the rest) and the pickled call.
-Back comes, as the last line of its standard output, `peerload-result MARK LENGTH DATA`: MARK was drawn by the client, so
-that nothing that the function prints can be taken for it; DATA is base64, so that a terminal is not disturbed by it.
-Agents carry bytes, and understand none of them.
+The task reads one line of JSON (versions and options) and the pickled call from its standard input. It writes the outcome as the
+last line of its standard output: `peerload-result MARK LENGTH DATA`. The client draws MARK at random, so that nothing the function
+prints can be mistaken for it; DATA is base64, which is harmless to a terminal. To agents all of this is opaque.
 
-The outcome is a pickle, which runs what the node that made it has put there, or JSON, which runs nothing: the client
-chooses (`Serializer`), and reads nothing but what it has chosen.
+The outcome is a pickle, which runs code of the node that made it when it is read, or JSON, which runs nothing. The client chooses
+(`Serializer`) and reads nothing else.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 VERSION = 1
 CALL_BYTES_MAX = 64 << 20
-"""A pickled call: function and arguments. It is kept until the task has ended, so that it can be run elsewhere."""
+"""Bound of a pickled call, function and arguments. It is kept until the task has ended, so that it can run elsewhere."""
 RESULT_BYTES_MAX = 5 << 20
-"""A pickled result. What a task writes beyond what a node captures is cut from the middle; this much of the end is kept."""
+"""Bound of a result. Output beyond what a node captures is cut from the middle; this much of its end is kept."""
 LINE_BYTES_MAX = RESULT_BYTES_MAX * 4 // 3 + 200
 WORD = b"peerload-result"
 Serializer = Literal["pickle", "json"]
-"""How an outcome comes back."""
+"""The encoding of an outcome."""
 SERIALIZERS: tuple[Serializer, ...] = ("pickle", "json")
 PYTHON = list(sys.version_info[:2])
 
@@ -51,7 +50,7 @@ class TaskFailed(PeerloadError):
 
 
 class RemoteError(Exception):
-    """What a function has raised, where results come back as JSON. ``kind``: the name of its class; ``text``: what it said."""
+    """An exception of a function whose result comes back as JSON. ``kind``: the name of its class; ``text``: its message."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}" if text else kind)
@@ -60,7 +59,7 @@ class RemoteError(Exception):
 
 
 class RemoteTraceback(Exception):
-    """Where an exception was raised on another node: the ``__cause__`` of what is raised here."""
+    """The traceback of an exception on another node: the ``__cause__`` of the exception raised here."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -78,20 +77,20 @@ def packed_call(
     path: list[str],
     serializer: Serializer = "pickle",
 ) -> bytes:
-    """What the task reads. Raises whatever pickling raises, and ValueError if it is too large."""
+    """The standard input of the task. Raises whatever pickling raises, and ValueError if it is too large."""
     told = {"v": VERSION, "mark": mark, "python": PYTHON, "path": path, "serializer": serializer}
     head = json.dumps(told).encode()
     body: bytes = cloudpickle.dumps((function, args, kwargs))
     if len(body) > CALL_BYTES_MAX:
         raise ValueError(
-            f"the call has {len(body)} bytes as a pickle; at most {CALL_BYTES_MAX} can be sent: put what is large into a file"
+            f"the call has {len(body)} bytes as a pickle; at most {CALL_BYTES_MAX} can be sent: put large values into a file"
         )
     return head + b"\n" + body
 
 
 def packed_outcome(mark: str, outcome: dict[str, Any], serializer: Serializer = "pickle") -> bytes:
-    """The last line of the task's output. Raises whatever pickling raises, and ValueError if it is too large; of JSON
-    TypeError for what it has no words for."""
+    """The last line of the task's output. Raises whatever pickling raises, TypeError for what JSON cannot express, and ValueError if
+    it is too large."""
     body: bytes = cloudpickle.dumps(outcome) if serializer == "pickle" else json.dumps(_plain(outcome)).encode()
     if len(body) > RESULT_BYTES_MAX:
         raise ValueError(
@@ -103,13 +102,13 @@ def packed_outcome(mark: str, outcome: dict[str, Any], serializer: Serializer = 
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 -- whatever the function returned
-    """The same, if JSON has words for all of it, and for an exception its name and text. Raises TypeError: what would come
-    back as something else, as a dict with numbers for keys would, is not sent."""
+    """The value as JSON has it; an exception as its name and text. Raises TypeError for a value that would come back as another one,
+    such as a dict with numbers as keys."""
     if isinstance(value, BaseException):
         return {"kind": type(value).__qualname__, "text": str(value)}
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
-            raise TypeError(f"a dict with the key {odd[0]!r}, where JSON has text alone")
+            raise TypeError(f"a dict with the key {odd[0]!r}, where JSON has only text")
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
@@ -119,8 +118,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- whatever the function returned
 
 
 def outcome_in(stdout: bytes, mark: str, serializer: Serializer = "pickle") -> dict[str, Any] | None:
-    """The outcome in the end of a task's output; None if there is none, or not all of it. Raises whatever unpickling it
-    raises; of JSON ValueError."""
+    """The outcome at the end of a task's output; None if there is none or it is cut off. Raises whatever unpickling raises, and
+    ValueError for JSON that is no outcome."""
     begins = b"\n%s %s " % (WORD, mark.encode())
     at = stdout.rfind(begins)
     if at < 0:
@@ -130,21 +129,21 @@ def outcome_in(stdout: bytes, mark: str, serializer: Serializer = "pickle") -> d
         return None
     body = base64.b64decode(rest[: int(size)])
     if serializer == "json":
-        return _told(json.loads(body))
+        return _from_json(json.loads(body))
     outcome: dict[str, Any] = cloudpickle.loads(body)
     return outcome
 
 
-def _told(outcome: Any) -> dict[str, Any]:  # noqa: ANN401 -- whatever came
-    """An outcome that came as JSON. Raises ValueError."""
+def _from_json(outcome: Any) -> dict[str, Any]:  # noqa: ANN401 -- any JSON
+    """The outcome in JSON. Raises ValueError."""
     match outcome:
         case {"error": {"kind": str(kind), "text": str(text)}, "traceback": str(traceback)}:
             return failure_of(RemoteError(kind, text), traceback)
         case {"value": value}:
             return {"value": value}
-    raise ValueError("the task has told no outcome")
+    raise ValueError("the task has written no outcome")
 
 
 def failure_of(error: BaseException, text: str) -> dict[str, Any]:
-    """The outcome of a call that has raised this; ``text``: its traceback."""
+    """The outcome of a call that raised an exception. ``text``: its traceback."""
     return {"error": error, "traceback": text}

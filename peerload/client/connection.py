@@ -1,13 +1,13 @@
 # ruff: noqa: PTH110, PTH118
 # os.path, since pathlib would cost every command its quick start.
-"""Talk to an agent over its Unix socket, from any program.
+"""A blocking connection to an agent over its Unix socket, and where that socket is.
 
 >>> with Client() as client:                                # doctest: +SKIP
 ...     client.call("info")["node"]
 'ws1'
 
-Blocking, and quick to import: nothing but msgpack, os and socket. The verbs and their fields are those of
-`peerload.wire.control`; a reply is a plain dict.
+It is quick to import, since every command needs it. The verbs and their fields are those of `peerload.wire.control`; a reply is
+a plain dict.
 """
 
 from __future__ import annotations
@@ -32,32 +32,31 @@ if TYPE_CHECKING:
 
 SYSTEM_SOCKET = "/run/peerload/agent.sock"
 ANSWERS_WITHIN_S = 10.0
-"""An agent that says nothing at all for so long, not even who it is, counts as stopped."""
+"""An agent that sends nothing for this long, not even its answer to `info`, counts as stopped."""
 STARTS_WITHIN_S = 120.0
-"""One that a service manager is starting, whose socket it has meanwhile, is waited for so long: it may have much to read first."""
+"""Patience with an agent that a service manager is starting: it may have much to read first."""
 ANSWERS_BEFORE_END_MAX = 100
 """Answers of an agent that has closed the connection that are searched for a refusal."""
 SERVICE_MANAGER = 1
-"""Its process."""
+"""The pid of init."""
 SOCKET_PATH_BYTES_MAX = 107
-"""What the kernel takes as the name of a Unix socket."""
+"""The kernel's bound for the path of a Unix socket."""
 
 _KIND_MASK, _KIND_DIRECTORY = 0o170000, 0o040000  # as in <sys/stat.h>; the module stat is not needed for that
 
 START_HINT = "start one:  peerload up        if one should be there:  peerload doctor"
-_GROUP_HINT = "sudo adduser YOU peerload  and log in anew; or an agent of your own:  peerload up"
+_GROUP_HINT = "sudo adduser YOU peerload  and log in again; or start an agent of your own:  peerload up"
 
 
 class Client:
     """One connection to an agent.
 
-    ``socket_path`` None means the one `default_socket_path` finds. Every method raises AgentUnavailable if the agent
-    is not there or goes away, BadRequest (or a kind of it, its ``code`` as the agent gave it) if it refuses.
-    ``timeout_s``: an agent that says nothing for so long raises AgentSilent (None: it may take for ever), unless a service manager
-    is just starting it. A request may
-    take longer: half-way the agent is asked who it is, and while it answers that it is waited for. What follows something
-    (`wait`, ``follow``) waits for ever for an agent that has answered once: one that was stopped may go on.
-    ``last`` is the reply that ended the latest `stream`.
+    ``socket_path`` None: the path that `default_socket_path` finds. Every method raises AgentUnavailable if the agent is not there
+    or goes away, and BadRequest (or a subclass of it, with the ``code`` that the agent sent) if the agent refuses.
+    ``timeout_s``: the agent may be silent for this long, then AgentSilent is raised (None: for ever). A request may take longer:
+    after half of the time the client asks for `info`, and it waits on while the agent answers that. A request that follows
+    something (`wait`, ``follow``) waits for ever once the agent has answered anything.
+    ``last``: the reply that ended the latest `call` or `stream`.
     """
 
     def __init__(self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S) -> None:
@@ -66,7 +65,9 @@ class Client:
         self._protocol = Protocol()
         self._timeout_s = timeout_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        if timeout_s is not None:  # the kernel's own limit: a socket that does not block would not wait to be let in
+        if (
+            timeout_s is not None
+        ):  # the kernel's limit for connect: a non-blocking socket would not wait for room in the backlog
             limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
@@ -88,7 +89,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Hang up. Tasks are not touched by that."""
+        """Close the connection. Tasks are not affected."""
         self._socket.close()
 
     def fileno(self) -> int:
@@ -155,18 +156,18 @@ class Client:
         return answer
 
     def _await_sign(self) -> None:
-        """Wait until the agent says anything; raises TimeoutError if it does not."""
+        """Wait until the agent sends anything. Raises TimeoutError."""
         assert self._timeout_s is not None
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         half_ms = self._timeout_s * 500
         if not poll.poll(half_ms):
-            self.send("info")  # what was asked may take its time; who it is it can say at once
+            self.send("info")  # the request may take long; this one is answered at once
             if not poll.poll(half_ms) and not (self._is_being_started() and poll.poll(STARTS_WITHIN_S * 1000)):
                 raise TimeoutError
 
     def _is_being_started(self) -> bool:
-        """Whether nobody is there who has listened at this socket: a service manager holds it, and starts an agent for it."""
+        """Whether the process that listened at this socket is gone: a service manager holds it and starts an agent for it."""
         pid = self._pid()
         if pid == SERVICE_MANAGER:
             return os.path.isdir("/run/systemd/system")  # noqa: PTH112 -- pathlib is slow to load
@@ -181,7 +182,7 @@ class Client:
         return False
 
     def _pid(self) -> int:
-        """The agent's process; 0 if the kernel does not tell."""
+        """The pid of the agent; 0 if the kernel does not say."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int.from_bytes(credentials[:4], sys.byteorder)
 
@@ -197,7 +198,7 @@ def agent_silent(timeout_s: float | None, pid: int = 0) -> AgentSilent:
 
 
 def default_socket_path() -> str:
-    """Where to look for an agent: PEERLOAD_SOCKET, else the user's own, else the system's if only that is there."""
+    """The path of the agent's socket: PEERLOAD_SOCKET, else the user's own, else the system's if only that one exists."""
     named = os.environ.get("PEERLOAD_SOCKET")
     if named:
         return named
@@ -206,10 +207,9 @@ def default_socket_path() -> str:
 
 
 def user_socket_path() -> str:
-    """Where the user's own agent listens.
+    """The path of the socket of the user's own agent: below XDG_RUNTIME_DIR, else below /run/user/UID, else in /tmp/peerload-UID.
 
-    Below XDG_RUNTIME_DIR; where that is unset, below /run/user/UID, else in /tmp/peerload-UID. Raises PeerloadError
-    if that last one belongs to somebody else or is open to others.
+    Raises PeerloadError if that last directory belongs to another user or is open to others.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
@@ -240,36 +240,36 @@ def _mode_if_ours(directory: str) -> int | None:
 
 
 def unavailable(path: str, error: OSError) -> AgentUnavailable:
-    """What is raised where no connection to a socket can be had."""
+    """The error where no connection to this socket can be made."""
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        reason = f"the path {path} is longer than the {SOCKET_PATH_BYTES_MAX} bytes a socket's may have"
+        reason = f"the path {path} is longer than the {SOCKET_PATH_BYTES_MAX} bytes that a socket's path may have"
     elif isinstance(error, FileNotFoundError):
         reason = f"no socket at {path}"
     elif isinstance(error, ConnectionRefusedError):
-        reason = f"nobody listens at {path}"
+        reason = f"nothing listens at {path}"
     elif isinstance(error, PermissionError):
         hint = _GROUP_HINT if path == SYSTEM_SOCKET else START_HINT
-        return AgentUnavailable(f"you may not use the agent here (you may not connect to {path}).", hint=hint)
+        return AgentUnavailable(f"you may not use the agent here (no permission to connect to {path}).", hint=hint)
     else:
         reason = f"{path}: {error.strerror or error}"
     if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
-        why, hint = _last_words(path)
+        why, hint = _exit_reason(path)
         if why:
             return AgentUnavailable("no agent is running here any more", why=why, hint=hint or START_HINT)
     return AgentUnavailable(f"no agent is running here ({reason}).", hint=START_HINT)
 
 
-def _last_words(path: str) -> tuple[str, str]:
-    """Why the agent that was at this socket has ended of itself, and what helps; "" where it has not said so."""
+def _exit_reason(path: str) -> tuple[str, str]:
+    """Why the agent that had this socket ended by itself, and what to type; both "" if it left no reason."""
     try:
         fd = os.open(path + frame.LAST_WORDS_ENDING, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return "", ""
     try:
-        words = os.read(fd, frame.LAST_WORDS_BYTES_MAX).decode("utf-8", "replace")
+        text = os.read(fd, frame.LAST_WORDS_BYTES_MAX).decode("utf-8", "replace")
     except OSError:
         return "", ""
     finally:
         os.close(fd)
-    why, _, hint = words.partition("\n")
+    why, _, hint = text.partition("\n")
     return why.strip(), hint.strip()

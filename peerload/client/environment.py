@@ -1,7 +1,7 @@
-"""Which of the submitter's environment variables travel with a task.
+"""The environment variables that travel with a task.
 
-All, less what belongs to the login and not to the work, and less names that look like secrets; `--export` names what
-is to go all the same, `--export none` sends nothing but what is named.
+All variables of the submitter travel, except those of the login session and names that look like secrets. `--export` names
+variables that travel anyway; with `--export none` only named ones do.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ENVIRONMENT_BYTES_MAX = 256 << 10
-"""The same bound as peerload.model.task has (not imported: it would cost the start of every submit)."""
+"""The bound of peerload.model.task, which is not imported: that would slow down every submit."""
 LARGEST_NAMED = 3
 NAMED_MAX = 1024
-"""As peerload.model.task has it."""
+"""The bound of peerload.model.task."""
 
 _LOGIN_NAMES = frozenset(
     b"COLORTERM COLUMNS DESKTOP_SESSION DISPLAY GPG_AGENT_INFO GPG_TTY INVOCATION_ID JOURNAL_STREAM KRB5CCNAME LINES"
@@ -39,7 +39,7 @@ _SECRET_PARTS = (b"TOKEN", b"SECRET", b"PASSWORD")
 def captured(
     environment: Mapping[bytes, bytes], export: Sequence[str], extra: Sequence[str], *, moved: bool
 ) -> tuple[dict[bytes, bytes], list[str]]:
-    """What is to be sent, and the names left out because they look like secrets.
+    """The variables to send, and the names left out because they look like secrets.
 
     export: the words of `--export`, in which `none` stands for an empty start; extra: K=V of `--env`;
     moved: the task runs in another directory, so that PWD would be wrong. Raises UsageError for a word that fits
@@ -79,7 +79,7 @@ def captured(
 
 
 def named(export: Sequence[str], extra: Sequence[str]) -> list[bytes]:
-    """The names that `--export` and `--env` name: those go along to where the task runs as somebody else, too."""
+    """The names in `--export` and `--env`: they travel even where the task runs as another user."""
     names = [name for words in export for name in words.split(",") if name and name != "none"]
     names += [word.partition("=")[0] for word in extra]
     return [os.fsencode(name) for name in dict.fromkeys(names)][:NAMED_MAX]

@@ -4,8 +4,8 @@
 ...     print(list(executor.map(pow, [2, 3], [5, 2])))
 [32, 9]
 
-Each call is a task of its own: `peerload ls` shows it, `peerload logs` what it prints. One thread, which is there while
-calls are under way, talks to the agent (`executor_link.py`).
+Each call is a task: `peerload ls` lists it, `peerload logs` prints its output. One thread talks to the agent while calls are
+pending (`executor_link.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 TASKS_MAX = 500
-"""Calls under way at a time: one more waits in `submit` until another has ended."""
+"""Pending calls: one more blocks in `submit` until another has ended."""
 TASKS_MAX_LIMIT = 10_000
 NAME_CHARACTERS_MAX = 128
 
@@ -37,16 +37,16 @@ Arguments = ParamSpec("Arguments")
 class Executor(concurrent.futures.Executor):
     """Runs functions as tasks.
 
-    ``wanted``: what each call asks for, as with `peerload.Client.submit`: cpus, mem, gpus, node, labels, group, retries, time_limit_s …
-    ``python``: the interpreter, which must be there on the nodes, with peerload, and of the same minor version (default:
-    this one). ``tasks_max``: so many calls are under way at most. ``keep``: tasks go on when this program ends; otherwise
-    they are cancelled then, even if it is killed. ``serializer``: how results come back. Reading a pickle runs what the node
-    that made it has put there, in this program; with "json" nothing is unpickled here: results are what JSON has words for
-    (tuples come back as lists), and what a function raises comes back as `RemoteError`.
+    ``wanted``: the resources and placement of each call, as for `peerload.Client.submit`: cpus, mem, gpus, node, labels, group,
+    retries, time_limit_s … ``python``: the interpreter on the nodes, which needs peerload and the same minor version (default: this
+    one). ``tasks_max``: bound of pending calls. ``keep``: tasks go on when this program ends; otherwise they are cancelled then,
+    even if it is killed. ``serializer``: how results come back. Unpickling a result runs code that the node put there, in this
+    program. With "json" nothing is unpickled here: results are JSON values (tuples come back as lists), and an exception comes back
+    as `RemoteError`.
 
-    A call is pickled by cloudpickle: functions of `__main__`, lambdas and closures travel; modules have to be there on the
-    nodes, in the same directories or installed. What raises here: AgentUnavailable and BadRequest (through the future),
-    TaskFailed if a task ends without a result, and whatever the function raised, whose ``__cause__`` has the traceback.
+    A call is pickled by cloudpickle: functions of `__main__`, lambdas and closures travel; modules must exist on the nodes, in the
+    same directories or installed. Futures raise AgentUnavailable, BadRequest, TaskFailed if a task ends without a result, and
+    whatever the function raised, with its traceback as ``__cause__``.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Executor(concurrent.futures.Executor):
         **wanted: Unpack[request.RunRequest],
     ) -> None:
         if not 1 <= tasks_max <= TASKS_MAX_LIMIT:
-            raise ValueError(f"tasks_max is {tasks_max}; from 1 to {TASKS_MAX_LIMIT} calls can be under way")
+            raise ValueError(f"tasks_max is {tasks_max}; it must be from 1 to {TASKS_MAX_LIMIT}")
         if serializer not in call.SERIALIZERS:
             raise ValueError(f"serializer is {serializer!r}; there are: {', '.join(call.SERIALIZERS)}")
         self._serializer = serializer
@@ -79,7 +79,7 @@ class Executor(concurrent.futures.Executor):
     def submit(
         self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> TaskFuture[Result]:
-        """Call ``fn(*args, **kwargs)`` on some node. Blocks while ``tasks_max`` calls are under way."""
+        """Call ``fn(*args, **kwargs)`` on some node. Blocks while ``tasks_max`` calls are pending."""
         return self._submit(fn, args, kwargs)
 
     def _submit(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskFuture[Any]:
@@ -116,8 +116,8 @@ class Executor(concurrent.futures.Executor):
     def map(
         self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Result]:
-        """The results in order. ``chunksize``: so many calls in one task, which pays where a call takes less than some tens
-        of milliseconds. Inputs are taken as there is room, so that they may be without end."""
+        """Yield the results in order. ``chunksize``: calls in one task, which pays for calls shorter than some tens of milliseconds.
+        Inputs are consumed as there is room, so there may be infinitely many."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         until_s = None if timeout is None else time.monotonic() + timeout
@@ -147,19 +147,19 @@ class Executor(concurrent.futures.Executor):
                 future.cancel()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls. ``wait``: return when all have ended; ``cancel_futures``: stop all that have not, also those
-        whose functions run."""
+        """Take no more calls. ``wait``: return when all have ended; ``cancel_futures``: cancel those that have not ended, running ones
+        too."""
         with self._lock:
             self._is_shut = True
         if cancel_futures:
-            for made in self._link.under_way():
+            for made in self._link.pending():
                 made.future.cancel()
         if wait:
             self._link.join()
 
 
 def _called(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:
-    """What a task of `Executor.map` calls."""
+    """The function that a task of `Executor.map` runs."""
     return [fn(*args) for args in chunk]
 
 

@@ -1,8 +1,7 @@
-"""The thread of an `Executor`: submits its calls, sends what they read, and takes what becomes of them.
+"""The thread of an `Executor`: it submits the calls, sends their input, and receives their outcomes.
 
-It is there while calls are under way, and ends when there are none, so that a program that has its results can end, and
-one that has not waits for them. If the agent goes away it is waited for: a call is submitted again under the same token,
-which is safe.
+It runs while calls are pending and ends when there are none, so a program that has its results can exit, and one that has not
+waits for them. If the agent goes away, the thread waits for it and submits its calls again under the same token, which is safe.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 FIRST_INPUT_BYTES = 512 << 10
 INPUT_BYTES = 512 << 10
-"""What is sent of a call with its submission, and then at a time."""
+"""Input that is sent with the submission, and then in each piece."""
 SENT_BYTES_MAX = 8 << 20
-"""Of calls that the agent has not answered yet: more is not sent meanwhile."""
+"""Bound of the input of unanswered submissions."""
 CALLS_A_SESSION = 250
-"""On one connection: each is a request or two, of which an agent takes so many of one client."""
+"""Calls on one connection: each is one or two requests, and an agent bounds those of one client."""
 RECONNECT_S_MAX = 60.0
 RECONNECT_EVERY_S = 0.25
 ERRORS_TOLD_BYTES = 4000
@@ -53,11 +52,11 @@ class TaskFuture(concurrent.futures.Future[Result]):
 
     @property
     def task(self) -> str:
-        """The id of its task, "" as long as it was not submitted."""
+        """The id of its task; "" before it is submitted."""
         return self._call.task if self._call is not None else ""
 
     def cancel(self) -> bool:
-        """Stop the task: one that waits never starts, one that runs gets TERM and, 10 s later, KILL. False if it has ended."""
+        """Cancel the task: a waiting one never starts, a running one gets TERM and, 10 s later, KILL. False if it has ended."""
         with self._end:
             if not super().cancel():
                 return False
@@ -69,13 +68,13 @@ class TaskFuture(concurrent.futures.Future[Result]):
         return True
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Result]], object]) -> None:
-        """Call ``fn(future)`` when it has ended, in a thread in which it may wait, submit more, and shut the executor down."""
+        """Call ``fn(future)`` when it has ended, in a thread where it may block, submit more, and shut the executor down."""
         with self._end:
             self._calls_back = True
         super().add_done_callback(fn)
 
     def finish(self, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- any result
-        """For the executor: the outcome. Nothing, if it was cancelled."""
+        """Set the outcome, unless it was cancelled. For the executor."""
         with self._end:
             if not self._calls_back:
                 self._finish(value, error)
@@ -94,7 +93,7 @@ class TaskFuture(concurrent.futures.Future[Result]):
 
 
 class Call:
-    """One call. ``task``: "" until the agent has named it; ``sent``: bytes of what it reads that the agent has."""
+    """One call. ``task``: the id of its task, "" until the agent has answered; ``sent``: bytes of its input that the agent has."""
 
     def __init__(
         self, future: TaskFuture[Any], mark: str, fields: dict[str, Any], raw: bytes, serializer: call.Serializer
@@ -113,7 +112,7 @@ class Call:
 
 
 class ExecutorLink:
-    """All calls of one executor that are under way."""
+    """The pending calls of one executor."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -129,27 +128,26 @@ class ExecutorLink:
     # -- from other threads --------------------------------------------------------------------------------------------
 
     def add(self, made: Call) -> None:
-        """Submit it."""
+        """Submit a call."""
         with self._lock:
             self._calls[id(made)] = made
             self._new.append(made)
             self._stir()
 
     def cancel(self, made: Call) -> None:
-        """Its future was cancelled."""
+        """Cancel the task of a call whose future was cancelled."""
         with self._lock:
             if id(made) in self._calls:
                 self._cancelled.append(made)
                 self._stir()
 
-    def under_way(self) -> list[Call]:
-        """Those that have not ended."""
+    def pending(self) -> list[Call]:
+        """The calls that have not ended."""
         with self._lock:
             return list(self._calls.values())
 
     def aside(self, work: Callable[[], None]) -> None:
-        """Do what others have asked to be called for in a thread of its own: it may wait for what only the link's can bring
-        about."""
+        """Run a callback of the user in a thread of its own, since it may wait for other calls."""
         thread = threading.Thread(target=self._aside, args=(work,), name="peerload executor callbacks")
         with self._beside_lock:
             self._beside.add(thread)
@@ -163,7 +161,7 @@ class ExecutorLink:
                 self._beside.discard(threading.current_thread())
 
     def join(self) -> None:
-        """Return when none is under way, and those who wanted it have been called; they themselves may wait here, too."""
+        """Return when no call is pending and all callbacks have returned. A callback may call this."""
         while (thread := self._thread) is not None and thread is not threading.current_thread():
             thread.join()
         with self._beside_lock:
@@ -197,16 +195,16 @@ class ExecutorLink:
                     if not sessions:
                         raise
                     self._drop_ended(sessions)
-                    _close(sessions)  # what comes of looking for it again is told
+                    _close(sessions)  # the reconnection decides what becomes of them
                     sessions = []
-        except BaseException as error:  # noqa: BLE001 -- nobody else would tell those who wait
+        except BaseException as error:  # noqa: BLE001 -- the futures raise it
             self._fail_all(error)
         finally:
             _close(sessions)
             os.close(wake)
 
     def _turn(self, sessions: list[_Session], wake: int) -> bool:
-        """One round. → whether anything is under way still; if not, this thread is no longer the link's."""
+        """One round → whether any call is pending; if not, the link has given this thread up."""
         with self._lock:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, []
@@ -225,19 +223,19 @@ class ExecutorLink:
         for session in sessions:
             session.go_on()
         if not self._drop_ended(sessions):
-            self._await_news(sessions, wake)
+            self._await_answers(sessions, wake)
         return True
 
     def _drop_ended(self, sessions: list[_Session]) -> bool:
-        """→ whether any have ended since the last time."""
+        """Forget the calls that have ended → whether there were any."""
         over = [made for session in sessions for made in session.over()]
         with self._lock:
             for made in over:
                 self._calls.pop(id(made), None)
         return bool(over)
 
-    def _await_news(self, sessions: list[_Session], wake: int) -> None:
-        """Wait until there is something to do, and take what the agent says."""
+    def _await_answers(self, sessions: list[_Session], wake: int) -> None:
+        """Wait until there is something to do, and receive answers."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         for session in sessions:
@@ -248,10 +246,10 @@ class ExecutorLink:
             os.eventfd_read(wake)
         for session in sessions:
             if session.descriptor in ready:
-                session.take()
+                session.receive()
 
     def _connected(self, wake: int) -> list[_Session]:
-        """Sessions that wait for all that were submitted before; at least one. Raises AgentUnavailable if no agent comes back."""
+        """New sessions that wait for all calls submitted before; at least one. Raises AgentUnavailable if no agent comes back."""
         until_s = time.monotonic() + (RECONNECT_S_MAX if self._sent_before() else 0.0)
         while True:
             sessions: list[_Session] = []
@@ -290,7 +288,7 @@ def _close(sessions: list[_Session]) -> None:
 
 
 class _Session:
-    """One connection, and what was asked on it."""
+    """One connection and the requests on it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -301,34 +299,34 @@ class _Session:
         self._sent_bytes = 0
         self._retry_at_s = 0.0
         self.calls = 0
-        """How many are under way on it."""
+        """Pending calls on this connection."""
 
     def close(self) -> None:
         self._client.close()
 
     @property
     def descriptor(self) -> int:
-        """What to wait on for `take`."""
+        """The descriptor to poll before `receive`."""
         return self._client.fileno()
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether something is to be submitted when there is room."""
+        """Whether calls wait to be submitted."""
         return bool(self._waiting)
 
     def over(self) -> list[Call]:
-        """The calls that have ended since this was asked last."""
+        """The calls that have ended since the last time."""
         ended, self._over = self._over, []
         return ended
 
     def submit(self, made: Call) -> None:
-        """Send it, as soon as there is room."""
+        """Submit a call as soon as there is room."""
         made.session = self
         self.calls += 1
         self._waiting.append(made)
 
     def take_up(self, calls: list[Call]) -> None:
-        """Those that were under way on another connection."""
+        """Go on with calls of a connection that was lost."""
         for made in calls:
             if made.task:
                 made.session = self
@@ -337,12 +335,12 @@ class _Session:
                     self._ask("attend", made, task=made.task)
                 self._await(made)
                 if made.future.cancelled():
-                    self.cancel(made)  # that may not have been heard
+                    self.cancel(made)  # the agent may not have heard it
             else:
                 self.submit(made)
 
     def go_on(self) -> None:
-        """Submit what there is room for."""
+        """Submit as many calls as there is room for."""
         if time.monotonic() < self._retry_at_s:
             return
         while self._waiting and self._sent_bytes < SENT_BYTES_MAX:
@@ -356,13 +354,13 @@ class _Session:
             self._ask("submit", made, **made.fields, input=first, **more)
 
     def cancel(self, made: Call) -> None:
-        """Stop its task; one that is being submitted as soon as its name is known."""
+        """Cancel its task; of a call that is being submitted when its id is known."""
         if made.task and not made.is_over:
             self._ask("cancel", made, tasks=[made.task])
 
-    def take(self) -> None:
-        """Take what the agent says next."""
-        self._took(*self._client.receive(may_last=True))
+    def receive(self) -> None:
+        """Receive the next answer."""
+        self._received(*self._client.receive(may_last=True))
 
     def _ask(self, verb: str, made: Call, **fields: Any) -> None:  # noqa: ANN401 -- as each verb has them
         self._asked[self._client.send(verb, **fields)] = verb, made
@@ -372,13 +370,13 @@ class _Session:
         self._send_more(made)
 
     def _send_more(self, made: Call) -> None:
-        """The next piece of what it reads, if it was not all."""
+        """Send the next piece of its input, if there is one."""
         if made.sent < made.size and not made.is_over:
             piece = made.raw[made.sent : made.sent + INPUT_BYTES]
             ends = made.sent + len(piece) == made.size
             self._ask("input", made, task=made.task, offset=made.sent, data=piece, ends=ends)
 
-    def _took(self, answered: int, kind: str, body: dict[str, Any]) -> None:
+    def _received(self, answered: int, kind: str, body: dict[str, Any]) -> None:
         verb, made = self._asked.get(answered, ("", None))
         if made is None:
             return
@@ -395,7 +393,7 @@ class _Session:
             self._finish(made, body)
         elif verb == "wait" and kind == "more":
             why = str(body.get("reason") or "its node was lost")
-            self._set(made, error=call.TaskFailed(made.task, f"nobody knows how {made.task} ended", why=why))
+            self._set(made, error=call.TaskFailed(made.task, f"the outcome of {made.task} is not known", why=why))
         elif kind == "error" and verb == "wait":
             self._refused(made, body)
 
@@ -415,7 +413,7 @@ class _Session:
         self._await(made)
 
     def _input_refused(self, made: Call, body: dict[str, Any]) -> None:
-        """It cannot be sent all that it is to read. If it has ended all the same, that is told."""
+        """The agent refuses its input: cancel it. If it has ended all the same, its outcome counts."""
         made.problem = refusal(body)
         self.cancel(made)
 
@@ -423,14 +421,14 @@ class _Session:
         self._set(made, error=refusal(body))
 
     def _finish(self, made: Call, body: dict[str, Any]) -> None:
-        """The task has ended: what it has told becomes the future's."""
+        """The task has ended: set the outcome of its future."""
         if made.future.cancelled() or made.is_over:
             self._ended(made)
             return
         try:
             outcome = call.outcome_in(self._stdout(made, body), made.mark, made.serializer)
         except AgentUnavailable:
-            raise  # it is fetched when the agent is there again
+            raise  # the output is fetched after the reconnection
         except PeerloadError as error:
             self._set(made, error=error)
         except Exception as error:  # noqa: BLE001 -- whatever unpickling raises
@@ -460,7 +458,7 @@ class _Session:
         return bytes(found)
 
     def _no_outcome(self, made: Call, body: dict[str, Any]) -> call.TaskFailed:
-        """It ended before it could tell: why."""
+        """The error of a task that ended without an outcome."""
         code, signal = body.get("exit_code"), body.get("signal")
         says = str(body.get("reason") or "")
         how = f"signal {signal}" if signal else f"exit code {code}" if code is not None else str(body.get("state"))
@@ -470,9 +468,9 @@ class _Session:
         last = errors[-ERRORS_TOLD_BYTES:].decode("utf-8", "backslashreplace").strip()
         if _NO_MODULE.search(errors):
             python = os.fsdecode(made.fields["spec"]["argv"][0])
-            says = f"{python} on {body.get('node')} has no peerload: name an interpreter that has with python="
+            says = f"{python} on {body.get('node')} has no peerload: name another interpreter with python="
         elif last:
-            says = f"{says}; it said last:\n{last}"
+            says = f"{says}; its last output:\n{last}"
         what = f"{made.task} ended without a result ({how})"
         return call.TaskFailed(made.task, what, why=says, exit_code=code, signal=signal)
 

@@ -1,7 +1,7 @@
-"""What a task of `peerload.Executor` runs: `python -m peerload.client.function` reads a call, makes it, and tells its outcome.
+"""The program of a task of `peerload.Executor`: `python -m peerload.client.function` reads a call, makes it, and writes its outcome.
 
-Whatever the function prints is the task's output, as with any command. The outcome goes to a descriptor of its own, which
-is a copy of standard output: a function that redirects or closes that loses nothing.
+The output of the function is the task's output, as with any command. The outcome goes to a copy of standard output, so that a
+function may redirect or close that one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from peerload.client import call
 
 TRACEBACK_CHARACTERS_MAX = 100_000
 OTHER_PYTHON = 125
-"""Exit code: the call could not even be understood."""
+"""Exit code: the call is from another version of Python or of this format."""
 
 
 def main() -> int:
-    """Read, call, tell. → the exit code: 0 if the function returned, 1 if it raised."""
+    """Read the call, make it, write the outcome → the exit code: 0 if the function returned, 1 if it raised."""
     raw = sys.stdin.buffer.read()
     private = os.dup(1)  # not inherited by what the function starts
     null = os.open(os.devnull, os.O_RDONLY)
@@ -37,9 +37,9 @@ def main() -> int:
         ours, theirs = (".".join(map(str, version)) for version in (call.PYTHON, told["python"]))
         error = RuntimeError(
             f"the call was made by Python {theirs} (format {told['v']}), and {os.uname().nodename} has Python {ours}"
-            f" (format {call.VERSION}) at {sys.executable}: name an interpreter that all nodes have with python="
+            f" (format {call.VERSION}) at {sys.executable}: name an interpreter that all nodes have, with python="
         )
-        _tell(private, mark, serializer, call.failure_of(error, ""))
+        _write(private, mark, serializer, call.failure_of(error, ""))
         return OTHER_PYTHON
     for directory in told["path"]:
         if directory not in sys.path:
@@ -47,7 +47,7 @@ def main() -> int:
     outcome = _outcome(body)
     for stream in (sys.stdout, sys.stderr):
         _flush(stream)
-    _tell(private, mark, serializer, outcome)
+    _write(private, mark, serializer, outcome)
     return 1 if "error" in outcome else 0
 
 
@@ -72,8 +72,8 @@ def _failure(error: BaseException) -> dict[str, Any]:
     return call.failure_of(error, text)
 
 
-def _tell(descriptor: int, mark: str, serializer: call.Serializer, outcome: dict[str, Any]) -> None:
-    """Write the outcome; of one that cannot be sent why that is."""
+def _write(descriptor: int, mark: str, serializer: call.Serializer, outcome: dict[str, Any]) -> None:
+    """Write the outcome; if it cannot be sent, why not."""
     try:
         line = call.packed_outcome(mark, outcome, serializer)
         call.outcome_in(line, mark, serializer)  # some exceptions can be pickled, and not read again
@@ -106,7 +106,7 @@ def _flush(stream: Any) -> None:  # noqa: ANN401 -- whatever the function has pu
     try:
         stream.flush()
     except (AttributeError, OSError, ValueError):
-        return  # closed, or something else by now: there is nothing to be written
+        return  # it is closed or replaced: there is nothing to flush
 
 
 if __name__ == "__main__":

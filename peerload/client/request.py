@@ -1,6 +1,6 @@
 # ruff: noqa: PTH109, PTH118, PTH119, PTH123
 # os.path, since directories and commands are bytes.
-"""From the arguments of `submit` to what the agent takes."""
+"""The request that the arguments of `submit` make."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 Word = str | bytes
 GPU_WAITS = ("schedule", "queue")
 GPU_SHARES = ("auto", "exclusive", "time")
-"""As peerload.model has them."""
+"""The values of peerload.model."""
 INTERPRETERS = ("python", "bash", "sh", "env")
 
 
 class RunRequest(TypedDict, total=False):
-    """What a task asks for, as the flags of `peerload submit` do: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each
-    GPU), gpu_prefer (these first: numbers, names or patterns of models), gpu_wait (``"schedule"`` or ``"queue"``), gpu_share
-    (``"auto"``, ``"exclusive"`` or ``"time"``), time_limit_s, name, node (on this one only), exclude (not on these), labels (only where all of these are), directory
-    (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit` sends), priority,
-    local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids), retries,
-    tags (a mapping; to select tasks by:  peerload ls --tag K=V).
+    """The options of a task, as the flags of `peerload submit`: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each GPU),
+    gpu_prefer (numbers, names or patterns of models to take first), gpu_wait (``"schedule"`` or ``"queue"``), gpu_share (``"auto"``,
+    ``"exclusive"`` or ``"time"``), time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have
+    all of these), directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit`
+    sends), priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
+    retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V).
     """
 
     cpus: float
@@ -62,7 +62,7 @@ class RunRequest(TypedDict, total=False):
 
 
 def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
-    """The argv. Raises TypeError for a line without ``shell``, and for words that are none."""
+    """The argv. Raises TypeError for a line without ``shell``, BadRequest for an empty command."""
     if shell:
         if not isinstance(words, (str, bytes)):
             raise TypeError("with shell=True the command is one line")
@@ -76,7 +76,7 @@ def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
 
 
 def submission(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
-    """The fields of a `submit`, with a token of its own. Raises BadRequest."""
+    """The fields of a `submit` request, with a new token. Raises BadRequest."""
     terms = _given(wanted, "group", "after", "after_ok", "retries")
     if wanted.get("tags"):
         terms["tags"] = [f"{key}={value}" for key, value in wanted["tags"].items()]
@@ -86,7 +86,7 @@ def submission(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
 
 
 def spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
-    """The task's spec. Raises BadRequest for what contradicts itself or is no size, TypeError for words that are unknown."""
+    """The task's spec. Raises BadRequest for options that contradict each other, TypeError for unknown ones."""
     unknown = set(wanted) - set(RunRequest.__annotations__)
     if unknown:
         raise TypeError(f"no such argument: {', '.join(sorted(unknown))}")
@@ -114,7 +114,7 @@ def spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
 
 
 def packed_environment(environment: Mapping[str, str] | None, *, moved: bool = False) -> bytes:
-    """These variables, or those of this process that travel. Raises BadRequest if they are too many."""
+    """These variables, or those of this process that travel, packed. Raises BadRequest if they are too large."""
     if environment is None:
         kept, _ = captured(os.environb, [], [], moved=moved)
     else:
@@ -123,7 +123,7 @@ def packed_environment(environment: Mapping[str, str] | None, *, moved: bool = F
 
 
 def array(indices: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Ranges that are these numbers."""
+    """The ranges that contain these numbers."""
     if isinstance(indices, range) and indices.step > 0 and indices:
         return [(indices[0], indices[-1], indices.step)]
     ranges: list[tuple[int, int, int]] = []
@@ -136,7 +136,7 @@ def array(indices: Iterable[int]) -> list[tuple[int, int, int]]:
 
 
 def _umask() -> int:
-    """This process's; read, since setting it for a moment would be seen by other threads."""
+    """The umask of this process. It is read from /proc, since setting it for a moment would affect other threads."""
     with open("/proc/self/status", encoding="utf-8") as status:
         for line in status:
             if line.startswith("Umask:"):
@@ -148,7 +148,7 @@ def _devices(wanted: RunRequest) -> dict[str, Any]:
     gpus, terms = wanted.get("gpus", 0), _given(wanted, "gpu_prefer", "gpu_wait", "gpu_share")
     if not gpus:
         if terms:
-            raise BadRequest(f"{min(terms)} is about GPUs, and none is asked for", hint="add  gpus=1")
+            raise BadRequest(f"{min(terms)} is about GPUs, and no GPU is requested", hint="add  gpus=1")
         return {}
     for name, known in (("gpu_wait", GPU_WAITS), ("gpu_share", GPU_SHARES)):
         if terms.get(name, known[0]) not in known:

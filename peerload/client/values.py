@@ -1,6 +1,6 @@
-"""What the Python interface tells: tasks, their ends, nodes and events, as frozen values.
+"""The values of the Python interface: tasks, their ends, nodes and events, frozen.
 
-Times are Unix seconds, sizes bytes, durations seconds; None stands for what is not known or does not apply.
+Times are Unix seconds, sizes bytes, durations seconds; None means unknown or not applicable.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class _Told:
-    """Made of what the agent says; keys that this version does not know are left out."""
+class _FromReply:
+    """A value made of a reply of the agent; keys that this version does not know are left out."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """The value that these keys tell."""
-        told: dict[str, Any] = {}
+        """The value with these keys."""
+        found: dict[str, Any] = {}
         for field in fields(cls):  # type: ignore[arg-type]
             value = body.get(field.name)
-            told[field.name] = tuple(value or ()) if str(field.type).startswith("tuple") else value
-        return cls(**told)
+            found[field.name] = tuple(value or ()) if str(field.type).startswith("tuple") else value
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)
-class TaskInfo(_Told):
+class TaskInfo(_FromReply):
     """A task as `peerload ls` shows it. state: held, queued, leased, running, done, failed, cancelled or unknown."""
 
     id: str
@@ -53,9 +53,8 @@ class TaskInfo(_Told):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(_Told):
-    """How a task ended. state: done, failed or cancelled; out_of: ``"memory"`` or ``"gpu memory"`` where it ended for want
-    of that."""
+class Ended(_FromReply):
+    """The end of a task. state: done, failed or cancelled; out_of: ``"memory"`` or ``"gpu memory"`` if it ran out of that."""
 
     id: str
     state: str
@@ -67,13 +66,13 @@ class Ended(_Told):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ran and its exit code was 0."""
+        """Whether it ran with exit code 0."""
         return self.state == "done"
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a task has written, as far as it was captured."""
+    """The output of a task, as far as it was captured."""
 
     stdout: bytes
     stderr: bytes
@@ -81,7 +80,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a task's output. stream: 1 is stdout, 2 is stderr; offset: where in that it stands."""
+    """A part of a task's output. stream: 1 is stdout, 2 is stderr; offset: its place in that."""
 
     stream: int
     offset: int
@@ -89,9 +88,9 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeInfo(_Told):
+class NodeInfo(_FromReply):
     """A node as `peerload nodes` shows it. state: alive, suspect, dead or left; region: underloaded, normal or overloaded;
-    cpus_foreign: cores that programs keep busy which are no tasks of that node; gpus: one mapping each (docs/json.md has its
+    cpus_foreign: cores that other programs than tasks keep busy; gpus: one mapping each (docs/json.md has its
     keys); age_s: how old that is."""
 
     node: str
@@ -113,8 +112,8 @@ class NodeInfo(_Told):
 
 
 @dataclass(frozen=True, slots=True)
-class Event(_Told):
-    """Something that happened. number: grows with time; what: task, attempt, node, agent …"""
+class Event(_FromReply):
+    """An event. number: grows with time; what: task, attempt, node, agent …"""
 
     number: int
     at: float
@@ -127,9 +126,9 @@ class Event(_Told):
 
 
 @dataclass(frozen=True, slots=True)
-class Why(_Told):
-    """Why a task waits, or why it went where it went. nodes: of each node known whether it could ever run it and why not
-    now, as mappings (docs/json.md has their keys); change: the smallest change that would let it start."""
+class Why(_FromReply):
+    """Why a task waits, or why it went where it went. nodes: whether each known node could ever run it and why not now,
+    as mappings (docs/json.md has their keys); change: the smallest change that would let it start."""
 
     id: str
     state: str

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
+from peerload.core import validation
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
@@ -137,6 +138,13 @@ class Node:
             self.evacuation.settle(because)
         self.sharing.settle()
         return state.actions
+
+    def validate(self) -> None:
+        """Check the invariants of this node, between two events. Raises InvariantBroken with the facts."""
+        validation.validate_tasks(self.home, self.queue, self.runs, self.state.node)
+        validation.validate_groups(self.eligibility.groups, self.home)
+        validation.validate_attempts(self.executor, self.queue, self.ledger, self.runs)
+        validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
         """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""

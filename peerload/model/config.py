@@ -250,6 +250,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Own retained state is published again this often, since a broker's memory is not durable."""
     record: str = ""
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
+    debug_validate: bool = False
+    """Check the invariants of the node after each event (`Node.validate`), for developers: it costs time in proportion to the
+    number of tasks, and a broken one ends the agent."""
     gpu: GpuSettings = GpuSettings()
     """How the GPUs of this node are shared: a table of the config file."""
     load: LoadSettings = LoadSettings()

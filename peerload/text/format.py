@@ -1,4 +1,4 @@
-"""Text for people: foreign strings made harmless, plain tables, sizes and times."""
+"""Text for people: tables, sizes, times, and messages on stderr."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MINUTE_S = 60
 _HOUR_S = 3600
 _DAY_S = 86_400
 CELL_WIDTH_MIN = 8
-"""No cell is shortened to less."""
+"""No cell is shortened below this."""
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 
 
 def width_of(text: str) -> int:
-    """How many columns of a terminal this takes."""
+    """The width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     import unicodedata
@@ -39,7 +39,7 @@ def coloured(text: str, colour: str, stream: TextIO) -> str:
 
 
 def terminal_columns() -> int:
-    """How wide the terminal is that stdout goes to; 0 if it goes elsewhere."""
+    """The width of the terminal on stdout; 0 if stdout is none."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns
     except (OSError, ValueError):
@@ -57,8 +57,8 @@ def table(
 ) -> list[str]:
     """Lines of aligned columns, each cell made `printable`; those named in ``right`` are aligned to the right.
 
-    columns: how wide the terminal is (0: as wide as need be); where that is too little, those in ``gives_way`` are
-    shortened, the first of them first, those with a number down to that width. paint: for a heading, what colour a cell that begins with this word is given.
+    columns: the width of the terminal (0: unlimited). If the table is wider, the columns in ``gives_way`` are shortened, the first one
+    first, one with a number down to that width. paint: for a heading, the colour of a cell by its first word.
     """
     cells = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
     plain = [all(map(str.isascii, row)) for row in cells]
@@ -88,7 +88,7 @@ def _aligned(
     right: Sequence[str],
     paint: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """The same for a row with wide characters, cells that are too long, or colours."""
+    """One row, with wide characters, long cells or colours."""
     padded = []
     for cell, width, heading in zip(row, widths, headings, strict=True):
         fitting = shortened(cell, width)
@@ -102,7 +102,7 @@ def _aligned(
 def _narrow(
     widths: list[int], headings: Sequence[str], columns: int, gives_way: Sequence[str | tuple[str, int]]
 ) -> None:
-    """Take from the columns that give way what is too much, as far as their headings allow."""
+    """Shorten the columns that give way, as far as their headings allow."""
     excess = sum(widths) + 2 * (len(widths) - 1) - columns if columns else 0
     for one in gives_way:
         name, width_min = (one, CELL_WIDTH_MIN) if isinstance(one, str) else one
@@ -115,7 +115,7 @@ def _narrow(
 
 
 def shortened(text: str, width_max: int = 48) -> str:
-    """At most ``width_max`` columns wide; an ellipsis shows that some is missing."""
+    """The text in at most ``width_max`` columns; an ellipsis marks the cut."""
     if len(text) <= width_max and width_of(text) <= width_max:
         return text
     kept = text[: width_max - 1]
@@ -125,7 +125,7 @@ def shortened(text: str, width_max: int = 48) -> str:
 
 
 def size_text(size_bytes: object) -> str:
-    """``1.5 GiB``; a dash for what is not known."""
+    """``1.5 GiB``; a dash if it is not known."""
     if not isinstance(size_bytes, (int, float)) or isinstance(size_bytes, bool):
         return "-"
     amount = float(size_bytes)
@@ -137,11 +137,11 @@ def size_text(size_bytes: object) -> str:
 
 
 def duration_text(duration_s: object) -> str:
-    """``0.4s``, ``12s``, ``3m05s``, ``2h10m``, ``4d03h``; a dash for what is not known."""
+    """``0.4s``, ``12s``, ``3m05s``, ``2h10m``, ``4d03h``; a dash if it is not known."""
     if not isinstance(duration_s, (int, float)) or isinstance(duration_s, bool):
         return "-"
     seconds = max(0.0, float(duration_s))
-    if seconds < 10:  # noqa: PLR2004 -- below that, tenths tell something
+    if seconds < 10:  # noqa: PLR2004 -- below that, tenths matter
         return f"{seconds:.1f}s"
     whole = int(seconds)
     if whole < _MINUTE_S:
@@ -162,7 +162,7 @@ def ago_text(seconds: float) -> str:
 
 
 def number_text(number: object, digits: int = 2) -> str:
-    """A number without needless zeros; a dash for what is not known."""
+    """A number without needless zeros; a dash if it is not known."""
     if not isinstance(number, (int, float)) or isinstance(number, bool):
         return "-"
     rounded = round(float(number), digits)
@@ -170,12 +170,12 @@ def number_text(number: object, digits: int = 2) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """``1 node``, ``2 nodes``: for words that take an s."""
+    """``1 node``, ``2 nodes``: for nouns with a plural in s."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def say(message: str, hint: str = "") -> None:
-    """Talk, on stderr: one line that begins with `peerload:`, and a hint below it."""
+    """Write a message to stderr: one line that begins with `peerload:`, and a hint below it."""
     lines = f"peerload: {printable(message)}\n" + (f"  {printable(hint)}\n" if hint else "")
     sys.stderr.write(lines)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""How a task is shown: the cells of its row, what state it is in, when and how it ended."""
+"""Tasks as text: the cells of a row, states, times, commands, and members of an array that share a row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDED = ("done", "failed", "cancelled")
 REASON_WIDTH_MAX = 60
 REASON_WIDTH_MIN = 16
 COMMAND_WIDTH_MAX = 40
-"""Of a list that goes to no terminal; on one it is as wide as there is room."""
+"""Where stdout is no terminal; on a terminal the command takes the room that is left."""
 STATE_COLOURS = {
     "running": "green", "leased": "green", "done": "dim", "failed": "red", "unknown": "red", "cancelled": "yellow",
     "held": "yellow", "unreachable": "red",
@@ -26,7 +26,7 @@ NAME_WIDTH_MAX = 32
 
 
 def elapsed_s(task: dict[str, Any], now: float) -> float | None:
-    """Seconds it ran, or has been running; for one that has not started, seconds since it was submitted."""
+    """Seconds that a task has run; of one that has not started, seconds since it was submitted."""
     start = task.get("started_at") or task.get("submitted_at")
     if not start:
         return None
@@ -34,8 +34,7 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
 
 
 def together(found: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Tasks of several nodes as a list of one: unfinished ones before the others where there are more than ``limit``, the
-    newest of each; then in the order they were submitted in."""
+    """The tasks of several nodes in the order of submission. Of more than ``limit`` the unfinished ones are kept first, then the newest."""
     if len(found) > limit:
         found = sorted(found, key=lambda task: (task.get("state") in ENDED, -float(task.get("submitted_at") or 0)))[
             :limit
@@ -44,13 +43,13 @@ def together(found: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
 
 
 def say_missing(reply: dict[str, Any]) -> None:
-    """Which nodes were asked and did not answer."""
+    """Say on stderr which nodes did not answer."""
     for node in reply.get("missing") or ():
         say(f"without the tasks of {node.get('node')}: {node.get('why')}", "who is there:  peerload nodes")
 
 
 def exit_text(task: dict[str, Any]) -> str:
-    """``0``, ``3``, ``9 KILL`` …; a dash for one that has not ended."""
+    """``0``, ``3``, ``signal 9``; a dash before its end."""
     if task.get("signal"):
         return f"signal {task['signal']}"
     code = task.get("exit_code")
@@ -71,7 +70,7 @@ def row(task: dict[str, Any], now: float) -> list[str]:
 
 
 def state_text(task: dict[str, Any], now: float) -> str:
-    """Its state; of one whose node is not reached, how long that has been so."""
+    """The state of a task; if its node is unreachable, for how long."""
     since = task.get("unreachable_since")
     if not isinstance(since, (int, float)) or isinstance(since, bool):
         return str(task.get("state", ""))
@@ -79,14 +78,14 @@ def state_text(task: dict[str, Any], now: float) -> str:
 
 
 def _reason(task: dict[str, Any]) -> str:
-    """Why it is in its state: of a failed task whose reason is the exit code alone the last that it wrote to stderr."""
+    """The reason of its state. If a failed task has no reason but its exit code, the last line that it wrote to stderr."""
     reason = str(task.get("reason") or "")
     is_code = reason in ("", f"exit code {task.get('exit_code')}")
     return str(task.get("error_line") or reason) if is_code else reason
 
 
 def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> list[str]:
-    """Tasks as lines, for `ls`: the cells of `row`, when that was, and the command; no column that says nothing."""
+    """Tasks as lines for `ls`: the cells of `row`, a time and the command; the column of reasons only if there are any."""
     headings = [*HEADINGS[:-1], "WHEN", "COMMAND", HEADINGS[-1]]
     width = max(columns, COMMAND_WIDTH_MAX)
     rows = []
@@ -100,7 +99,7 @@ def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> l
 
 
 def when_text(task: dict[str, Any], now: float) -> str:
-    """How long ago the last of these was: its end, its start, its submission."""
+    """How long ago it ended; else started; else was submitted."""
     at = task.get("ended_at") or task.get("started_at") or task.get("submitted_at")
     return ago_text(now - at) if isinstance(at, (int, float)) and at else "-"
 
@@ -113,7 +112,7 @@ def instant_text(at: object) -> str:
 
 
 def steps_table(steps: list[dict[str, Any]]) -> list[str]:
-    """The states that a task went through, as lines."""
+    """The history of a task's states as lines."""
     rows = [
         (instant_text(step.get("at")), step.get("state", ""), step.get("node") or "-", step.get("reason") or "")
         for step in steps
@@ -122,21 +121,21 @@ def steps_table(steps: list[dict[str, Any]]) -> list[str]:
 
 
 def command_text(argv: object) -> str:
-    """An argv as it could be typed, harmless to a terminal."""
+    """An argv as one could type it, harmless to a terminal."""
     import shlex
 
     return printable(shlex.join(map(str, argv))) if isinstance(argv, list) else "-"
 
 
 def _is_plain(word: object) -> bool:
-    """Whether no shell would read this otherwise than it stands."""
+    """Whether a shell needs no quotes for this word."""
     return (
         isinstance(word, str) and len(word) <= COMMAND_WIDTH_MAX and word.isascii() and word.replace("-", "").isalnum()
     )
 
 
 def command_start(argv: object, width: int = COMMAND_WIDTH_MAX) -> str:
-    """The beginning of it, at most so wide: a command may have a million characters."""
+    """The beginning of a command, at most ``width`` columns: a command may have a million characters."""
     if not isinstance(argv, list):
         return "-"
     if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3:  # noqa: PLR2004 -- what -s and map make of a line
@@ -156,7 +155,7 @@ def command_start(argv: object, width: int = COMMAND_WIDTH_MAX) -> str:
 
 
 def own_names() -> tuple[str, ...]:
-    """What the one who asks may be called as the user of a task."""
+    """The names that this user may have as the user of a task."""
     import pwd
 
     own = os.getuid()
@@ -167,14 +166,13 @@ def own_names() -> tuple[str, ...]:
 
 
 def is_mine(task: dict[str, Any], own: tuple[str, ...] = ()) -> bool:
-    """Whether the task's user is the one asking; a task without a user is everybody's. ``own``: what `own_names` says, for who
-    asks of many tasks."""
+    """Whether a task is this user's; one without a user is everybody's. ``own``: the result of `own_names`, for many tasks."""
     user = task.get("user")
     return user in (None, "") or str(user) in (own or own_names())
 
 
 def collapsed(tasks: list[str]) -> list[str]:
-    """The names of tasks; members of the same array as one line that tells how many."""
+    """The ids of tasks; several members of one array become one line with their number."""
     members: dict[str, list[str]] = {}
     for task in tasks:
         members.setdefault(array_of(task), []).append(task)
@@ -185,7 +183,7 @@ def collapsed(tasks: list[str]) -> list[str]:
 
 
 def array_of(task: str) -> str:
-    """`ws1/42` for `ws1/42.7`, and for itself; the name of a node may have dots, too."""
+    """The id without its member: `ws1/42` for `ws1/42.7`. The name of a node may have dots, too."""
     node, slash, number = task.rpartition("/")
     return node + slash + number.partition(".")[0]
 
@@ -194,7 +192,7 @@ RANGES_NAMED_MAX = 3
 
 
 def as_row(task: dict[str, Any]) -> dict[str, Any]:
-    """The task as it is listed: of one that stands for several members its id is their ranges and count."""
+    """The task as it is listed: one that stands for several members has their ranges and count as its id."""
     members = task.get("members")
     if not isinstance(members, dict):
         return task
@@ -206,7 +204,7 @@ def as_row(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def number_of(task: dict[str, Any]) -> int:
-    """How many tasks it stands for."""
+    """The number of tasks that a row stands for."""
     members = task.get("members")
     return _whole(members.get("count")) if isinstance(members, dict) else 1
 

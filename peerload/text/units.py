@@ -1,4 +1,4 @@
-"""Sizes and times with their units, as people type them."""
+"""Sizes and durations as people type them, with units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def size(text: str, least: int = 1) -> int:
             f"{text!r} has no unit: {text}G is {text} GiB, {text}M is {text} MiB; which is meant?"
         )
     if number is None or unit not in _SIZE_UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; such as 8G, 512M, 1.5GiB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; such as 8G, 512M, 1.5GiB")
     amount = int(number * _SIZE_UNITS[unit])
     if not least <= amount < 1 << 60:
         raise argparse.ArgumentTypeError(f"{text!r} is not between {least} B and 2^60")
@@ -44,7 +44,9 @@ def duration(text: str) -> float:
         try:
             total += float(rest[:digits]) * _TIME_UNITS[unit]
         except (ValueError, KeyError):
-            raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 30s, 90m, 2h, 1h30m, 0:30:00") from None
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a duration; such as 30s, 90m, 2h, 1h30m, 0:30:00"
+            ) from None
         rest = rest[digits + 1 :]
     return _within(text, total)
 
@@ -53,7 +55,7 @@ def _clock(text: str) -> float:
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdecimal() for part in parts) or (dash and not days.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 0:30:00 or 1-12:00:00")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; such as 0:30:00 or 1-12:00:00")
     if len(parts) != _CLOCK_PARTS:
         raise argparse.ArgumentTypeError(
             f"{text!r} can be read in two ways: {text}:00 is hours and minutes, 0:{text} is minutes and seconds"
@@ -64,12 +66,12 @@ def _clock(text: str) -> float:
 
 def _within(text: str, total_s: float) -> float:
     if not 0 < total_s <= 1e9:  # noqa: PLR2004 -- the bound of TaskSpec.time_limit_s
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be: more than 0 s, and at most 10^9 s (31 years)")
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range: more than 0 s, and at most 10^9 s (31 years)")
     return total_s
 
 
 def _split_unit(text: str) -> tuple[float | None, str]:
-    """``("1.5", "GIB")`` as a number and the rest in capitals; None if it does not begin with a number."""
+    """``("1.5", "GIB")`` as a number and the unit in capitals; None if there is no number."""
     word = text.strip().upper()
     digits = len(word) - len(word.lstrip("0123456789."))
     try:

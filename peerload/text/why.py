@@ -78,7 +78,7 @@ def _placed(told: dict[str, Any], head: str, now: float) -> list[str]:
 
 
 def _decided(decision: object, now: float) -> list[str]:
-    """What the policy said last, and what it knew."""
+    """The last decision of the policy, and the facts that it had."""
     if not isinstance(decision, dict):
         return []
     asked = [

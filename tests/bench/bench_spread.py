@@ -28,7 +28,7 @@ COUNTED = {
     "declined": ("offers declined",),
     "probes": ("sender probes", "receiver probes"),
     "mqtt": ("mqtt published",),
-    "link": ("peer sent",),
+    "link": ("peer_messages_sent_total",),
 }
 """What is told for each preset, and which of the agents' counters it is the sum of."""
 

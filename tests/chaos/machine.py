@@ -268,7 +268,9 @@ class Machine:
         cluster.steps += 1
         if cluster.trace is not None:
             cluster.trace.add(cluster.now_s, self.name, event)
-        for action in node.handle(self.clock.instant(cluster.now_s), event):
+        decided = node.handle(self.clock.instant(cluster.now_s), event)
+        node.validate()
+        for action in decided:
             if cluster.trace is not None:
                 cluster.trace.add(cluster.now_s, self.name, action)
             kind = type(action)

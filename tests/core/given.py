@@ -54,6 +54,7 @@ class Given:
     ) -> None:
         self.at_s = 100.0
         self.shows_gossip = False
+        self.validates = True
         has = {"cpus": float(slots), "slots_fixed": True, "labels": labels, **facts}
         self.profile = Profile(node, slots, **has)
         self.requests = 0
@@ -68,6 +69,8 @@ class Given:
     def when(self, event: events.Event) -> list[str]:
         """The shape of what is done about this event."""
         done = self.node.handle(Instant(self.at_s, WALL_S + self.at_s), event)
+        if self.validates:
+            self.node.validate()
         self.notes = [action.event for action in done if isinstance(action, actions.Note)]
         self.last = [action for action in done if not isinstance(action, actions.Note)]
         assert_durable_first(self.last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peerload.model import actions, events, messages
 from peerload.model.resources import Placement, ResourceRequest
-from peerload.model.task import ExecutionRecord, ExecutionState, Guarantee
+from peerload.model.task import ExecutionRecord, ExecutionState, FenceKind, Guarantee
 from tests.core.given import UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
 
@@ -94,7 +94,10 @@ def test_those_that_may_run_once_only_are_the_last_to_go() -> None:
 def test_the_next_agent_learns_from_the_launcher_what_is_frozen() -> None:
     record = ExecutionRecord("h/1", UID, 1, "h", ExecutionState.START, spec(), 50.0, 60.0)
     x = Given(
-        peers=("h",), started=events.AgentStarted(executions=(record,), running=((KEY, 5.0, 80.0),), frozen=(KEY,))
+        peers=("h",),
+        started=events.AgentStarted(
+            executions=(record,), floors=((UID, 1, FenceKind.STARTED, "h"),), running=((KEY, 5.0, 80.0),), frozen=(KEY,)
+        ),
     )
     assert f"timer frozen {KEPT_S:g}" in x.started
     x.submit()

@@ -9,7 +9,7 @@ from peerload.core.tasks.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, SetLease, SpawnTask
 from peerload.model.gossip import MemberStatus
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskState
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind, TaskRecord, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
 from tests.core.test_home import away
@@ -199,7 +199,9 @@ def test_a_task_that_waits_is_parked_too_and_starts_without_a_deadline() -> None
 
 def test_the_newest_ts_survives_the_agent_in_the_launcher() -> None:
     record = ExecutionRecord("h/1", UID, 1, "h", ExecutionState.START, spec(), 50.0, 60.0)
-    started = events.AgentStarted(executions=(record,), running=((KEY, 5.0, 80.0),))
+    started = events.AgentStarted(
+        executions=(record,), floors=((UID, 1, FenceKind.STARTED, "h"),), running=((KEY, 5.0, 80.0),)
+    )
     x = Given(peers=("h",), started=started)
     assert x.hear("h", park(70.0)) == []
     assert x.hear("h", granted(80.0)) == []

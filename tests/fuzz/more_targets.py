@@ -10,6 +10,7 @@ import functools
 import tempfile
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -21,7 +22,7 @@ from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, exit_of, read_frame
-from peerload.agent.peers.address_file import Addresses
+from peerload.agent.peers.address_file import AddressFile
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
@@ -140,7 +141,7 @@ class _Owner:
     def opened(self, _: PeerConnection) -> None:
         return None
 
-    def introduced(self, _connection: PeerConnection, _hello: Hello) -> bool:
+    def hello_received(self, _connection: PeerConnection, _hello: Hello) -> bool:
         return True
 
     def received(self, _: PeerConnection, envelope: Envelope) -> None:
@@ -162,6 +163,11 @@ class _Owner:
 
 
 @functools.cache
+def _tls() -> Any:
+    return SimpleNamespace(cluster=SimpleNamespace(name="default"), refuses=lambda _facts: False)
+
+
+@functools.cache
 def _owner() -> _Owner:
     return _Owner()
 
@@ -173,7 +179,7 @@ def peer_connection(raw: bytes) -> object:
         for before in (b"", _INTRODUCTION):
             owner = _owner()
             owner.errors = 0
-            link = PeerConnection(owner, "default", given.identity("n1"), dialled=False)
+            link = PeerConnection(owner, _tls(), dialled=False)
             link._transport, link.certified = Deaf(), "n2"
             for piece in (before, *(raw[first : first + STEP_BYTES] for first in range(0, len(raw), STEP_BYTES))):
                 link.data_received(piece)
@@ -282,7 +288,7 @@ def state_file(raw: bytes) -> object:
     file.write_bytes(raw[1:])
     match raw[0] % 5 if raw else 0:
         case 0:
-            return Addresses(file).port_of("127.0.0.1")
+            return AddressFile(file).port_of("127.0.0.1")
         case 1:
             return Trust(_ca()[0], file).signed
         case 2:

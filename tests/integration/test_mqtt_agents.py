@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.doctor.broker import Probed, Way, anybody_may_publish, probed
+from peerload.cli.doctor.broker import BrokerAccess, BrokerProbe, anybody_may_publish, probe_broker
 from peerload.cli.doctor.cluster import _of_tls
 from peerload.cli.doctor.facts import DoctorInput
 from tests.integration.broker_fixtures import need_broker
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.integration.cluster import Agent
 
 ROOT = "peerload/default/main"
+STATES_HEARD = 'mqtt_messages_received_total{type="state"}'
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_agents_are_on_the_broker_by_tls_and_doctor_says_so(broker: TlsBroker, a
     for agent in agents:
         wait_until(lambda a=agent: a.call("info")["mqtt"] == broker.url, what="it to be connected")  # type: ignore[misc]
         wait_until(lambda a=agent: a.call("checkup")["broker"]["heard"], what="it to hear itself")  # type: ignore[misc]
-        wait_until(lambda a=agent: a.counters().get("mqtt received state", 0), what="the other's State")  # type: ignore[misc]
+        wait_until(lambda a=agent: a.counters().get(STATES_HEARD, 0), what="the other's State")  # type: ignore[misc]
     wait_until(lambda: finding(agents[0])[0] == "ok", what="doctor to hear of it")
     assert "anybody" not in finding(agents[0])[1].lower()
 
@@ -90,18 +91,21 @@ def test_doctor_says_that_the_rights_keep_a_node_silent(broker: TlsBroker, agent
 def test_who_floods_the_broker_is_muted_and_the_broker_is_kept(broker: TlsBroker, agents: list[Agent]) -> None:
     one = agents[0]
     wait_until(lambda: one.call("info")["mqtt"] == broker.url, what="it to be connected")
-    connects = one.counters()["mqtt connects"]
+    connects = one.counters()["mqtt_connects_total"]
     with party(broker, broker.pem_of("n5")) as flooder:
 
         def is_muted() -> bool:
             for number in range(500):
                 flooder.publish(f"{ROOT}/n5/ask", b"%d" % number)
-            return bool(one.counters().get("mqtt publishers muted"))
+            return bool(one.counters().get("mqtt_publishers_muted_total"))
 
         wait_until(is_muted, what="it to be muted")
-    told = one.counters().get("mqtt received state", 0)
-    wait_until(lambda: one.counters().get("mqtt received state", 0) > told, what="the others to be heard")
-    assert one.counters()["mqtt connects"] == connects
+    told = one.counters().get('mqtt_messages_received_total{type="state"}', 0)
+    wait_until(
+        lambda: one.counters().get('mqtt_messages_received_total{type="state"}', 0) > told,
+        what="the others to be heard",
+    )
+    assert one.counters()["mqtt_connects_total"] == connects
     with one.client() as client:
         said = [event for part in client.stream("events", what=["security"]) for event in part["events"]]
     assert any(event["state"] == "P2" and event["node"] == "n5" for event in said)
@@ -112,17 +116,17 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
     environment = {"HOME": str(tmp_path), "PEERLOAD_CLUSTER": str(cluster_of().directory)}
     facts = DoctorInput(str(tmp_path / "no-agent"), environment=environment)
     assert facts.cluster is not None
-    way = Way(cluster_ca=cluster_of().authority.certificate, certificate=broker.pem_of("n1"))
+    way = BrokerAccess(cluster_ca=cluster_of().authority.certificate, certificate=broker.pem_of("n1"))
     assert not anybody_may_publish(broker.url, way, facts)
-    assert probed(broker.url, way).why == ""
-    left_s = (probed(broker.url, way).ends_at or 0.0) - time.time()
+    assert probe_broker(broker.url, way).why == ""
+    left_s = (probe_broker(broker.url, way).ends_at or 0.0) - time.time()
     assert 729 * 86_400 < left_s < 731 * 86_400
-    assert "certificate" in probed(broker.url, way._replace(certificate=None)).why
-    assert "CA that is not believed" in probed(broker.url, way._replace(ca="system")).why
+    assert "certificate" in probe_broker(broker.url, way._replace(certificate=None)).why
+    assert "CA that is not believed" in probe_broker(broker.url, way._replace(ca="system")).why
     expired = TlsBroker(cluster_of(), tmp_path / "expired", made_at=datetime.now(UTC) - timedelta(days=3650))
     expired.start()
     try:
-        assert "its certificate has expired" in probed(expired.url, way).why
+        assert "its certificate has expired" in probe_broker(expired.url, way).why
     finally:
         expired.stop()
     open_to_all = TlsBroker(cluster_of(), tmp_path / "open")
@@ -135,10 +139,10 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
     concern = _of_tls(facts, [], ["mqtts://me:***@broker.lab:8883"])
     assert concern is not None
     assert (concern.result, "ANYBODY who reaches" in concern.says, "secret" in concern.says) == ("warn", True, False)
-    told = _of_tls(facts, [Probed("mqtt://broker.lab:1883", sends_password=True)], [])
+    told = _of_tls(facts, [BrokerProbe("mqtt://broker.lab:1883", sends_password=True)], [])
     assert told is not None
     assert "in the clear" in told.says
-    ending = _of_tls(facts, [Probed("mqtts://b:8883", ends_at=facts.now + 86_400.0)], [])
+    ending = _of_tls(facts, [BrokerProbe("mqtts://b:8883", ends_at=facts.now + 86_400.0)], [])
     assert ending is not None
     assert "broker-certificate" in ending.fix
 
@@ -153,7 +157,10 @@ def hears_more(agent: Agent, name: str) -> None:
 @pytest.mark.rule("J5")
 def test_the_key_that_seals_is_changed_under_traffic_and_nothing_is_lost(agents: list[Agent]) -> None:
     one, two = agents
-    lost = ("gossip dropped: not of this cluster, or for another node", "mqtt dropped: not authentic")
+    lost = (
+        'gossip_datagrams_dropped_total{reason="not authentic"}',
+        'mqtt_messages_dropped_total{reason="not authentic"}',
+    )
     before = {(agent.node, name): agent.counters().get(name, 0) for agent in agents for name in lost}
     numbers = []
     for _ in range(2):
@@ -163,8 +170,8 @@ def test_the_key_that_seals_is_changed_under_traffic_and_nothing_is_lost(agents:
         wait_until(lambda n=numbers[-1]: two.call("info")["seal_key"] == n, what="the other has it")  # type: ignore[misc]
         assert {task["state"] for task in one.wait(*tasks).values()} == {"done"}
         for agent in agents:
-            hears_more(agent, "gossip received")
-            hears_more(agent, "mqtt received")
+            hears_more(agent, "gossip_datagrams_received_total")
+            hears_more(agent, STATES_HEARD)
     after = {(agent.node, name): agent.counters().get(name, 0) for agent in agents for name in lost}
     assert after == before
     wait_until(lambda: all(agent.peers_alive() == {"n1", "n2"} for agent in agents), what="both to be alive")

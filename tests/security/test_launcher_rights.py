@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.completion import output_files
+from peerload.agent.accounts import output_files
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.process import PATH_DEFAULT, SpawnRefused
 from peerload.launcher.protocol import DirectoryCheck, SpawnRequest

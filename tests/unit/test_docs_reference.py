@@ -13,7 +13,7 @@ import msgspec
 from peerload.agent.store.rows import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
-from peerload.agent.views.completion import endings_object
+from peerload.agent.views.completion import completion_object
 from peerload.cli.common import verb_table
 from peerload.cli.verbs import doctor
 from peerload.core.estimates.history import DurationEstimates
@@ -120,9 +120,9 @@ def test_every_key_of_json_is_told() -> None:
     assert isinstance(own["gpus"], list)
     keys = {"history", "decision"}
     for part in (
-        answers.task_object(record, spec, "me"), answers.detail(spec, record), answers.agreed(NO_TERMS, record),
-        endings_object(store, record, spec, NO_TERMS), answers.output_gone(store, record), answers.used(record),
-        answers.learned(DurationEstimates(8, 8), spec), answers.step(event), answers.event_object(event), own, peer, *own["gpus"],
+        answers.task_object(record, spec, "me"), answers.detail_object(spec, record), answers.submit_options_object(NO_TERMS, record),
+        completion_object(store, record, spec, NO_TERMS), answers.output_gone_object(store, record), answers.usage_object(record),
+        answers.learned_gpu_memory(DurationEstimates(8, 8), spec), answers.history_step(event), answers.event_object(event), own, peer, *own["gpus"],
     ):  # fmt: skip
         keys |= set(part)
     assert keys - set_as_code("json.md") == set()

@@ -17,7 +17,7 @@ import msgspec
 
 from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
 from peerload.agent.control.principal import Principal
-from peerload.agent.control.task_ids import REF, TaskIds, own_last, refs_of
+from peerload.agent.control.task_ids import REF, TaskIds, last_submission, refs_of
 from peerload.model.errors import BadRequest, NotAllowed
 from peerload.model.submit_options import owner_key
 from peerload.wire import control
@@ -161,34 +161,34 @@ class Authorization:
 
     # -- what ----------------------------------------------------------------------------------------------------------
 
-    def checked(self, caller: Principal, request: control.Request) -> control.Request:
+    def authorize(self, caller: Principal, request: control.Request) -> control.Request:
         """The request as it is to be carried out. Raises PeerloadError for what this caller may not, NoSuchTask for tasks
         that are not there for it."""
         right = RIGHTS[type(request)]
         if right is Right.HERE and caller.node:
             why = f"it was asked for from {caller.node}"
-            verb = _typed(request)
+            verb = _verb(request)
             self._security.tell("P3", caller.node, f"asks for {verb}, which is for users of the machine itself")
             raise BadRequest(f"peerload {verb} is for users of the machine itself", why=why, hint="type it there")
         if not self.is_system:
             return request
         if right in (Right.ADMIN, Right.HERE) and not caller.is_admin:
-            verb = _typed(request)
+            verb = _verb(request)
             self._security.tell(
                 "L1", caller.user or f"uid {caller.uid}", f"asks for {verb}, which is for administrators"
             )
             why = f"{caller.user or 'who asks'} is neither root nor in the group {self._config.admin_group}"
             raise NotAllowed(f"peerload {verb} is for administrators", why=why, hint=f"sudo peerload {verb}")
-        request = self._in_its_own_words(caller, request)
+        request = self._with_last_resolved(caller, request)
         if isinstance(request, control.Submit | control.Retry):
-            self._may_submit(caller)
+            self._check_submitter(caller)
             token = hashlib.sha256(f"{caller.who}\0{request.token}".encode()).hexdigest()  # nobody can guess another's
             request = msgspec.structs.replace(request, token=token)
         if not caller.sees_all:
-            self._must_own(caller, request)
+            self._check_ownership(caller, request)
         return request
 
-    def _may_submit(self, caller: Principal) -> None:
+    def _check_submitter(self, caller: Principal) -> None:
         """Raises NotAllowed for users whose tasks no node may run."""
         if caller.node and caller.uid < 0:
             return
@@ -211,15 +211,15 @@ class Authorization:
                 f"{self._config.node} is no home for users of other nodes", why=why, hint="submit it there"
             )
 
-    def _in_its_own_words(self, caller: Principal, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
+    def _with_last_resolved(self, caller: Principal, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
         """`@` is the last task of who asks, `@~1` the one before it."""
-        if not any(ref.startswith("@") for ref in _named(request)):
+        if not any(ref.startswith("@") for ref in _task_refs(request)):
             return request
 
         def meant(ref: str) -> str:
             if not ref.startswith("@"):
                 return ref
-            return f"{self._config.node}/{own_last(self._store, ref, caller.who)}"
+            return f"{self._config.node}/{last_submission(self._store, ref, caller.who)}"
 
         if isinstance(getattr(request, "task", None), str):
             return msgspec.structs.replace(request, task=meant(request.task))
@@ -231,13 +231,13 @@ class Authorization:
             )
         return msgspec.structs.replace(request, tasks=tuple(map(meant, request.tasks)))
 
-    def _must_own(self, caller: Principal, request: control.Request) -> None:
+    def _check_ownership(self, caller: Principal, request: control.Request) -> None:
         """Raises NoSuchTask for the first task of this home that it names, and that is another's, or of nobody."""
         own = self._config.node
         if request.at not in ("", own):
             return  # it is asked there
         counters: dict[str, int] = {}
-        for ref in _named(request):
+        for ref in _task_refs(request):
             parsed = REF.fullmatch(ref)
             if parsed is None:
                 continue  # told so where it is read
@@ -250,11 +250,11 @@ class Authorization:
         owners = self._store.owners_of(counters.values())
         for ref, counter in counters.items():
             if owners.get(counter) != caller.who:
-                raise self._names.unknown(ref)
+                raise self._names.unknown_task(ref)
 
     # -- whose ---------------------------------------------------------------------------------------------------------
 
-    def submitted(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
+    def with_owner(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
         """The same with who submits it, in place of what the client says of that."""
         user, owner = "", -1
         if self.is_system:
@@ -288,19 +288,19 @@ class Authorization:
         return self._store if caller.sees_all else self._store.only_of(caller.who)
 
 
-def _typed(request: control.Request) -> str:
+def _verb(request: control.Request) -> str:
     """The verb and flag that a user types for a request."""
     return str(type(request).__struct_config__.tag).replace("_", " --")
 
 
-def _named(request: control.Request) -> tuple[str, ...]:
+def _task_refs(request: control.Request) -> tuple[str, ...]:
     """The tasks that a request names, those too that a submission is to wait for."""
     if isinstance(request, control.Submit):
         return (*request.terms.after, *request.terms.after_ok)
     return refs_of(request)
 
 
-def user_shown(spec: TaskSpec, own: str) -> str:
+def display_user(spec: TaskSpec, own: str) -> str:
     """The owner of a task, for people: ``alice``, or ``alice@ws1`` if it was sent from there; ``own``: of the agent's own."""
     if ":" in spec.user:
         node, _, user = spec.user.partition(":")

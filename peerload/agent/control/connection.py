@@ -31,7 +31,7 @@ PART_BYTES = 1 << 20
 REST_S_MAX = 1.0
 REQUESTS_PENDING_MAX = 1024
 """Requests of one client that may be unanswered at a time."""
-PARTING_S = 0.5
+CLOSE_GRACE_S = 0.5
 """Who is cut off may go on sending for so long, unheard."""
 
 
@@ -60,19 +60,19 @@ class LocalClients(Protocol):
 
 class Connection:
     """One client, wherever it sits; how its frames come and go is for those below to say. ``uid``, ``caller``: who it
-    is; ``came_from``: the node that has sent its requests on, "" for a client of this machine."""
+    is; ``from_node``: the node that has sent its requests on, "" for a client of this machine."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self.uid = -1
         self.caller = NOBODY
-        self.came_from = ""
-        self.when_gone: list[Callable[[], None]] = []
+        self.from_node = ""
+        self.on_disconnect: list[Callable[[], None]] = []
         """Called when this client is gone."""
         self.pending = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.closed = False
-        self._catches_up: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     async def drain(self) -> None:
         """Wait until the client has read most of what was written, and all who have waited before had their turn."""
@@ -87,16 +87,16 @@ class Connection:
         """One frame; to a client that is gone: nothing. Raises BadRequest, with nothing sent, if it is too large."""
         raise NotImplementedError
 
-    def hold_reading(self) -> None:
-        """Take nothing more from it until `let_read` was called as often."""
+    def hold_requests(self) -> None:
+        """Take nothing more from it until `release_requests` was called as often."""
 
-    def let_read(self) -> None:
+    def release_requests(self) -> None:
         """Go on."""
 
     def rest(self, seconds: float) -> None:
         """Take nothing more from it for so long, at most REST_S_MAX."""
-        self.hold_reading()
-        asyncio.get_running_loop().call_later(min(seconds, REST_S_MAX), self.let_read)
+        self.hold_requests()
+        asyncio.get_running_loop().call_later(min(seconds, REST_S_MAX), self.release_requests)
 
     def check_pending(self) -> None:
         """Raises SlowDown if too many requests of this client are unanswered."""
@@ -108,20 +108,20 @@ class Connection:
         try:
             return self._request(raw)
         finally:
-            if self._catches_up is None and self.unread_bytes > UNREAD_BYTES_MAX:
-                self.hold_reading()
-                self._catches_up = asyncio.get_running_loop().create_task(self._catch_up())
+            if self._draining is None and self.unread_bytes > UNREAD_BYTES_MAX:
+                self.hold_requests()
+                self._draining = asyncio.get_running_loop().create_task(self._drain_unread())
 
-    async def _catch_up(self) -> None:
+    async def _drain_unread(self) -> None:
         await self.drain()
-        self._catches_up = None
-        self.let_read()
+        self._draining = None
+        self.release_requests()
 
     def _request(self, raw: bytes) -> bool:
         try:
             request = control.decode_request(raw)
         except BadMessage as error:
-            number = number_of(raw)
+            number = request_number(raw)
             if number is None:
                 self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", f"no request: {error}")
                 self._no_request(error)
@@ -144,7 +144,7 @@ class Connection:
             raw = control.encode({"id": number, "ok": last})
         self._write(raw)
 
-    async def tell(self, number: int, body: dict[str, Any]) -> None:
+    async def stream(self, number: int, body: dict[str, Any]) -> None:
         """`more`, as soon as the client has read most of what it was told before."""
         await self.drain()
         self.more(number, body)
@@ -160,9 +160,9 @@ class Connection:
 
     def fail(self, number: int, error: Exception) -> None:
         """A request could not be carried out."""
-        self._write(control.encode({"id": number, "error": told(error)}))
+        self._write(control.encode({"id": number, "error": error_object(error)}))
 
-    def pass_on(self, number: int, kind: str, body: dict[str, Any]) -> None:
+    def forward_frame(self, number: int, kind: str, body: dict[str, Any]) -> None:
         """A frame of an answer that was made elsewhere: "ok", "more" or "error". Raises BadMessage if no frame can hold it."""
         try:
             raw = control.encode({"id": number, kind: body})
@@ -170,7 +170,7 @@ class Connection:
             raise BadMessage("another node answers what no frame can hold", why=str(error)[:200]) from None
         self._write(raw)
 
-    def failed(self, number: int, error: Exception) -> None:
+    def report_failure(self, number: int, error: Exception) -> None:
         """Carrying out a request raised this: the client is told. If that was a bug of ours, the agent stops."""
         self.fail(number, error)
         if isinstance(error, InvariantBroken) or not isinstance(error, (PeerloadError, OSError)):
@@ -182,16 +182,16 @@ class Connection:
         self.pending += 1
         task = asyncio.get_running_loop().create_task(self._carry_out(number, work))
         self.tasks.add(task)
-        task.add_done_callback(lambda task: self._carried_out(task, work))
+        task.add_done_callback(lambda task: self._work_done(task, work))
         return task
 
     async def _carry_out(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
-            self.failed(number, error)
+        except Exception as error:  # noqa: BLE001 -- `report_failure` tells errors from bugs
+            self.report_failure(number, error)
 
-    def _carried_out(self, task: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> None:
+    def _work_done(self, task: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> None:
         self.pending -= 1
         self.tasks.discard(task)
         work.close()  # of a client that was gone before it began
@@ -201,9 +201,9 @@ class Connection:
         self.closed = True
         for task in self.tasks:
             task.cancel()
-        if self._catches_up is not None:
-            self._catches_up.cancel()
-        for act in self.when_gone:
+        if self._draining is not None:
+            self._draining.cancel()
+        for act in self.on_disconnect:
             act()
 
 
@@ -214,7 +214,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         super().__init__(server)
         self._clients = clients
         self._buffer = bytearray()
-        self._slow = ReadTimeout(asyncio.get_running_loop(), self._too_slow)
+        self._slow = ReadTimeout(asyncio.get_running_loop(), self._read_timed_out)
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._turn = asyncio.Lock()
@@ -231,7 +231,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         self.uid = struct.unpack("3i", raw)[1]
         refusal = self._clients.admit(self)
         if refusal is not None:
-            self._part(refusal)
+            self._close_with(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has hung up."""
@@ -260,23 +260,23 @@ class LocalConnection(Connection, asyncio.Protocol):
         """What the operating system has not taken yet."""
         return self._transport.get_write_buffer_size()
 
-    def hold_reading(self) -> None:
+    def hold_requests(self) -> None:
         """Let the operating system hold it back; what has come already waits."""
         self._held += 1
-        self._slow.hold(held=True)
+        self._slow.pause(paused=True)
         if self._held == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def let_read(self) -> None:
+    def release_requests(self) -> None:
         """Go on, first with what has come."""
         self._held -= 1
         if not self._held:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._held or self._transport.is_closing():
             return
-        self._slow.hold(held=False)
+        self._slow.pause(paused=False)
         self.data_received(b"")
         if not self._held:
             self._transport.resume_reading()
@@ -290,14 +290,14 @@ class LocalConnection(Connection, asyncio.Protocol):
         before = len(buffer)
         self._take_frames(buffer)
         is_partial = bool(buffer) and not self.closed
-        self._slow.came(len(data), is_whole=len(buffer) < before, is_partial=is_partial)
+        self._slow.received(len(data), is_whole=len(buffer) < before, is_partial=is_partial)
 
     def _take_frames(self, buffer: bytearray) -> None:
         while len(buffer) >= HEADER_BYTES and not self.closed and not self._held:
             size = int.from_bytes(buffer[:HEADER_BYTES], "big")
             if size > CONTROL_BYTES_MAX:
                 self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame too large")
-                self._part(FrameTooLarge(size, CONTROL_BYTES_MAX))
+                self._close_with(FrameTooLarge(size, CONTROL_BYTES_MAX))
                 return
             if len(buffer) < HEADER_BYTES + size:
                 return
@@ -306,21 +306,21 @@ class LocalConnection(Connection, asyncio.Protocol):
             if not self.request(raw):
                 return
 
-    def _too_slow(self) -> None:
+    def _read_timed_out(self) -> None:
         self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame that does not go on")
-        self._part(BadRequest("the request does not come to its end", hint="send it whole"))
+        self._close_with(BadRequest("the request does not come to its end", hint="send it whole"))
 
     def _no_request(self, error: PeerloadError) -> None:
-        self._part(error)
+        self._close_with(error)
 
-    def _part(self, error: PeerloadError) -> None:
+    def _close_with(self, error: PeerloadError) -> None:
         """Close after a last word. What the client still sends is dropped for a moment: closing on top of it would
         reset the connection, and the last word would be lost."""
         self.fail(0, error)
         self._buffer.clear()
         self.closed = True
         self._transport.write_eof()
-        asyncio.get_running_loop().call_later(PARTING_S, self._transport.close)
+        asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.close)
 
     def _write(self, raw: bytes) -> None:
         if self.closed or self._transport.is_closing():
@@ -343,7 +343,7 @@ def check_size(raw: bytes) -> None:
         )
 
 
-def told(error: Exception) -> dict[str, Any]:
+def error_object(error: Exception) -> dict[str, Any]:
     """An error as a client is told of it."""
     if isinstance(error, PeerloadError):
         return {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
@@ -365,7 +365,7 @@ def _in_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {key: [] if isinstance(value, list) else value for key, value in body.items()} | part
 
 
-def number_of(raw: bytes) -> int | None:
+def request_number(raw: bytes) -> int | None:
     """The request number in a frame that is MessagePack but no request; None if it is neither."""
     try:
         body = msgspec.msgpack.decode(raw, type=_Numbered)

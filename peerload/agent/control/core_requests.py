@@ -26,7 +26,7 @@ class CoreRequests:
         self._inbox = inbox
         self._waiting: dict[int, tuple[Connection, int]] = {}
         self._if_refused: dict[int, Callable[[], None]] = {}
-        self._promised: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._futures: dict[int, asyncio.Future[dict[str, object]]] = {}
         self._next = 0
 
     def expect(self, connection: Connection, number: int, refused: Callable[[], None] | None = None) -> int:
@@ -43,23 +43,23 @@ class CoreRequests:
         """Hand an event to the core; if it is a request, its number is one of ours."""
         self._inbox.put(event)
 
-    def promise(self) -> tuple[int, asyncio.Future[dict[str, object]]]:
+    def expect_future(self) -> tuple[int, asyncio.Future[dict[str, object]]]:
         """A number for the core, and what its Answer becomes the result of."""
         self._next += 1
         future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
-        self._promised[self._next] = future
+        self._futures[self._next] = future
         return self._next, future
 
     def withdraw(self, number: int) -> bool:
         """Nobody waits for this promise any more. → whether it was still open."""
-        return self._promised.pop(number, None) is not None
+        return self._futures.pop(number, None) is not None
 
     def answered(self, answer: Answer) -> None:
         """Pass an answer on to whoever asked."""
         refused = self._if_refused.pop(answer.request, None)
         if refused is not None and (answer.error is not None or answer.reply.get("repeated")):
             refused()
-        future = self._promised.pop(answer.request, None)
+        future = self._futures.pop(answer.request, None)
         if future is not None:
             if not future.done() and answer.error is not None:
                 future.set_exception(answer.error)
@@ -85,7 +85,7 @@ class Decisions:
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[Decided, float]] = OrderedDict()
 
-    def keep(self, decision: Decided, at: float) -> None:
+    def add(self, decision: Decided, at: float) -> None:
         """A decision was made, at that time (Unix s)."""
         if decision.task:
             self._kept[decision.task] = decision, at
@@ -93,7 +93,7 @@ class Decisions:
             if len(self._kept) > DECISIONS_KEPT_MAX:
                 self._kept.popitem(last=False)
 
-    def about(self, task: str) -> dict[str, object] | None:
+    def of_task(self, task: str) -> dict[str, object] | None:
         """The newest decision about a task, as `show` shows it."""
         decision, at = self._kept.get(task, (None, 0.0))
         if decision is None:

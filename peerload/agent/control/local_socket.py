@@ -121,7 +121,7 @@ class LocalSocket:
         for connection in list(self._connections):
             for task in list(connection.tasks):
                 task.cancel()
-            connection.when_gone.clear()
+            connection.on_disconnect.clear()
             connection.hang_up()
 
     def admit(self, connection: LocalConnection) -> PeerloadError | None:

@@ -144,7 +144,7 @@ class Quotas:
         if used is not None:
             used.connections = max(used.connections - 1, 0)
 
-    def request_wait_s(self, caller: Principal, tokens: int = 1) -> float:
+    def take_tokens(self, caller: Principal, tokens: int = 1) -> float:
         """Take tokens for a request, or for a part of its answer → 0.0, or the seconds to wait: there were too many. None
         takes more than are granted in one second."""
         if not self._is_system:
@@ -152,10 +152,10 @@ class Quotas:
         tokens_max = self._config.user_requests_per_s
         return self._of(caller.counted_as).requests.take(min(tokens, tokens_max), time.monotonic())
 
-    def requested(self, connection: Connection, request: control.Request) -> None:
+    def check_rate(self, connection: Connection, request: control.Request) -> None:
         """Take the tokens of a request. Raises SlowDown if there are none; its client is not read until there are."""
         caller = connection.caller
-        wait_s = self.request_wait_s(caller, REQUEST_COSTS.get(type(request), 1))
+        wait_s = self.take_tokens(caller, REQUEST_COSTS.get(type(request), 1))
         if wait_s:
             connection.rest(wait_s)
             self._security.tell("L3", caller.user or f"uid {caller.uid}", "asks too often")
@@ -165,10 +165,10 @@ class Quotas:
     async def pace(self, caller: Principal, tokens: int) -> None:
         """Take tokens for a part of an answer, as soon as there are any; others have their turn in any case."""
         await asyncio.sleep(0)
-        while wait_s := self.request_wait_s(caller, tokens):  # noqa: ASYNC110 -- it is time that it waits for
+        while wait_s := self.take_tokens(caller, tokens):  # noqa: ASYNC110 -- it is time that it waits for
             await asyncio.sleep(wait_s)
 
-    def submitted(self, caller: Principal, tasks: int) -> None:
+    def check_submission(self, caller: Principal, tasks: int) -> None:
         """So many more tasks of this user are to be queued. Raises SlowDown or DiskFull beyond what one user may have."""
         if not self._is_system:
             return
@@ -202,9 +202,9 @@ class Quotas:
         some 200 bytes for each. Raises SlowDown."""
         bounds: list[tuple[tuple[str, ...], int]] = []
         if self._is_system:
-            bounds.append(((connection.came_from, connection.caller.counted_as), WAITED_MAX))
-        if connection.came_from:
-            bounds.append(((connection.came_from,), WAITED_BY_NODE_MAX))
+            bounds.append(((connection.from_node, connection.caller.counted_as), WAITED_MAX))
+        if connection.from_node:
+            bounds.append(((connection.from_node,), WAITED_BY_NODE_MAX))
         charge = WaitCharge(self._waited, bounds)
         charge.add(tasks)
         return charge

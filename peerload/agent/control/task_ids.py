@@ -38,7 +38,7 @@ def refs_of(request: control.Request) -> tuple[str, ...]:
     return tasks if isinstance(tasks, tuple) else ()
 
 
-def spans_of(ref: str, members: str) -> tuple[tuple[int, int], ...]:
+def parse_spans(ref: str, members: str) -> tuple[tuple[int, int], ...]:
     """`12,3-9` as ((3, 9), (12, 12)). Raises BadRequest for a range whose start is greater than its end."""
     spans = []
     for part in members.split(","):
@@ -50,12 +50,12 @@ def spans_of(ref: str, members: str) -> tuple[tuple[int, int], ...]:
     return tuple((low, high) for _, low, high in apart(spans))
 
 
-def own_last(store: StoreReader, ref: str, who: str | None = None) -> str:
+def last_submission(store: StoreReader, ref: str, who: str | None = None) -> str:
     """`@` and `@~1`, with or without members, as the number of the submission. ``who``: whose last one is meant, None = anybody's.
     Raises NoSuchTask where there is none, BadRequest for what is no reference."""
     parsed = LAST.fullmatch(ref)
     if parsed is None:
-        raise not_an_id(ref)
+        raise invalid_task_id(ref)
     back = int(parsed["back"] or 0)
     last = store.last_counter() if who is None else store.last_counter_of(who)
     if last is None:
@@ -67,7 +67,7 @@ def own_last(store: StoreReader, ref: str, who: str | None = None) -> str:
     return f"{last}{parsed['members'] or ''}"
 
 
-def not_an_id(ref: str) -> BadRequest:
+def invalid_task_id(ref: str) -> BadRequest:
     """The error for a word that is no reference."""
     return BadRequest(
         f"{ref!r} is no task id", why="ids look like 42, 42.7, 42.3-9, ws1/42, @ or @~1", hint="peerload ls"
@@ -81,58 +81,58 @@ class TaskIds:
         self._store = store
         self._node = node
 
-    def meant(self, ref: str) -> TaskSelection:
+    def parse(self, ref: str) -> TaskSelection:
         """The tasks of this home that a name stands for. Raises NoSuchTask or BadRequest."""
-        named = own_last(self._store, ref) if ref.startswith("@") else ref
+        named = last_submission(self._store, ref) if ref.startswith("@") else ref
         parsed = REF.fullmatch(named)
         if parsed is None:
-            raise not_an_id(ref)
+            raise invalid_task_id(ref)
         if parsed["home"] not in (None, self._node):
             raise NoSuchTask(f"no task {ref} here", why=f"its home is {parsed['home']}", hint="ask the agent there")
-        return TaskSelection(int(parsed["counter"]), spans_of(ref, parsed["members"]) if parsed["members"] else ())
+        return TaskSelection(int(parsed["counter"]), parse_spans(ref, parsed["members"]) if parsed["members"] else ())
 
     def resolve(self, ref: str) -> tuple[int, int | None]:
         """One task or a whole array as (counter, index). Raises NoSuchTask, or BadRequest for a range as well."""
-        meant = self.meant(ref)
+        meant = self.parse(ref)
         if meant.is_range:
             raise BadRequest(
                 f"{ref} names several tasks", why="one task, or a whole array, is asked for", hint="peerload ls"
             )
         return meant.counter, meant.spans[0][0] if meant.spans else None
 
-    def unknown(self, ref: str) -> NoSuchTask:
+    def unknown_task(self, ref: str) -> NoSuchTask:
         """What is said of a name that no task has (any more)."""
-        if self._store.was_removed(self.meant(ref).counter):
+        if self._store.was_removed(self.parse(ref).counter):
             why = "if there was one, it has ended and was removed since (retention, or peerload clean)"
             return NoSuchTask(f"no such task: {ref}", why=why, hint="what there is:  peerload history")
         return NoSuchTask(f"no such task: {ref}", hint="peerload ls")
 
-    def full(self, ref: str) -> str:
+    def whole_id(self, ref: str) -> str:
         """The whole id; whether there is such a task, and whether its home is here, is not looked at."""
         parsed = REF.fullmatch(ref)
         if parsed is not None and parsed["home"] not in (None, self._node):
             home, meant = parsed["home"], TaskSelection(int(parsed["counter"]))
             if parsed["members"]:
-                meant = TaskSelection(meant.counter, spans_of(ref, parsed["members"]))
+                meant = TaskSelection(meant.counter, parse_spans(ref, parsed["members"]))
         else:
-            home, meant = self._node, self.meant(ref)
+            home, meant = self._node, self.parse(ref)
         return f"{home}/{meant.counter}" + (f".{spans_text(meant.spans)}" if meant.spans else "")
 
-    def known(self, ref: str) -> str:
+    def known_id(self, ref: str) -> str:
         """The whole id of a task or an array of this home. Raises NoSuchTask if there is none, BadRequest for a range."""
         if not self._store.has(*self.resolve(ref)):
-            raise self.unknown(ref)
-        return self.full(ref)
+            raise self.unknown_task(ref)
+        return self.whole_id(ref)
 
-    async def all_known(self, refs: Sequence[str]) -> tuple[str, ...]:
+    async def known_ids(self, refs: Sequence[str]) -> tuple[str, ...]:
         """The whole ids of all these, of a range those of its members, others having their turn in between. Raises
         NoSuchTask if there is nothing of one."""
         names: list[str] = []
         for number, ref in enumerate(refs, start=1):
-            if self.meant(ref).is_range:
+            if self.parse(ref).is_range:
                 names += [record.task async for page in self.pages(ref) for record in page]
             else:
-                names.append(self.known(ref))
+                names.append(self.known_id(ref))
             if number % KNOWN_AT_A_TIME == 0:
                 await asyncio.sleep(0)
         return tuple(names)
@@ -146,13 +146,13 @@ class TaskIds:
         after, last = (BEFORE_FIRST, MEMBER_MAX) if index is None else (index - 1, index)
         records = self._store.page(counter, after, last, limit)
         if not records:
-            raise self.unknown(ref)
+            raise self.unknown_task(ref)
         return records
 
     async def pages(self, ref: str, limit: int = RECORDS_AT_A_TIME) -> AsyncIterator[list[TaskRecord]]:
         """The task, or the members of the array or the range, ``limit`` at a time, others having their turn in between: an array
         may be large. Raises NoSuchTask if there is none."""
-        meant = self.meant(ref)
+        meant = self.parse(ref)
         has_any = False
         for number, (first, last) in enumerate(meant.ranges, start=1):
             after = first - 1
@@ -166,7 +166,7 @@ class TaskIds:
             if number % KNOWN_AT_A_TIME == 0:
                 await asyncio.sleep(0)
         if not has_any:
-            raise self.unknown(ref)
+            raise self.unknown_task(ref)
 
     async def all_pages(self, refs: Sequence[str]) -> AsyncIterator[list[TaskRecord]]:
         """The pages of all these, one name after the other, others having their turn in between. Raises NoSuchTask if there is

@@ -56,23 +56,23 @@ ANSWER_BYTES_MAX = 128 << 20
 """An answer that a client gathers before it uses it may have so many bytes, in all its frames."""
 FRAME_BYTES_MIN = 4 << 10
 """A frame counts for so many at least, so that empty ones have an end, too."""
-WORDS_MAX = 2000
+ERROR_CHARS_MAX = 2000
 """Characters of what another node says of an error that are passed on."""
 
 
 STREAMED = (control.Wait, control.Output, control.Events, control.Exec)
 """What their answers tell the client takes as it comes: it may be without end."""
-WITH_A_TASK = (control.Attend, control.Input)
+ATTACHING = (control.Attend, control.Input)
 """After these the other end minds whether the client is still there."""
 
 
-class Answers:
+class ResponseQueue:
     """The frames that came in answer to one request, until they are taken. To be iterated once: (kind, body), "ok" or
     "error" the last."""
 
     def __init__(self, bytes_max: float = math.inf) -> None:
         self._bytes_left = bytes_max
-        self._came: deque[tuple[str, dict[str, Any]]] = deque()
+        self._frames: deque[tuple[str, dict[str, Any]]] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -83,13 +83,13 @@ class Answers:
         """One more; what comes after the last is dropped."""
         if self.is_over:
             return
-        self._came.append((kind, body))
+        self._frames.append((kind, body))
         self._news.set()
         self.is_over = kind != "more"
-        if len(self._came) >= FRAMES_WAITING_MAX:
+        if len(self._frames) >= FRAMES_WAITING_MAX:
             self._room.clear()
 
-    def takes(self, size: int) -> bool:
+    def has_budget(self, size: int) -> bool:
         """Whether a frame of so many bytes still belongs to what may come in all."""
         self._bytes_left -= max(size, FRAME_BYTES_MIN)
         return self._bytes_left >= 0
@@ -113,13 +113,13 @@ class Answers:
 
     async def __aiter__(self) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         while True:
-            while not self._came:
+            while not self._frames:
                 if self._error is not None:
                     raise self._error
                 self._news.clear()
                 await self._news.wait()
-            kind, body = self._came.popleft()
-            if not self._came:
+            kind, body = self._frames.popleft()
+            if not self._frames:
                 self._room.set()
             yield kind, body
             if kind != "more":
@@ -136,7 +136,7 @@ class ForwardedRequests:
         self._clients: set[Connection] = set()
         self._openings: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(OPENINGS_AT_ONCE))
 
-    async def reach(self, connection: Connection, node: str) -> None:
+    async def ensure_open(self, connection: Connection, node: str) -> None:
         """Make sure that the node can be asked. Raises LinkUnavailable."""
         await self._tunnel(connection, node).opened()
 
@@ -159,7 +159,7 @@ class ForwardedRequests:
                 raise SlowDown("too many requests to other nodes at once", why=f"at most {TUNNELS_MAX} ways to them")
             if connection not in self._clients:
                 self._clients.add(connection)
-                connection.when_gone.append(lambda: self._client_gone(connection))
+                connection.on_disconnect.append(lambda: self._client_gone(connection))
             tunnel = self._tunnels[key] = Tunnel(self._links, self._membership, connection, node, self._openings[node])
             tunnel.work.add_done_callback(lambda _: self._closed(key))
         return tunnel
@@ -200,11 +200,11 @@ class Tunnel:
         self._connection = connection
         self._node = node
         self._opening = opening
-        self._answers: dict[int, Answers] = {}
+        self._answers: dict[int, ResponseQueue] = {}
         self._next = 0
         self._waiting_bytes = 0
-        self._holds = False
-        self._stays = False
+        self._holds_client = False
+        self._has_task = False
         self._link: PeerConnection | None = None
         self._reader: StreamReader | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -220,7 +220,7 @@ class Tunnel:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is asked here now, and the other end does not mind who is there."""
-        return not self._answers and not self._stays
+        return not self._answers and not self._has_task
 
     def close(self) -> asyncio.Task[None]:
         """End it → what is done then."""
@@ -238,27 +238,27 @@ class Tunnel:
         """As `ForwardedRequests.ask`."""
         self._next += 1
         number = self._next
-        self._stays = self._stays or isinstance(request, WITH_A_TASK) or getattr(request, "attended", False)
+        self._has_task = self._has_task or isinstance(request, ATTACHING) or getattr(request, "attended", False)
         raw = control.encode_request(msgspec.structs.replace(request, id=number))
         if len(raw) > FORWARD_BYTES_MAX:
             why = f"it has {len(raw)} bytes; at most {FORWARD_BYTES_MAX} are carried to another node"
             raise BadRequest("the request is too large", why=why)
-        answers = self._answers[number] = Answers(math.inf if isinstance(request, STREAMED) else ANSWER_BYTES_MAX)
+        answers = self._answers[number] = ResponseQueue(math.inf if isinstance(request, STREAMED) else ANSWER_BYTES_MAX)
         try:
-            await self._say(raw)
+            await self._send(raw)
             async for answer in answers:
                 yield answer
         finally:
             del self._answers[number]
             if not answers.is_over:
-                self._stop(number)
+                self._cancel(number)
             answers.close()
-            self._rest()
+            self._schedule_close()
 
-    async def _say(self, raw: bytes) -> None:
+    async def _send(self, raw: bytes) -> None:
         """Send a request on; while much waits for that, its client is not read."""
         self._waiting_bytes += len(raw)
-        self._hold()
+        self._update_reading()
         try:
             await self.opened()
             assert self._link is not None
@@ -268,26 +268,26 @@ class Tunnel:
                 await self._link.drain()
         finally:
             self._waiting_bytes -= len(raw)
-            self._hold()
+            self._update_reading()
 
-    def _hold(self) -> None:
+    def _update_reading(self) -> None:
         too_much = self._waiting_bytes > WAITING_BYTES_MAX
-        if too_much and not self._holds:
-            self._connection.hold_reading()
-        elif self._holds and not too_much:
-            self._connection.let_read()
-        self._holds = too_much
+        if too_much and not self._holds_client:
+            self._connection.hold_requests()
+        elif self._holds_client and not too_much:
+            self._connection.release_requests()
+        self._holds_client = too_much
 
-    def _stop(self, number: int) -> None:
+    def _cancel(self, number: int) -> None:
         """Nobody waits for this answer any more."""
         if self._link is not None and self._reader is not None and not self._link.is_closed:
             self._reader.write(self._link, ForwardStop(number))
 
-    def _rest(self) -> None:
+    def _schedule_close(self) -> None:
         """Close when nothing is asked any more: at once if the client has gone, else after a while."""
         if self._idle is not None:
             self._idle.cancel()
-        if not self._answers and not (self._stays and not self._connection.closed):
+        if not self._answers and not (self._has_task and not self._connection.closed):
             pause_s = 0.0 if self._connection.closed else IDLE_S_MAX
             self._idle = asyncio.get_running_loop().call_later(pause_s, self._close_if_idle)
 
@@ -299,7 +299,7 @@ class Tunnel:
 
     async def _run(self) -> None:
         """Open it, and hand out what comes, until that ends."""
-        within_s = OPEN_DEAD_S_MAX if self._is_called_dead() else OPEN_S_MAX
+        within_s = OPEN_DEAD_S_MAX if self._is_dead() else OPEN_S_MAX
         try:
             async with self._opening, asyncio.timeout(within_s):
                 self._reader, self._link = await self._links.open_stream(self._node, (Forwarded,))
@@ -309,7 +309,7 @@ class Tunnel:
             self._link.allow_stall(FORWARD_STALLED_S)
             self._ready.set_result(None)
             while True:
-                await self._hand_out(await self._frame())
+                await self._take_frame(await self._frame())
         except TimeoutError:
             why = f"it does not answer within {within_s:g} s"
             self._end(LinkUnavailable(self._node, f"{self._node} cannot be asked", why=why))
@@ -334,7 +334,7 @@ class Tunnel:
         """The next frame of an answer, put together. Raises LinkUnavailable or BadMessage."""
         whole = bytearray()
         while True:
-            part = await self._part()
+            part = await self._next_message()
             if not whole and not part.continues:
                 return part.answer
             whole += part.answer
@@ -345,7 +345,7 @@ class Tunnel:
             if not part.continues:
                 return bytes(whole)
 
-    async def _part(self) -> Forwarded:
+    async def _next_message(self) -> Forwarded:
         assert self._link is not None
         assert self._reader is not None
         loop = asyncio.get_running_loop()
@@ -355,30 +355,30 @@ class Tunnel:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     message = await self._reader.next(self._link, f"what {self._node} answers")
             except TimeoutError:
-                if self._answers and self._is_called_dead() and loop.time() - since_s > SILENT_S_MAX:
+                if self._answers and self._is_dead() and loop.time() - since_s > SILENT_S_MAX:
                     what = f"{self._node} does not answer any more"
                     raise LinkUnavailable(self._node, what, why="it counts as dead") from None
                 continue
             assert isinstance(message, Forwarded)
             return message
 
-    async def _hand_out(self, raw: bytes) -> None:
+    async def _take_frame(self, raw: bytes) -> None:
         number, kind, body = control.decode_answer(raw)
         if kind == "error":
-            body = {key: str(body.get(key) or "")[:WORDS_MAX] for key in ("code", "what", "why", "hint")}
+            body = {key: str(body.get(key) or "")[:ERROR_CHARS_MAX] for key in ("code", "what", "why", "hint")}
         if number == 0:  # it is about this tunnel, not about one request
             raise LinkUnavailable(self._node, body.get("what") or f"{self._node} refuses", why=body.get("why") or "")
         answers = self._answers.get(number)
         if answers is None:
             return
-        if not answers.is_over and not answers.takes(len(raw)):
+        if not answers.is_over and not answers.has_budget(len(raw)):
             what = f"{self._node} answers more than can be meant"
             answers.fail(BadMessage(what, why=f"more than {ANSWER_BYTES_MAX >> 20} MiB, and no end"))
-            self._stop(number)
+            self._cancel(number)
         answers.add(kind, body)
         await answers.drain()
 
-    def _is_called_dead(self) -> bool:
+    def _is_dead(self) -> bool:
         peer = self._membership.get(self._node)
         return peer is not None and peer.state in (PeerState.DEAD, PeerState.LEFT)
 

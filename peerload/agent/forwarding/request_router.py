@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from peerload.agent.control.connection import Connection, told
+from peerload.agent.control.connection import Connection, error_object
 from peerload.agent.control.task_ids import REF, refs_of
-from peerload.agent.forwarding.client import Answers
+from peerload.agent.forwarding.client import ResponseQueue
 from peerload.agent.forwarding.response_validation import MergedListing, lists_in, merged
 from peerload.agent.node_info import now
 from peerload.agent.views import remote_task
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 READS = (control.Show, control.Wait, control.Events)
 """Of what names several tasks: what changes nothing, so that the first refusal may be the answer to all of it."""
-TOLD_BY_ITS_NODE = (control.Show, control.Output, control.Events)
+KNOWN_BY_EXECUTOR = (control.Show, control.Output, control.Events)
 """What the node that runs a task tells of it, too."""
 CLUSTER_SILENT_S_MAX = 3.0
 """A node that is asked with all others, and says nothing for so long, is left out, and named."""
@@ -83,9 +83,9 @@ class RequestRouter:
     def work(self, connection: Connection, request: control.Request) -> Work | None:
         """The work at other nodes that answers a request; None if they have no part in it. Raises BadRequest."""
         own = self._own
-        if connection.came_from:
+        if connection.from_node:
             if request.at not in {"", own} or getattr(request, "cluster", False):
-                why = f"it came from {connection.came_from}, and asks for {request.at or 'all nodes'}"
+                why = f"it came from {connection.from_node}, and asks for {request.at or 'all nodes'}"
                 raise BadRequest("a request that was sent on is not sent on again", why=why)
             return None
         if request.at and request.at != own:
@@ -125,11 +125,11 @@ class RequestRouter:
 
     def _named_in_full(self, request: control.Request) -> control.Request:
         """`42` and `@` are this node's, wherever it is asked about them. Raises BadRequest or NoSuchTask."""
-        if isinstance(getattr(request, "task", None), str):
-            return msgspec.structs.replace(request, task=self._task_ids.full(request.task))  # type: ignore[union-attr]
         refs = refs_of(request)
+        if isinstance(getattr(request, "task", None), str):
+            return msgspec.structs.replace(request, task=self._task_ids.whole_id(refs[0]))
         if refs:
-            return msgspec.structs.replace(request, tasks=tuple(self._task_ids.full(ref) for ref in refs))
+            return msgspec.structs.replace(request, tasks=tuple(self._task_ids.whole_id(ref) for ref in refs))
         return request
 
     def _awaited_elsewhere(self, request: control.Submit) -> dict[str, list[str]]:
@@ -150,7 +150,7 @@ class RequestRouter:
             async with contextlib.aclosing(self._answers(connection, home, asked)) as frames:
                 async for kind, body in frames:
                     if kind == "error":
-                        connection.pass_on(request.id, kind, body)
+                        connection.forward_frame(request.id, kind, body)
                         return
         await self._carry_out(connection, request)
 
@@ -161,7 +161,7 @@ class RequestRouter:
             async for kind, body in frames:
                 if kind == "more":
                     await connection.drain()
-                connection.pass_on(request.id, kind, body)
+                connection.forward_frame(request.id, kind, body)
 
     async def _ask_home(self, connection: Connection, home: str, request: control.Request) -> None:
         """The same of the home of the tasks. If that is away, and one runs here, this node tells what it knows."""
@@ -172,7 +172,7 @@ class RequestRouter:
                     is_answered = True
                     if kind == "more":
                         await connection.drain()
-                    connection.pass_on(request.id, kind, body)
+                    connection.forward_frame(request.id, kind, body)
         except (LinkUnavailable, NoSuchTask) as error:
             if is_answered or not self._knows(connection, request, refs_of(request)):
                 raise
@@ -189,37 +189,39 @@ class RequestRouter:
         if not isinstance(request, READS):
             for home, share in shares.items():
                 await self._reach(connection, home, share)
-        done, refusal = await self._told(connection, request, shares)
+        done, refusal = await self._collect(connection, request, shares)
         if refusal is None:
             answer: dict[str, Any] = {}
             for body in done.values():
                 answer = merged(answer, body)
-            if _any(request):
+            if _first_is_enough(request):
                 answer["timed_out"] = all(body.get("timed_out") for body in done.values())
             connection.ok(request.id, answer)
             return
         if done and not isinstance(request, READS):
             hint = f"what you named of {', '.join(sorted(done))} was done.  {refusal.get('hint', '')}"
             refusal = refusal | {"hint": hint.strip()}
-        connection.pass_on(request.id, "error", refusal)
+        connection.forward_frame(request.id, "error", refusal)
 
-    async def _told(
+    async def _collect(
         self, connection: Connection, request: control.Request, shares: Mapping[str, control.Request]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
         """What each home has answered, and the first refusal, if there was any; parts are passed on as they come."""
         done: dict[str, dict[str, Any]] = {}
         refusal: dict[str, Any] | None = None
-        async with contextlib.aclosing(_together(self._answers, connection, shares)) as frames:
+        async with contextlib.aclosing(_merge_streams(self._answers, connection, shares)) as frames:
             async for node, kind, body in frames:
                 if kind == "more":
                     await connection.drain()
-                    connection.pass_on(request.id, kind, body)
+                    connection.forward_frame(request.id, kind, body)
                     continue
                 if kind == "error":
                     refusal = refusal or body
                 else:
                     done[node] = body
-                if (refusal and isinstance(request, READS)) or (_any(request) and not body.get("timed_out")):
+                if (refusal and isinstance(request, READS)) or (
+                    _first_is_enough(request) and not body.get("timed_out")
+                ):
                     break
         return done, refusal
 
@@ -230,13 +232,13 @@ class RequestRouter:
         for peer in sorted(self._node.membership, key=lambda peer: peer.identity.node):
             if peer.state is PeerState.DEAD:
                 missing.append(
-                    {"node": peer.identity.node, "state": peer.state.value, "why": self._stands(peer.identity.node)}
+                    {"node": peer.identity.node, "state": peer.state.value, "why": self._state_text(peer.identity.node)}
                 )
             elif peer.state is not PeerState.LEFT:
                 nodes.append(peer.identity.node)
         share = msgspec.structs.replace(request, cluster=False, at="")
         answer: dict[str, Any] = {}
-        together = _together(self._listings, connection, dict.fromkeys(nodes, share), CLUSTER_SILENT_S_MAX)
+        together = _merge_streams(self._listings, connection, dict.fromkeys(nodes, share), CLUSTER_SILENT_S_MAX)
         async with contextlib.aclosing(together) as frames:
             async for node, kind, body in frames:
                 if kind == "error":
@@ -244,7 +246,7 @@ class RequestRouter:
                     continue
                 lists = lists_in(body)
                 if lists:
-                    await connection.tell(request.id, lists)
+                    await connection.stream(request.id, lists)
                 if kind == "ok":
                     answer = merged(answer, {key: [] if key in lists else value for key, value in body.items()})
         connection.ok(request.id, answer | {"missing": missing})
@@ -262,16 +264,16 @@ class RequestRouter:
             async for frame in self._own_answers(connection, request):
                 yield frame
             return
-        self._must_know(node, request)
+        self._check_known(node, request)
         async with contextlib.aclosing(self._forwards.ask(connection, node, request)) as frames:
             try:
                 async for frame in frames:
                     yield frame
             except LinkUnavailable as error:
-                raise self._cannot(connection, node, request, error) from None
+                raise self._unavailable(connection, node, request, error) from None
 
     async def _own_answers(self, connection: Connection, request: control.Request) -> Frames:
-        share = _Share(connection, self._run)
+        share = _LocalShare(connection, self._run)
         try:
             share.spawn(request.id, self._carry_out(share, request))
             async for frame in share.answers:
@@ -282,11 +284,11 @@ class RequestRouter:
     async def _reach(self, connection: Connection, node: str, request: control.Request) -> None:
         if node == self._own:
             return
-        self._must_know(node, request)
+        self._check_known(node, request)
         try:
-            await self._forwards.reach(connection, node)
+            await self._forwards.ensure_open(connection, node)
         except LinkUnavailable as error:
-            raise self._cannot(connection, node, request, error) from None
+            raise self._unavailable(connection, node, request, error) from None
 
     def _knows(self, connection: Connection, request: control.Request, names: tuple[str, ...]) -> bool:
         """Whether this node can tell this client what it asks about tasks of other homes."""
@@ -303,7 +305,7 @@ class RequestRouter:
 
     # -- what is said of who cannot be asked ------------------------------------------------------------------------------
 
-    def _must_know(self, node: str, request: control.Request) -> None:
+    def _check_known(self, node: str, request: control.Request) -> None:
         """Raises NoSuchTask, or BadRequest if no task is asked about, for a node of which nothing was ever heard."""
         if self._node.membership.get(node) is not None:
             return
@@ -313,16 +315,16 @@ class RequestRouter:
             raise NoSuchTask(f"no such task: {refs[0]}", why=f"its home is {node}, and {why}", hint="peerload nodes")
         raise BadRequest(f"{node} cannot be asked", why=why, hint="peerload nodes")
 
-    def _cannot(
+    def _unavailable(
         self, connection: Connection, node: str, request: control.Request, error: LinkUnavailable
     ) -> LinkUnavailable:
         refs = refs_of(request)
         whose = f"{refs[0]}: its home {node}" if refs and not request.at else node
         went = "has gone away" if error.what.endswith("stopped coming") else "cannot be asked"
-        stands = self._stands(node)
+        stands = self._state_text(node)
         why = f"{stands}: {error.why or error.what}" if stands else error.why or error.what
         hint = "peerload nodes  shows who is there"
-        if refs and not request.at and isinstance(request, TOLD_BY_ITS_NODE):
+        if refs and not request.at and isinstance(request, KNOWN_BY_EXECUTOR):
             verb = "logs" if isinstance(request, control.Output) else type(request).__struct_config__.tag
             hint = f"the node that runs it tells what it has:  peerload {verb} --at NODE {refs[0]}"
         if self._knows(connection, request, refs):
@@ -333,7 +335,7 @@ class RequestRouter:
         peer = self._node.membership.get(node)
         return None if peer is None else peer.state.value
 
-    def _stands(self, node: str) -> str:
+    def _state_text(self, node: str) -> str:
         """How that node stands, in words; "" if it is believed to be well."""
         peer = self._node.membership.get(node)
         if peer is None:
@@ -346,14 +348,14 @@ class RequestRouter:
         return f"it was last heard of {ago_s:.0f} s ago ({peer.state.value})"
 
 
-class _Share(Connection):
+class _LocalShare(Connection):
     """This node's own share of a request, as if it had a client of its own: frames are handed to who puts them together."""
 
     def __init__(self, client: Connection, run: RunState) -> None:
         super().__init__(_NoServer(run))
         self.uid = client.uid
         self.caller = client.caller
-        self.answers = Answers()
+        self.answers = ResponseQueue()
 
     def _write(self, raw: bytes) -> None:
         _, kind, body = control.decode_answer(raw[HEADER_BYTES:])
@@ -384,19 +386,19 @@ class _NoServer:
         """Nothing is asked here."""
 
 
-def _any(request: control.Request) -> bool:
+def _first_is_enough(request: control.Request) -> bool:
     """Whether the first that ended is enough."""
     return isinstance(request, control.Wait) and request.any
 
 
-def _come_to_an_end(node: str, waited_s: float, silent_s_max: float | None) -> None:
+def _check_total_wait(node: str, waited_s: float, silent_s_max: float | None) -> None:
     """Raises LinkUnavailable if one of several has been waited for long enough, though it was never silent."""
     if silent_s_max is not None and waited_s > CLUSTER_WAITED_S_MAX:
         why = f"{CLUSTER_WAITED_S_MAX:g} s were not enough for all of its answer"
         raise LinkUnavailable(node, f"{node} does not come to an end", why=why)
 
 
-async def _together(
+async def _merge_streams(
     ask: Callable[[Connection, str, control.Request], Frames],
     connection: Connection,
     shares: Mapping[str, control.Request],
@@ -418,17 +420,17 @@ async def _together(
                     async with asyncio.timeout(silent_s_max):
                         kind, body = await anext(frames)
                     waited_s += loop.time() - began_s
-                    _come_to_an_end(node, waited_s, silent_s_max)
+                    _check_total_wait(node, waited_s, silent_s_max)
                     await came.put((node, kind, body))
                     if kind != "more":
                         return
         except TimeoutError:
             why = f"it said nothing for {silent_s_max:g} s"
-            await came.put((node, "error", told(LinkUnavailable(node, f"{node} does not answer", why=why))))
+            await came.put((node, "error", error_object(LinkUnavailable(node, f"{node} does not answer", why=why))))
         except Exception as error:  # noqa: BLE001 -- a bug is raised below, where it is told from errors
             if not isinstance(error, PeerloadError):
                 bugs.append(error)
-            await came.put((node, "error", told(error)))
+            await came.put((node, "error", error_object(error)))
 
     work = [loop.create_task(one(node, share)) for node, share in shares.items()]
     try:

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.control.connection import Connection, check_size, number_of
+from peerload.agent.control.connection import Connection, check_size, request_number
 from peerload.agent.control.principal import NOBODY
 from peerload.model import metrics
 from peerload.model.errors import NotAllowed, PeerloadError, SlowDown
@@ -35,15 +35,15 @@ class ForwardServer:
         self._clients: dict[PeerConnection, ForwardedClient] = {}
 
     def received(
-        self, link: PeerConnection, node: str, message: Forward | ForwardStop, say: Callable[[Forwarded], None]
+        self, link: PeerConnection, node: str, message: Forward | ForwardStop, send: Callable[[Forwarded], None]
     ) -> None:
-        """A message over one stream of that node; ``say`` sends one back."""
+        """A message over one stream of that node; ``send`` sends one back."""
         client = self._clients.get(link)
         if client is None:
-            client = ForwardedClient(self._server, link, node, say)
-            if Counter(known.came_from for known in self._clients.values())[node] >= FORWARDS_MAX:
+            client = ForwardedClient(self._server, link, node, send)
+            if Counter(known.from_node for known in self._clients.values())[node] >= FORWARDS_MAX:
                 self._server.refused(client, metrics.FORWARDS_REFUSED, "P2", "too many clients at once")
-                client.part(
+                client.close_with(
                     SlowDown(f"too many requests of {node} at once", why=f"at most {FORWARDS_MAX} clients of it")
                 )
                 return
@@ -58,7 +58,7 @@ class ForwardServer:
                 raise NotAllowed(f"{node} mixes up users", why=what)
         except PeerloadError as error:
             self._server.refused(client, metrics.FORWARDS_REFUSED, "P3", str(error))
-            client.fail(number_of(message.request) or 0, error)
+            client.fail(request_number(message.request) or 0, error)
         else:
             client.caller, client.uid = caller, caller.uid
             client.ask(message.request)
@@ -72,21 +72,21 @@ class ForwardServer:
     def close(self) -> None:
         """Carry out nothing any more. That clients are gone is told to nobody: they may come back to the next start."""
         for client in self._clients.values():
-            client.when_gone.clear()
+            client.on_disconnect.clear()
             client.lost()
 
 
 class ForwardedClient(Connection):
     """One client of another node. What it asks is carried out as whom it is here."""
 
-    def __init__(self, server: Server, link: PeerConnection, node: str, say: Callable[[Forwarded], None]) -> None:
+    def __init__(self, server: Server, link: PeerConnection, node: str, send: Callable[[Forwarded], None]) -> None:
         super().__init__(server)
-        self.came_from = node
+        self.from_node = node
         self._link = link
-        self._say = say
+        self._send = send
         self._size = 0
         self._pending_bytes = 0
-        self._working: dict[int, asyncio.Task[None]] = {}
+        self._work_of: dict[int, asyncio.Task[None]] = {}
         self._held = 0
 
     def ask(self, raw: bytes) -> None:
@@ -98,18 +98,18 @@ class ForwardedClient(Connection):
 
     def stop(self, number: int) -> None:
         """Nobody waits for this one any more."""
-        work = self._working.get(number)
+        work = self._work_of.get(number)
         if work is not None:
             work.cancel()
 
-    def part(self, error: PeerloadError) -> None:
+    def close_with(self, error: PeerloadError) -> None:
         """A last word."""
         self.fail(0, error)
         self.closed = True
         self._link.close(error.what)
 
     def _no_request(self, error: PeerloadError) -> None:
-        self.part(error)
+        self.close_with(error)
 
     def _write(self, raw: bytes) -> None:
         if self.closed or self._link.is_closed:
@@ -118,7 +118,7 @@ class ForwardedClient(Connection):
         body = memoryview(raw)[HEADER_BYTES:]
         for first in range(0, len(body), FORWARDED_PART_BYTES_MAX):
             after = first + FORWARDED_PART_BYTES_MAX
-            self._say(Forwarded(bytes(body[first:after]), continues=after < len(body)))
+            self._send(Forwarded(bytes(body[first:after]), continues=after < len(body)))
 
     async def drain(self) -> None:
         """Wait until the other node has taken most of what was written; its client may be slow."""
@@ -132,12 +132,12 @@ class ForwardedClient(Connection):
         """What was not sent yet to the other node, which reads no faster than its client."""
         return self._link.unsent_bytes
 
-    def hold_reading(self) -> None:
+    def hold_requests(self) -> None:
         """Let the operating system hold it back."""
         self._held += 1
         self._link.pause_reading("a client is held back")
 
-    def let_read(self) -> None:
+    def release_requests(self) -> None:
         """Go on."""
         self._held -= 1
         if not self._held:
@@ -147,16 +147,16 @@ class ForwardedClient(Connection):
         """Begin the work on a request; how much is being worked on is bounded."""
         size = self._size
         task = super().spawn(number, work)
-        self._working[number] = task
+        self._work_of[number] = task
         self._pending_bytes += size
-        task.add_done_callback(lambda task: self._worked(number, task, size))
+        task.add_done_callback(lambda task: self._work_ended(number, task, size))
         if self._pending_bytes > PENDING_BYTES_MAX:
             self._link.pause_reading("requests are being carried out")
         return task
 
-    def _worked(self, number: int, task: asyncio.Task[None], size: int) -> None:
-        if self._working.get(number) is task:
-            del self._working[number]
+    def _work_ended(self, number: int, task: asyncio.Task[None], size: int) -> None:
+        if self._work_of.get(number) is task:
+            del self._work_of[number]
         before = self._pending_bytes
         self._pending_bytes -= size
         if self._pending_bytes <= PENDING_BYTES_MAX < before:

@@ -48,9 +48,9 @@ class AttachRequests:
         self._disk = disk
         self._node = node
         self._client_numbers: dict[Connection, int] = {}
-        self._counted = 0
-        self._expected: list[asyncio.TimerHandle] = []
-        self._minded: set[Connection] = set()
+        self._last_number = 0
+        self._grace_timers: list[asyncio.TimerHandle] = []
+        self._watched: set[Connection] = set()
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class AttachRequests:
 
     def _record(self, ref: str) -> TaskRecord:
         """The newest record; without a look at the disk as long as the task has not ended."""
-        task = self._node.home.by_id.get(self._task_ids.full(ref))
+        task = self._node.home.by_id.get(self._task_ids.whole_id(ref))
         return task.record if task is not None else self._task_ids.single(ref)
 
     def _source(self, record: TaskRecord) -> StoredStdin | None:
@@ -111,7 +111,7 @@ class AttachRequests:
 
     def attend(self, connection: Connection, request: control.Attend) -> None:
         """The client of a task is there again."""
-        name = self._task_ids.full(request.task)
+        name = self._task_ids.whole_id(request.task)
         client = self.client_number(connection)
         number = self._core.expect(connection, request.id)
         self._core.put(AttendRequested(number, client, name))
@@ -119,16 +119,16 @@ class AttachRequests:
     def client_number(self, connection: Connection) -> int:
         """This connection attends tasks: its end matters. → what the core knows it by."""
         if connection not in self._client_numbers:
-            self._counted += 1
-            self._client_numbers[connection] = self._counted
+            self._last_number += 1
+            self._client_numbers[connection] = self._last_number
             self.watch_connection(connection)
         return self._client_numbers[connection]
 
     def watch_connection(self, connection: Connection) -> None:
         """Be told when it is gone."""
-        if connection not in self._minded:
-            self._minded.add(connection)
-            connection.when_gone.append(lambda: self._gone(connection))
+        if connection not in self._watched:
+            self._watched.add(connection)
+            connection.on_disconnect.append(lambda: self._client_gone(connection))
 
     async def detach(self, connection: Connection, request: control.Detach) -> None:
         """The client of a task goes, and the task is to run on."""
@@ -141,9 +141,9 @@ class AttachRequests:
 
     # -- going ---------------------------------------------------------------------------------------------------------
 
-    def _gone(self, connection: Connection) -> None:
+    def _client_gone(self, connection: Connection) -> None:
         """A client hung up, or was ended."""
-        self._minded.discard(connection)
+        self._watched.discard(connection)
         client = self._client_numbers.pop(connection, 0)
         for source in self._stdin.left_by(connection):
             source.feeder = None
@@ -165,9 +165,9 @@ class AttachRequests:
                 continue
             if not (source.has_ended or source.was_left):
                 loop = asyncio.get_running_loop()
-                self._expected.append(loop.call_later(FEEDER_GRACE_S, self._not_back, task.uid))
+                self._grace_timers.append(loop.call_later(FEEDER_GRACE_S, self._end_abandoned, task.uid))
 
-    def _not_back(self, uid: bytes) -> None:
+    def _end_abandoned(self, uid: bytes) -> None:
         task = self._node.home.tasks.get(uid)
         if task is not None and task.record.input:
             source = self._stdin.get(task.record.input)
@@ -181,5 +181,5 @@ class AttachRequests:
 
     def close(self) -> None:
         """Wait for nobody any more."""
-        for handle in self._expected:
+        for handle in self._grace_timers:
             handle.cancel()

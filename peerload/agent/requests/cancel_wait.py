@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 ASK_EVERY_S = 5.0
 """What is not gone yet is asked about again this often."""
-OBEYS_AFTER_S = 1.0
+EXIT_REPORT_S = 1.0
 """So long after SIGKILL is due a process is gone, and its node has said so."""
-SAY_AFTER_S = 2.0
+REPORT_AFTER_S = 2.0
 """A client that has waited for so long is told what for."""
 ATTEMPTS_AT_A_TIME = 250
 """Attempts asked about in one event."""
-LEFT_NAMED_MAX = 100
+LEFT_LISTED_MAX = 100
 
 
 class CancelWatch:
@@ -52,7 +52,7 @@ class CancelWaits:
         self._node = node
         self._watches: set[CancelWatch] = set()
 
-    def gone(self, key: str) -> None:
+    def attempt_gone(self, key: str) -> None:
         """No process of this attempt is left."""
         for watch in self._watches:
             watch.keys.add(key)
@@ -68,7 +68,7 @@ class CancelWaits:
         finally:
             self._watches.discard(watch)
 
-    async def until_gone(
+    async def wait(
         self, connection: Connection, request: control.Cancel, watch: CancelWatch, records: Sequence[TaskRecord]
     ) -> None:
         """Answer when no process of these tasks is left, or time is up."""
@@ -81,7 +81,7 @@ class CancelWaits:
                 await wait.run(watch)
         except TimeoutError:
             timed_out = True
-        names = [attempt.task for attempt in left.values()][:LEFT_NAMED_MAX]
+        names = [attempt.task for attempt in left.values()][:LEFT_LISTED_MAX]
         connection.ok(request.id, {"timed_out": timed_out, "left": names})
 
 
@@ -102,12 +102,12 @@ class _Wait:
         self._connection = connection
         self._number = number
         self._left = left
-        self._told: list[dict[str, object]] = []
-        self._known: set[str] = set()
-        obeyed_s = cancelled_at - now().wall_s + node.state.config.kill_after_s + OBEYS_AFTER_S
+        self._reported: list[dict[str, object]] = []
+        self._known_nodes: set[str] = set()
+        reported_s = cancelled_at - now().wall_s + node.state.config.kill_after_s + EXIT_REPORT_S
         now_s = asyncio.get_running_loop().time()
-        self._query_s = now_s + min(max(obeyed_s, 0.0), node.state.config.kill_after_s + OBEYS_AFTER_S)
-        self._say_s = now_s + SAY_AFTER_S
+        self._query_s = now_s + min(max(reported_s, 0.0), node.state.config.kill_after_s + EXIT_REPORT_S)
+        self._report_s = now_s + REPORT_AFTER_S
 
     async def run(self, watch: CancelWatch) -> None:
         """Until nothing is left."""
@@ -122,23 +122,23 @@ class _Wait:
                 return
             now_s = loop.time()
             if now_s >= ask_s:
-                await self._ask(query=now_s >= self._query_s)
+                await self._ask_core(query=now_s >= self._query_s)
                 ask_s = loop.time() + ASK_EVERY_S
-            if now_s >= self._say_s:
-                self._say()
-            next_s = min([ask_s, *(moment_s for moment_s in (self._query_s, self._say_s) if moment_s > now_s)])
+            if now_s >= self._report_s:
+                self._report_nodes()
+            next_s = min([ask_s, *(moment_s for moment_s in (self._query_s, self._report_s) if moment_s > now_s)])
             if next_s == self._query_s:
                 ask_s = next_s
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(watch.event.wait(), max(next_s - loop.time(), 0.0))
 
-    async def _ask(self, *, query: bool) -> None:
+    async def _ask_core(self, *, query: bool) -> None:
         """Have the core look again; what was at a node that its user has declared gone for good is gone."""
         membership = self._node.membership
         for node in {attempt.node for attempt in self._left.values()}:
             if membership.get(node) is not None:
-                self._known.add(node)
-            elif node in self._known:
+                self._known_nodes.add(node)
+            elif node in self._known_nodes:
                 for key in [key for key, attempt in self._left.items() if attempt.node == node]:
                     del self._left[key]
         attempts = list(self._left.values())
@@ -146,7 +146,7 @@ class _Wait:
             self._core.put(EndAsked(tuple(attempts[first : first + ATTEMPTS_AT_A_TIME]), query=query))
             await asyncio.sleep(0)
 
-    def _say(self) -> None:
+    def _report_nodes(self) -> None:
         """On whom it depends, when that has changed."""
         membership, own = self._node.membership, self._node.state.node
         waits_for: list[dict[str, object]] = []
@@ -155,9 +155,9 @@ class _Wait:
             state = PeerState.ALIVE if node == own else None if peer is None else peer.state
             waits_for.append({"node": node, "state": state, "tasks": tasks})
         if [(told["node"], told["state"]) for told in waits_for] != [
-            (told["node"], told["state"]) for told in self._told
+            (told["node"], told["state"]) for told in self._reported
         ]:
-            self._told = waits_for
+            self._reported = waits_for
             self._connection.more(self._number, {"waits_for": waits_for})
 
 

@@ -8,10 +8,10 @@ from peerload.agent.store.pruning import RemovalCriteria
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
+    from peerload.agent.completion.retention import Removed, TaskRemover
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.store.retention import Removed, TaskRemover
     from peerload.core.node import Node
     from peerload.wire import control
 
@@ -32,7 +32,7 @@ class CleanRequests:
         none."""
         if request.tasks and request.keep:
             raise BadRequest("clean: tasks are named, or the newest are kept; not both")
-        for name in await self._task_ids.all_known(request.tasks):
+        for name in await self._task_ids.known_ids(request.tasks):
             if unfinished := len(self._node.home.named(name)):
                 of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
                 raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")
@@ -41,7 +41,7 @@ class CleanRequests:
             states=request.states,
             keep=request.keep,
             named=tuple(
-                (meant.counter, *span) for meant in map(self._task_ids.meant, request.tasks) for span in meant.ranges
+                (meant.counter, *span) for meant in map(self._task_ids.parse, request.tasks) for span in meant.ranges
             ),
             with_output=request.outputs_only,
             who="" if connection.caller.sees_all else connection.caller.who,
@@ -49,7 +49,7 @@ class CleanRequests:
 
         async def tell(removed: Removed) -> None:
             names, removed.names = removed.names, []
-            await connection.tell(request.id, {"tasks": names})
+            await connection.stream(request.id, {"tasks": names})
 
         gone = await self._remover.remove(
             wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell

@@ -54,7 +54,7 @@ class ClientEvents:
 
     def attempt_gone(self, key: str) -> None:
         """No process of this attempt is left."""
-        self._cancel_waits.gone(key)
+        self._cancel_waits.attempt_gone(key)
 
     def restored(self) -> None:
         """The core knows again what was durable."""
@@ -62,12 +62,8 @@ class ClientEvents:
 
     def decided(self, decision: Decided) -> None:
         """A decision was made."""
-        self._decisions.keep(decision, now().wall_s)
+        self._decisions.add(decision, now().wall_s)
 
     def waits(self, task: str, why: str) -> None:
         """A task has ended elsewhere, and its result cannot be brought here for now."""
         self._watches.delayed(task, why)
-
-    def follows(self, task: str) -> bool:
-        """Whether a client watches this task right now."""
-        return self._watches.is_watched(task)

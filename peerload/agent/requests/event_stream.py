@@ -36,7 +36,7 @@ class EventRequests:
             shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
             while True:
                 if shown:
-                    await connection.tell(request.id, {"events": [views.event_object(event) for event in shown]})
+                    await connection.stream(request.id, {"events": [views.event_object(event) for event in shown]})
                 if not request.follow:
                     break
                 shown = store.events(last, EVENTS_AT_A_TIME, what=request.what, tasks=names)
@@ -48,10 +48,10 @@ class EventRequests:
 
     def _whole_id(self, ref: str, *, follow: bool) -> str:
         """The whole id of a task of this home, or of another that was here. Raises NoSuchTask."""
-        name = self._task_ids.full(ref)
+        name = self._task_ids.whole_id(ref)
         home = name.partition("/")[0]
         if home == self._node:
-            return self._task_ids.known(ref)
+            return self._task_ids.known_id(ref)
         if not follow and not self._reads.store.events(0, 1, newest=True, tasks=[name]):
             why = f"its home is {home}, and nothing of it was ever here"
             raise NoSuchTask(f"no such task: {ref}", why=why, hint="ask the agent there")

@@ -173,14 +173,14 @@ class ExecRequests:
         end.add_done_callback(lambda end: self._output.ended(key, *self.commands.written(key, end)))
         self.commands.add(key, Command(connection, end, source))
         try:
-            await connection.tell(request.id, {"stream": 1, "offset": 0, "data": b"", "command": key})
+            await connection.stream(request.id, {"stream": 1, "offset": 0, "data": b"", "command": key})
             self.commands.start(action, inside, owner)
             if source is not None:
                 source.is_cut = True  # it is read once
                 self._forwarding.begin_command(key, source)
             async with contextlib.aclosing(self._output.follow(key)) as pieces:
                 async for stream, offset, data in pieces:
-                    await connection.tell(request.id, {"stream": stream, "offset": offset, "data": data})
+                    await connection.stream(request.id, {"stream": stream, "offset": offset, "data": data})
             exit_ = await end
         finally:
             self._forwarding.end_command(key)

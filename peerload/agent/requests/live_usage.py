@@ -52,19 +52,19 @@ class LiveUsage:
         self._lock = asyncio.Lock()
         self._last: dict[str, UsageReading] = {}
 
-    async def about(self, refs: Sequence[str]) -> list[dict[str, object]]:
+    async def readings(self, refs: Sequence[str]) -> list[dict[str, object]]:
         """Of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes gpus, null for what is not
         known. Raises NoSuchTask and BadRequest for a name that no task of this home has."""
         keys = {key: task for ref in refs for key, task in [running_here(self._node, self._task_ids, ref)] if key}
         async with self._lock:  # who comes meanwhile finds it fresh
-            await self._look([key for key in keys if not self._is_fresh(key)])
-        return [self._told(task, key, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
+            await self._read([key for key in keys if not self._is_fresh(key)])
+        return [self._object(task, key, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
 
     def _is_fresh(self, key: str) -> bool:
         last = self._last.get(key)
         return last is not None and now().boot_s - last.at_s < FRESH_S
 
-    async def _look(self, keys: list[str]) -> None:
+    async def _read(self, keys: list[str]) -> None:
         """Have the launcher read these."""
         if not keys:
             return
@@ -78,7 +78,7 @@ class LiveUsage:
         while len(self._last) > KEPT_MAX:
             del self._last[next(iter(self._last))]
 
-    def _told(self, task: str, key: str, reading: UsageReading) -> dict[str, Any]:
+    def _object(self, task: str, key: str, reading: UsageReading) -> dict[str, Any]:
         return {
             "id": task,
             "node": self._node.state.node,

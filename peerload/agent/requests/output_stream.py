@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from peerload.agent.completion import output_files
+from peerload.agent.accounts import output_files
 from peerload.agent.output.tail import tail_start
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import remote_task
@@ -108,11 +108,13 @@ class OutputSource:
             connection.more(request.id, {word: {"node": self._node.state.node, "attempt": guest.attempt}})
         asked = OutputRequest(guest.task, guest.uid, guest.attempt, first, second, follow=request.follow)
         sizes = (0, 0)
-        async for piece in self._output.serve(guest.home, asked):
+        async for piece in self._output.serve_output(guest.home, asked):
             if isinstance(piece, OutputEnd):
                 sizes = piece.stdout_bytes, piece.stderr_bytes
             elif piece.stream in request.streams:
-                await connection.tell(request.id, {"stream": piece.stream, "offset": piece.offset, "data": piece.data})
+                await connection.stream(
+                    request.id, {"stream": piece.stream, "offset": piece.offset, "data": piece.data}
+                )
         told = views.ended_object(remote_task.record_of(self._node, guest))
         connection.ok(request.id, {**told, "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]})
 
@@ -180,7 +182,7 @@ class OutputStream:
                 **views.ended_object(record),
                 "stdout_bytes": exit_.stdout_bytes if exit_ is not None else 0,
                 "stderr_bytes": exit_.stderr_bytes if exit_ is not None else 0,
-                **views.output_gone(self._store, record),
+                **views.output_gone_object(self._store, record),
             },
         )
         if self._request.done_with and record.state.is_final and not self._is_to_be_saved(record):
@@ -234,7 +236,7 @@ class OutputStream:
         async with contextlib.aclosing(followed) as pieces:
             async for stream, offset, data in pieces:
                 if stream in self._request.streams:
-                    await self._connection.tell(self._request.id, {"stream": stream, "offset": offset, "data": data})
+                    await self._connection.stream(self._request.id, {"stream": stream, "offset": offset, "data": data})
                 sent[stream - 1] = offset + len(data)
 
     async def _begin_at_the_last_lines(self, record: TaskRecord, lines: int) -> None:

@@ -14,10 +14,10 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.control.authorization import user_shown
+from peerload.agent.control.authorization import display_user
 from peerload.agent.node_info import now
-from peerload.agent.views import node as node_answers
-from peerload.agent.views import task as answers
+from peerload.agent.views import node as node_views
+from peerload.agent.views import task as views
 from peerload.core.tasks.work import HomePhase, RemotePhase
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class RevisionIndex:
         self._gone: dict[str, int] = {}
         self.whole_from = 0
 
-    def look(self, number: int, marks: dict[str, object]) -> None:
+    def update(self, number: int, marks: dict[str, object]) -> None:
         """The things there are now; what is equal to its mark of before has not changed."""
         known = self._marks
         for name, mark in marks.items():
@@ -155,18 +155,18 @@ class OverviewBuilder:
         self._tasks = RevisionIndex()
         self._guests = RevisionIndex()
 
-    def about(self, request: control.Overview) -> dict[str, object]:
+    def build(self, request: control.Overview) -> dict[str, object]:
         """What has changed since ``request.since``, or all there is, ``complete``, where that is not known here."""
         began_s = time.thread_time()
         self._number += 1
         boot = f"{self._node.state.identity.boot}-{self._name}"
         since = self._since(request.since, boot)
         peers = {peer.identity.node: peer for peer in self._node.membership}
-        tasks, counts = self._chosen()
+        tasks, counts = self._select_tasks()
         guests = self._guests_here()
-        self._nodes.look(self._number, {name: self._node_mark(peer) for name, peer in peers.items()})
-        self._tasks.look(self._number, {name: self._task_mark(task) for name, task in tasks.items()})
-        self._guests.look(self._number, {name: _guest_mark(guest) for name, guest in guests.items()})
+        self._nodes.update(self._number, {name: self._node_mark(peer) for name, peer in peers.items()})
+        self._tasks.update(self._number, {name: self._task_mark(task) for name, task in tasks.items()})
+        self._guests.update(self._number, {name: _guest_mark(guest) for name, guest in guests.items()})
         tables = (self._nodes, self._tasks, self._guests)
         is_complete = since == 0 or any(since < table.whole_from for table in tables)
         if is_complete:
@@ -199,12 +199,12 @@ class OverviewBuilder:
         heard = self._node.membership.last_report(peer.identity.node)
         heard_s = peer.heard_s if heard is None else heard.at_s
         is_revoked = self._views.cluster.is_peer_revoked(peer)
-        declines = node_answers.declines(self._node, peer)
+        declines = node_views.declines(self._node, peer)
         return peer.state, peer.identity, peer.profile, heard_s, is_revoked, declines
 
     # -- the tasks of this home ----------------------------------------------------------------------------------------
 
-    def _chosen(self) -> tuple[dict[str, HomeTask], dict[str, int]]:
+    def _select_tasks(self) -> tuple[dict[str, HomeTask], dict[str, int]]:
         """Those that are told of, and how many there are of all: placed, waiting, held."""
         placed: dict[str, HomeTask] = {}
         waiting: list[HomeTask] = []
@@ -233,17 +233,17 @@ class OverviewBuilder:
 
     def _task_mark(self, task: HomeTask) -> object:
         if not task.record.node:  # why it waits may change although nothing of it does
-            return task.record, task.phase, answers.why_waiting(self._node, task, task.record)
+            return task.record, task.phase, views.why_waiting(self._node, task, task.record)
         return task.record, task.running_at, task.phase, task.devices
 
     def _task_objects(self, tasks: Iterable[HomeTask]) -> list[dict[str, object]]:
         return [self._task_object(task) for task in tasks]
 
     def _task_object(self, task: HomeTask) -> dict[str, object]:
-        user = user_shown(task.spec, self._user)
-        told = answers.task_here(self._node, task.record, task.spec, user)
+        user = display_user(task.spec, self._user)
+        told = views.task_here(self._node, task.record, task.spec, user)
         if told["state"] == "queued":
-            told["reason"] = answers.why_waiting(self._node, task, task.record)
+            told["reason"] = views.why_waiting(self._node, task, task.record)
         del told["argv"]  # it may be a megabyte
         return told | {"command": _command(task.spec.argv), "priority": task.spec.priority}
 
@@ -262,10 +262,10 @@ class OverviewBuilder:
     def _guest_object(self, guest: RemoteTask) -> dict[str, object]:
         node, moment = self._node, now()
         spec = guest.spec
-        names = answers.device_names(node, node.state.node, guest.devices)
+        names = views.device_names(node, node.state.node, guest.devices)
         return {
             "id": guest.task,
-            "name": spec.name or answers.text(spec.argv[0]).rpartition("/")[2],
+            "name": spec.name or views.text(spec.argv[0]).rpartition("/")[2],
             "home": guest.home,
             "node": node.state.node,
             "state": _GUEST_STATES[guest.phase],
@@ -288,7 +288,7 @@ class OverviewBuilder:
         if not request.events_max or store.last_event() <= request.events_after:
             return []
         found = store.events(request.events_after, request.events_max, newest=True)
-        return [answers.event_object(event) for event in found]
+        return [views.event_object(event) for event in found]
 
 
 def _guest_mark(guest: RemoteTask) -> object:
@@ -299,7 +299,7 @@ def _command(argv: tuple[bytes, ...]) -> str:
     """The first characters of a command line."""
     text = ""
     for word in argv:
-        text = f"{text} {answers.text(word[:COMMAND_CHARS_MAX])}" if text else answers.text(word[:COMMAND_CHARS_MAX])
+        text = f"{text} {views.text(word[:COMMAND_CHARS_MAX])}" if text else views.text(word[:COMMAND_CHARS_MAX])
         if len(text) > COMMAND_CHARS_MAX:
             return text[: COMMAND_CHARS_MAX - 1] + "…"
     return text

@@ -49,9 +49,9 @@ class RequestServer:
             # Bound of one client: requests that are not answered yet.
             connection.check_pending()
             # Rate of its user.
-            self._quotas.requested(connection, request)
+            self._quotas.check_rate(connection, request)
             # Authorization: the right to ask for this, and the ownership of the tasks that are named.
-            request = self._access.checked(connection.caller, request)
+            request = self._access.authorize(connection.caller, request)
             # Routing: the work at other nodes, if they have a part in it.
             work = self._router.work(connection, request)
             # Dispatch: what carries it out here. Most of it is work that waits until all before it is durable.
@@ -60,8 +60,8 @@ class RequestServer:
             # Quota of what is waited for, by user and by node.
             if work is not None:
                 self._begin(connection, request, work)
-        except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
-            connection.failed(request.id, error)
+        except Exception as error:  # noqa: BLE001 -- `report_failure` tells errors from bugs
+            connection.report_failure(request.id, error)
 
     def _begin(self, connection: Connection, request: control.Request, work: Coroutine[Any, Any, None]) -> None:
         """Begin the work, within the quota of what is waited for. Raises SlowDown."""
@@ -75,7 +75,7 @@ class RequestServer:
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         """Count what was refused, and for which rule."""
         self._info.counters[name] += 1
-        self._security.tell(rule, connection.came_from or f"uid {connection.uid}", what)
+        self._security.tell(rule, connection.from_node or f"uid {connection.uid}", what)
 
     def broke(self, why: str) -> None:
         """Stop the agent after a bug."""

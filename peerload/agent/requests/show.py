@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.control.authorization import user_shown
+from peerload.agent.control.authorization import display_user
 from peerload.agent.requests.overview import own_user
 from peerload.agent.requests.task_lists import send_page, task_row, why_waiting
 from peerload.agent.store.rows import member_spec
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
-from peerload.agent.views.completion import endings_object
+from peerload.agent.views.completion import completion_object
 from peerload.core.tasks.work import as_recorded
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class ShowRequests:
         shown: list[dict[str, object]] = []
         for ref in request.tasks:
             if request.at and (guest := remote_task.find(self._node, ref)) is not None:
-                shown.append(remote_task.shown(self._node, guest, user_shown(guest.spec, self._user)))
+                shown.append(remote_task.shown(self._node, guest, display_user(guest.spec, self._user)))
                 continue
-            counter = self._task_ids.meant(ref).counter
+            counter = self._task_ids.parse(ref).counter
             if not store.has(counter, None):
-                raise self._task_ids.unknown(ref)
+                raise self._task_ids.unknown_task(ref)
             spec = store.spec(counter)
             each, terms = store.each(counter), store.terms(counter)
             async for page in self._task_ids.pages(ref, PAGE_TASKS):
@@ -75,9 +75,9 @@ class ShowRequests:
         if task["state"] == "queued":
             task["reason"] = why_waiting(self._node, record)
         task |= views.error_line(self._spool, record)
-        task |= views.detail(spec, record, views.devices_of(self._node, record))
-        task |= views.output_gone(store, record) | endings_object(store, record, spec, terms)
-        task |= views.agreed(terms, record) | views.learned(self._node.state.history, spec)
-        task["history"] = [views.step(event) for event in store.history(record.task)]
-        task["decision"] = self._decisions.about(record.task)
+        task |= views.detail_object(spec, record, views.devices_of(self._node, record))
+        task |= views.output_gone_object(store, record) | completion_object(store, record, spec, terms)
+        task |= views.submit_options_object(terms, record) | views.learned_gpu_memory(self._node.state.history, spec)
+        task["history"] = [views.history_step(event) for event in store.history(record.task)]
+        task["decision"] = self._decisions.of_task(record.task)
         return task

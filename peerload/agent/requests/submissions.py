@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.accounts import output_files
 from peerload.agent.accounts.environment import variables_of
-from peerload.agent.completion import output_files
 from peerload.agent.stdin.stdin_store import input_name
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskSubmitted
@@ -59,9 +59,9 @@ class SubmissionChecks:
         self._directories = directories
         self._node = node
 
-    def owned(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
+    def with_owner(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
         """The same as a submission of this caller."""
-        return self._access.submitted(caller, spec, terms)
+        return self._access.with_owner(caller, spec, terms)
 
     async def check(
         self,
@@ -76,7 +76,7 @@ class SubmissionChecks:
     ) -> bool:
         """Pass so many tasks through all checks, in this order → whether their directory is here. ``files``: also whether
         the files with their output can be written. Raises SlowDown, DiskFull or BadRequest."""
-        self._quotas.submitted(caller, tasks or 1)
+        self._quotas.check_submission(caller, tasks or 1)
         if files:
             output_files.check_patterns(terms, tasks)
             await self._users.check_files(spec, terms)
@@ -114,7 +114,7 @@ class Submissions:
         """Queue a command."""
         indices = members(request)
         terms = with_whole_ids(self._task_ids, request.spec, request.terms)
-        spec, terms = self._checks.owned(connection.caller, request.spec, terms)
+        spec, terms = self._checks.with_owner(connection.caller, request.spec, terms)
         if output_files.patterns(terms):
             spec = msgspec.structs.replace(spec, followed=True)  # the files get all of its output
         directory_here = await self._checks.check(
@@ -171,9 +171,9 @@ class Submissions:
         """Queue what a task was to run as a new task; of an array those members that have not succeeded."""
         store = await self._reads.durable()
         records = [record async for page in self._task_ids.pages(request.task) for record in page]
-        meant = self._task_ids.meant(request.task)
+        meant = self._task_ids.parse(request.task)
         counter = meant.counter
-        name = self._task_ids.full(str(counter) if meant.is_range else request.task)
+        name = self._task_ids.whole_id(str(counter) if meant.is_range else request.task)
         spec, each = store.spec(counter), store.each(counter)
         terms = store.terms(counter).again()
         if spec.takes_input:
@@ -217,7 +217,7 @@ def with_whole_ids(task_ids: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> S
     for ref in (*terms.after, *terms.after_ok):
         if "-" in (members := ref.rpartition("/")[2].partition(".")[2]) or "," in members:
             raise BadRequest(f"{ref}: a range cannot be waited for", why="one task, or a whole array, can")
-    after, after_ok = (tuple(dict.fromkeys(map(task_ids.full, refs))) for refs in (terms.after, terms.after_ok))
+    after, after_ok = (tuple(dict.fromkeys(map(task_ids.whole_id, refs))) for refs in (terms.after, terms.after_ok))
     return msgspec.structs.replace(terms, after=after, after_ok=after_ok)
 
 

@@ -58,11 +58,11 @@ class TaskCommands:
             self._core.put(CancelRequested(number, names, request.signal, request.force))
             return
         with self._cancel_waits.watched() as watch:
-            number, answer = self._core.promise()
+            number, answer = self._core.expect_future()
             self._core.put(CancelRequested(number, names, request.signal, request.force))
             connection.more(request.id, await answer)
             records = [record async for page in self._task_ids.all_pages(request.tasks) for record in page]
-            await self._cancel_waits.until_gone(connection, request, watch, records)
+            await self._cancel_waits.wait(connection, request, watch, records)
 
     def cancel_remote(self, connection: Connection, request: control.CancelRemote) -> None:
         """End tasks of other homes on this node. Raises NoSuchTask for the first that is not here."""
@@ -84,19 +84,19 @@ class TaskCommands:
     async def hold(self, connection: Connection, request: control.Hold) -> None:
         """Keep waiting tasks back."""
         await self._reads.durable()
-        names = await self._task_ids.all_known(request.tasks)
+        names = await self._task_ids.known_ids(request.tasks)
         self._core.put(HoldRequested(self._core.expect(connection, request.id), names))
 
     async def release(self, connection: Connection, request: control.Release) -> None:
         """Let held tasks go on."""
         await self._reads.durable()
-        names = await self._task_ids.all_known(request.tasks)
+        names = await self._task_ids.known_ids(request.tasks)
         self._core.put(ReleaseRequested(self._core.expect(connection, request.id), names))
 
     async def prioritize(self, connection: Connection, request: control.Prio) -> None:
         """Change the priority of tasks."""
         await self._reads.durable()
-        names = await self._task_ids.all_known(request.tasks)
+        names = await self._task_ids.known_ids(request.tasks)
         number = self._core.expect(connection, request.id)
         self._core.put(PriorityRequested(number, names, request.priority))
 

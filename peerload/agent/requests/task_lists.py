@@ -6,7 +6,7 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING
 
-from peerload.agent.control.authorization import user_shown
+from peerload.agent.control.authorization import display_user
 from peerload.agent.node_info import now
 from peerload.agent.requests.overview import own_user
 from peerload.agent.store.rows import task_name
@@ -38,13 +38,13 @@ async def send_page(
     quotas: Quotas, connection: Connection, number: int, tasks: list[dict[str, object]], tokens: int = PAGE_TOKENS
 ) -> None:
     """Send tasks ahead of the answer, at the client's pace and within the rate of its user; others have their turn."""
-    await connection.tell(number, {"tasks": tasks})
+    await connection.stream(number, {"tasks": tasks})
     await quotas.pace(connection.caller, tokens)
 
 
 def task_row(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
     """A task of this home as lists show it, with why it waits if it does. ``user``: whose tasks the agent's own are."""
-    shown = views.task_here(node, record, spec, user_shown(spec, user))
+    shown = views.task_here(node, record, spec, display_user(spec, user))
     shown["unreachable_since"] = views.unreachable_since(node, record, now())
     return shown
 
@@ -78,7 +78,7 @@ class TaskLists:
         """List unfinished tasks, and those that have ended lately."""
         whole = await self._reads.readable(connection)
         store = self._access.store(connection.caller)
-        criteria = Criteria.of(request, map(self._task_ids.meant, request.tasks))
+        criteria = Criteria.of(request, map(self._task_ids.parse, request.tasks))
         ended_after = now().wall_s - request.ended_within_s
         is_large = request.limit > LISTED_HERE_MAX or request.gathered
         if is_large or not connection.caller.sees_all or not criteria.is_of_columns:
@@ -104,7 +104,7 @@ class TaskLists:
                 if shown["state"] == "queued":
                     shown["reason"] = why_waiting(self._node, record)
                 if record.task in together:
-                    shown |= views.together(shown, together[record.task])
+                    shown |= views.array_row(shown, together[record.task])
                 if request.limit <= LISTED_HERE_MAX:
                     shown |= views.error_line(self._spool, record)
                 tasks.append(shown)
@@ -112,17 +112,17 @@ class TaskLists:
         if criteria == Criteria():
             damaged += store.damaged_besides(damaged, request.limit)
         answer = {"tasks": [], "truncated": truncated, "unfinished": store.counts() if truncated else {}}
-        connection.ok(request.id, answer | {"damaged": views.damaged(damaged)})
+        connection.ok(request.id, answer | {"damaged": views.damaged_objects(damaged)})
 
     async def select(self, connection: Connection, request: control.Select) -> None:
         """List the tasks that match, as references that other verbs take. Raises NoSuchTask for a reference to a task that
         is not there."""
         whole = await self._reads.readable(connection)
-        await self._task_ids.all_known(request.tasks)
+        await self._task_ids.known_ids(request.tasks)
         caller = connection.caller
         means_all = caller.sees_all and (request.all_users or request.tasks)
         store = whole if means_all else whole.only_of(caller.who)
-        criteria = Criteria.of(request, map(self._task_ids.meant, request.tasks))
+        criteria = Criteria.of(request, map(self._task_ids.parse, request.tasks))
         found = await asyncio.to_thread(store.selected_beside, whole.path, criteria)
         states = found.states
         for counter, member, uid, attempt in found.leased:
@@ -157,8 +157,10 @@ class TaskLists:
                 if not left and not rows:
                     break
             after = page.last
-            damaged += views.damaged(page.damaged)
-            tasks = [task_row(self._node, record, spec, self._user) | views.used(record) for record, spec in rows]
+            damaged += views.damaged_objects(page.damaged)
+            tasks = [
+                task_row(self._node, record, spec, self._user) | views.usage_object(record) for record, spec in rows
+            ]
             await send_page(self._quotas, connection, request.id, tasks)
         connection.ok(request.id, {"tasks": [], "truncated": truncated, "damaged": damaged})
 
@@ -169,6 +171,6 @@ class TaskLists:
         shown = found[: request.limit]
         for first in range(0, len(shown), PAGE_TASKS):
             page = shown[first : first + PAGE_TASKS]
-            tasks = [remote_task.listed(self._node, guest, user_shown(guest.spec, self._user)) for guest in page]
+            tasks = [remote_task.listed(self._node, guest, display_user(guest.spec, self._user)) for guest in page]
             await send_page(self._quotas, connection, request.id, tasks)
         connection.ok(request.id, {"tasks": [], "truncated": len(found) > len(shown)})

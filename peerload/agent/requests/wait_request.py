@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from peerload.agent.completion import output_files
+from peerload.agent.accounts import output_files
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import task as views
 from peerload.model.task import TaskState, execution_key
@@ -78,7 +78,7 @@ class WaitRequests:
     async def wait(self, connection: Connection, request: control.Wait) -> None:
         """Tell each end as it comes."""
         await self._reads.durable()
-        await self._task_ids.all_known(request.tasks)
+        await self._task_ids.known_ids(request.tasks)
         work = WaitRequest(self._task_ids, self._watches, self._quotas, self._ends, connection, request)
         connection.ok(request.id, {"timed_out": not await work.run()})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.node_info import now
-from peerload.agent.views import task as answers
+from peerload.agent.views import task as views
 from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons, holds_words, uncollected_words
 from peerload.core.explain.suggestion import Suggestion, smallest_change
 from peerload.core.membership.membership import PeerState
@@ -38,14 +38,14 @@ REVOKED = "was shut out of the cluster (revoked)"
 LEFT = "has left the cluster, or was forgotten"
 UNKNOWN = "is no node that is known here"
 GONE = (REVOKED, LEFT, UNKNOWN)
-WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
+WAITING_PHASES = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
 
 
-def waits(task: HomeTask | None) -> bool:
+def is_waiting(task: HomeTask | None) -> bool:
     """Whether it waits for room: at home, or in the queue of another node."""
     if task is None:
         return False
-    return task.phase in WAITS or (task.phase is HomePhase.AWAY and not task.running_at)
+    return task.phase in WAITING_PHASES or (task.phase is HomePhase.AWAY and not task.running_at)
 
 
 class WhyRequest:
@@ -60,7 +60,7 @@ class WhyRequest:
         self._decisions = decisions
         self._cluster = cluster
 
-    async def about(self, ref: str) -> dict[str, object]:
+    async def explain(self, ref: str) -> dict[str, object]:
         """About one task, or an array. Raises NoSuchTask, and BadRequest for what is no id."""
         counter, _ = self._task_ids.resolve(ref)
         records: list[TaskRecord] = []
@@ -75,10 +75,10 @@ class WhyRequest:
 
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         task = self._node.home.tasks.get(record.uid)
-        told = self._about(record, spec)
+        told = self._describe(record, spec)
         if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_words(task)):
             told["says"] = uncollected_words(task) or holds_words(task)
-        return told | self._waiting(task) if task is not None and waits(task) else told
+        return told | self._waiting(task) if task is not None and is_waiting(task) else told
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
         """How many members are in which state and why, and all that is told of one about the next to start."""
@@ -86,14 +86,14 @@ class WhyRequest:
         groups: Counter[tuple[str, str]] = Counter()
         for record in records:
             task = home.tasks.get(record.uid)
-            is_queued = task is not None and task.phase in WAITS
+            is_queued = task is not None and task.phase in WAITING_PHASES
             state = "running" if task is not None and task.running_at else record.state.value
-            reason = answers.why_waiting(self._node, task, record) if is_queued else record.reason
+            reason = views.why_waiting(self._node, task, record) if is_queued else record.reason
             groups[state, reason] += 1
         name = records[0].task.rpartition(".")[0]
         unfinished = home.arrays.get(name, {}).values()
-        next_one = next((task for task in unfinished if waits(task)), None)
-        told = self._about(records[0] if next_one is None else next_one.record, spec)
+        next_one = next((task for task in unfinished if is_waiting(task)), None)
+        told = self._describe(records[0] if next_one is None else next_one.record, spec)
         told["array"] = {
             "id": name,
             "looked_at": len(records),
@@ -105,9 +105,9 @@ class WhyRequest:
         }
         return told | self._waiting(next_one) if next_one is not None else told
 
-    def _about(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
+    def _describe(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         """What is told of every task, whatever has become of it."""
-        shown = answers.task_here(self._node, record, spec, "")
+        shown = views.task_here(self._node, record, spec, "")
         history = self._store.history(record.task)
         return {
             "id": record.task,
@@ -115,11 +115,11 @@ class WhyRequest:
             "state": shown["state"],
             "node": shown["node"],
             "needs": needs_text(spec.request, spec.placement),
-            "says": _says(record),
+            "says": _state_text(record),
             "since": history[-1].at if history else record.submitted_at,
-            "steps": [answers.step(event) for event in history[-STEPS_MAX:]],
+            "steps": [views.history_step(event) for event in history[-STEPS_MAX:]],
             "devices": shown["device_names"],
-            "decision": self._decisions.about(record.task),
+            "decision": self._decisions.of_task(record.task),
             "nodes": [],
             "could_ever": None,
             "freshest_s": None,
@@ -140,7 +140,7 @@ class WhyRequest:
         change = None
         gate = node.eligibility.words(task)
         if gate:
-            change = _opened(node, task, verdicts)
+            change = _group_suggestion(node, task, verdicts)
         elif not any(verdict.now for verdict in verdicts):
             change = smallest_change(node, reasons, task.spec) or _another_directory(task, node.state.node)
         return {
@@ -160,7 +160,7 @@ class WhyRequest:
             "oldest_s": ages[oldest] if oldest is not None else None,
             "oldest_node": oldest,
             "change": None if change is None else {"words": change.words, "node": change.node},
-            "summary": gate or self._works_alone(verdicts) or _summary(verdicts, node.state.node),
+            "summary": gate or self._isolation(verdicts) or _summary(verdicts, node.state.node),
         }
 
     def _as_trusted(self, verdict: EligibilityVerdict) -> EligibilityVerdict:
@@ -179,21 +179,21 @@ class WhyRequest:
         reason = REVOKED if self._cluster.was_revoked(name) else UNKNOWN if peer is None else LEFT
         return [EligibilityVerdict(name, can_ever=False, now=None, reason=reason)]
 
-    def _works_alone(self, verdicts: list[EligibilityVerdict]) -> str:
+    def _isolation(self, verdicts: list[EligibilityVerdict]) -> str:
         """Why there are no others, of a task that cannot start here; "" if this node was not shut out."""
         if not self._cluster.is_revoked() or any(verdict.now for verdict in verdicts):
             return ""
         return f"{self._node.state.node} was shut out of its cluster (revoked) and works alone: {verdicts[0].reason}"
 
 
-def _says(record: TaskRecord) -> str:
+def _state_text(record: TaskRecord) -> str:
     """Of a task that does not wait for room: how it stands, in words."""
     if record.state.is_final and record.exit is not None:
         return how_it_ended(record.exit)
     return record.reason
 
 
-def _opened(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
+def _group_suggestion(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
     """What a user could do about the gate before which this task waits, if there is room for it behind."""
     room = next((verdict.node for verdict in verdicts if verdict.now), "")
     awaited = node.eligibility.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from peerload.agent.views.cluster import ClusterView
     from peerload.agent.views.peer_links import PeerLinksView
     from peerload.core.node import Node
+REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 
 
 class AgentView:
@@ -37,7 +38,7 @@ class AgentView:
         self._links = links
 
     def info(self) -> dict[str, object]:
-        """As `info` answers."""
+        """As `info` views."""
         info, config, profile = self._info, self._info.config, self._node.state.profile
         return {
             "node": config.node,
@@ -60,7 +61,7 @@ class AgentView:
             "peers": len(list(self._node.membership)),
             "remembered": len(self._node.membership.gossip.anti_entropy.known),
             "started_at": info.started_at,
-            "notices": info.notices,
+            "notices": [*info.notices, *([REVOKED_NOTICE] if self._cluster.is_revoked() else [])],
         }
 
     def settings(self) -> dict[str, object]:

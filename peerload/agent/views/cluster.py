@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from peerload.agent.accounts.accounts import members
+
 if TYPE_CHECKING:
-    from peerload.agent.joining.distribution import TrustLink
     from peerload.core.membership.membership import PeerInfo
+    from peerload.model.config import AgentConfig
     from peerload.security.cluster_dir import ClusterDirectory
+    from peerload.security.revocation import Trust
     from peerload.security.tls import Credentials
+
+NAMED_MAX = 8
+"""Administrators that are named."""
 
 
 class ClusterView:
     """Reads the cluster directory, the trust and the credentials of one agent."""
 
-    def __init__(self, cluster: ClusterDirectory, trust: TrustLink, tls: Credentials) -> None:
+    def __init__(self, config: AgentConfig, cluster: ClusterDirectory, trust: Trust, tls: Credentials) -> None:
+        self._config = config
         self._cluster = cluster
         self._trust = trust
         self._tls = tls
 
     def is_revoked(self) -> bool:
         """True if this node was shut out of its cluster."""
-        facts = self._tls.facts
-        return facts is not None and self._trust.trust.refuses(facts)
+        return self._tls.is_revoked
 
     def is_peer_revoked(self, peer: PeerInfo) -> bool:
         """True if this start of that node is shut out."""
-        return not self._trust.hears(peer.identity.node, peer.identity.boot)
+        return not self._trust.admits(peer.identity.node, peer.identity.boot)
 
     def was_revoked(self, node: str) -> bool:
         """True if a node of this name was shut out at any time."""
-        return self._trust.trust.was_revoked(node)
+        return self._trust.was_revoked(node)
 
     def info(self) -> dict[str, object]:
         """The part of `info` that is about the cluster."""
-        cluster, trust, facts = self._cluster, self._trust.trust, self._tls.facts
+        cluster, trust, facts = self._cluster, self._trust, self._tls.facts
         return {
             "cluster": cluster.name,
             "cluster_id": cluster.id,
@@ -54,12 +61,15 @@ class ClusterView:
             "certificate_until": facts.valid_until.timestamp() if facts is not None else None,
             "issuer": self._cluster.is_issuer,
             "revoked": self.is_revoked(),
+            "security": self._security(),
         }
 
-    def security(self) -> dict[str, object]:
-        """The part of `security` that is about the cluster; no key and no secret is in it."""
-        facts, trust = self._tls.facts, self._trust.trust
+    def _security(self) -> dict[str, object]:
+        """What `peerload doctor --security` cannot find out itself; no key and no secret is in it."""
+        facts, trust = self._tls.facts, self._trust
         return {
+            "mode": self._config.mode,
+            "user_id": os.getuid(),
             "certificate": None
             if facts is None
             else {
@@ -70,4 +80,13 @@ class ClusterView:
             },
             "seal_number": trust.number,
             "sealed_since": trust.sealed_since,
+            "administrators": self._administrators(),
         }
+
+    def _administrators(self) -> dict[str, object]:
+        """Which of those that users of other nodes may be here are administrators: ``may_be``: the settings allow it;
+        ``named``: by the table of `users`, some of them."""
+        config = self._config
+        mapped = () if isinstance(config.users, str) else config.users.values()
+        named = members(config.admin_group).intersection(mapped) if mapped else ()
+        return {"may_be": config.map_administrators and config.users != "guest", "named": sorted(named)[:NAMED_MAX]}

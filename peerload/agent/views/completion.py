@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.completion.output_files import named
+from peerload.agent.accounts.output_files import named
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import order_of
 from peerload.agent.views.task import text
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskRecord, TaskSpec
 
 
-def endings_object(store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> dict[str, object]:
+def completion_object(
+    store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions
+) -> dict[str, object]:
     """Where its output goes, what is run then, and what of that is still owed. The files by their names where these are
     known: when it has ended."""
     counter, member = order_of(record.task)

@@ -11,13 +11,12 @@ from peerload.agent.node_info import now
 from peerload.agent.views import task as views
 
 if TYPE_CHECKING:
+    from peerload.agent.completion.retention import Retention
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.retention import Retention
     from peerload.agent.store.store import Store
     from peerload.agent.views.cluster import ClusterView
     from peerload.agent.views.peer_links import PeerLinksView
-    from peerload.agent.views.security_facts import SecurityView
     from peerload.core.node import Node
 
 DAMAGED_TOLD_MAX = 100
@@ -50,14 +49,14 @@ class StorageView:
                 "reserve_bytes_max": disk.reserve.wanted_bytes,
                 "stalled": store.is_stalled,
             },
-            "damaged": views.damaged(listing.damaged),
+            "damaged": views.damaged_objects(listing.damaged),
             "lost": store.lost.words(self._node) if store.lost is not None else None,
             "removed_early": removed_early,
         }
 
 
 class DiagnosticsView:
-    """What `control.Checkup` answers."""
+    """What `control.Checkup` views."""
 
     def __init__(
         self,
@@ -66,14 +65,12 @@ class DiagnosticsView:
         storage: StorageView,
         cluster: ClusterView,
         links: PeerLinksView,
-        security: SecurityView,
     ) -> None:
         self._node = node
         self._launcher = launcher
         self._storage = storage
         self._cluster = cluster
         self._links = links
-        self._security = security
 
     def checkup(self) -> dict[str, object]:
         """As `control.Checkup` lists it."""
@@ -95,5 +92,4 @@ class DiagnosticsView:
             "frozen": [node.executor.guests[key].task for key in frozen],
             "trouble": node.state.profile.trouble or None,
             **self._cluster.checkup(),
-            "security": self._security.checkup(),
         }

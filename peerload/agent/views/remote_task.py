@@ -60,7 +60,7 @@ def shown(node: Node, guest: RemoteTask, user: str) -> dict[str, object]:
     names = views.device_names(node, record.node, guest.devices)
     task = views.task_object(record, guest.spec, user, running_at=guest.running_at, devices=names)
     task["reason"] = f"told by {record.node}, where it is: its home {guest.home} knows more"
-    return task | views.detail(guest.spec, record, guest.devices) | {"history": [], "decision": None}
+    return task | views.detail_object(guest.spec, record, guest.devices) | {"history": [], "decision": None}
 
 
 def record_of(node: Node, guest: RemoteTask) -> TaskRecord:

@@ -97,7 +97,7 @@ def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | N
     return now.wall_s - max(now.boot_s - peer.heard_s, 0.0)
 
 
-def together(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
+def array_row(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
     """The fields of a list row that stands for several members of an array, where they differ from those of its first member."""
     is_over = first["state"] in (TaskState.DONE, TaskState.CANCELLED)
     return {
@@ -116,7 +116,7 @@ def running_since(task: HomeTask | None, record: TaskRecord) -> float:
     return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
 
-def agreed(terms: SubmitOptions, record: TaskRecord) -> dict[str, object]:
+def submit_options_object(terms: SubmitOptions, record: TaskRecord) -> dict[str, object]:
     """What `show` adds of the terms of a task, and of how often it has been tried again on these."""
     return {
         "group": terms.group or None,
@@ -193,7 +193,7 @@ def _device_name(device: Device) -> str:
     return f"GPU {device.index}" + (f" ({device.model})" if device.model else "")
 
 
-def detail(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> dict[str, object]:
+def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> dict[str, object]:
     """What `show` adds. devices: the ids of what it has."""
     placement = spec.placement
     exit_ = record.exit
@@ -208,7 +208,7 @@ def detail(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> d
         "parked": record.parked_ts > 0,
         "lost": record.losses,
         "lost_on": list(record.lost_on),
-        **asked_devices(spec.request),
+        **device_request_object(spec.request),
         "devices": list(devices),
         "placement": {
             "node": placement.node,
@@ -225,14 +225,14 @@ def detail(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> d
     }
 
 
-def output_gone(store: StoreReader, record: TaskRecord) -> dict[str, object]:
+def output_gone_object(store: StoreReader, record: TaskRecord) -> dict[str, object]:
     """Since when the output of an ended task is not here any more, and why: it was removed."""
     gone = store.output_gone(record.task) if record.ended_at else None
     at, why = gone or (None, None)
     return {"output_gone_at": at, "output_gone_why": why}
 
 
-def asked_devices(request: ResourceRequest) -> dict[str, object]:
+def device_request_object(request: ResourceRequest) -> dict[str, object]:
     """What a task asks of GPUs and other devices, beyond how many GPUs."""
     return {
         "gpu_mem_bytes": request.gpu_mem_bytes,
@@ -245,7 +245,7 @@ def asked_devices(request: ResourceRequest) -> dict[str, object]:
     }
 
 
-def learned(history: DurationEstimates, spec: TaskSpec) -> dict[str, object]:
+def learned_gpu_memory(history: DurationEstimates, spec: TaskSpec) -> dict[str, object]:
     """The GPU memory that earlier runs of this command needed, in bytes for each GPU, and their number; null and 0 if unknown."""
     runs = history.gpu.past(history.keys(spec), ANY_MODEL, RUNS_KNOWN_MIN) if spec.request.gpus else None
     return {
@@ -254,7 +254,7 @@ def learned(history: DurationEstimates, spec: TaskSpec) -> dict[str, object]:
     }
 
 
-def used(record: TaskRecord) -> dict[str, object]:
+def usage_object(record: TaskRecord) -> dict[str, object]:
     """What `history` adds about an ended task. duration_s: how long its process ran, None if it never did; waited_s:
     from its submission to that, or to its end."""
     ran = record.ended_at > record.started_at > 0
@@ -266,7 +266,7 @@ def used(record: TaskRecord) -> dict[str, object]:
     }
 
 
-def step(event: RecordedEvent) -> dict[str, object]:
+def history_step(event: RecordedEvent) -> dict[str, object]:
     """One line of a task's history."""
     return {
         "at": event.at,
@@ -291,7 +291,7 @@ def event_object(event: RecordedEvent) -> dict[str, object]:
     }
 
 
-def damaged(rows: Sequence[Damage]) -> list[dict[str, object]]:
+def damaged_objects(rows: Sequence[Damage]) -> list[dict[str, object]]:
     """Tasks whose rows cannot be read."""
     return [{"id": row.task, "why": row.why} for row in rows]
 

@@ -1,4 +1,4 @@
-"""What `peerload demo` shows: how the tasks spread while it runs, and the account at the end."""
+"""Output of `peerload demo`: how the tasks spread while it runs, and the account at the end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 
 from peerload.cli.demo.work import list_schedule_s
+from peerload.model import metrics
 from peerload.text.format import coloured, table
 
 TYPE_CHECKING = False
@@ -24,7 +25,7 @@ _UP_TO_START = "\x1b[{lines}F\x1b[J"
 
 
 class DemoScreen:
-    """How the tasks spread, on stderr: redrawn on a terminal, else a line a second."""
+    """Live view of how the tasks spread, on stderr: redrawn on a terminal, otherwise a line a second."""
 
     def __init__(self, slots: Mapping[str, int], home: str) -> None:
         self._slots = slots
@@ -67,7 +68,7 @@ class DemoScreen:
 
 
 def tally(tasks: Sequence[Mapping[str, Any]], node: str) -> tuple[int, int, int]:
-    """How many of the tasks run on this node, are held there to run next, and have ended there."""
+    """→ numbers of tasks that run on this node, are held there to run next, and have ended there."""
     there = [task["state"] for task in tasks if task["node"] == node]
     running, held = there.count("running"), there.count("leased")
     return running, held, len(there) - running - held - there.count("queued")
@@ -116,22 +117,23 @@ def account(
         "sum_s": sum_s,
         "cpu_s": cpu_s,
         "cpus": len(os.sched_getaffinity(0)),
-        "mqtt": _by_type(counters, "mqtt "),
+        "mqtt": _by_type(counters),
         "handoffs": {name: _sum(counters, name) for name in HANDOFF_COUNTERS},
-        "peer_link": {"sent": _sum(counters, "peer sent"), "received": _sum(counters, "peer received")},
+        "peer_link": {
+            "sent": _sum(counters, metrics.PEER_MESSAGES_SENT),
+            "received": _sum(counters, metrics.PEER_MESSAGES_RECEIVED),
+        },
     }
 
 
-def _by_type(counters: Mapping[str, Mapping[str, int]], prefix: str) -> dict[str, Any]:
+def _by_type(counters: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """MQTT messages of all agents together: published and received, and each by type."""
     told: dict[str, Any] = {}
-    for way in ("published", "received"):
-        start = f"{prefix}{way} "
-        types = sorted(
-            {name.removeprefix(start) for one in counters.values() for name in one if name.startswith(start)}
-        )
-        told[way] = _sum(counters, prefix + way)
-        counts = {kind: _sum(counters, start + kind) for kind in types}
+    names = (("published", metrics.MQTT_MESSAGES_PUBLISHED), ("received", metrics.MQTT_MESSAGES_RECEIVED))
+    for way, metric in names:
+        found = sorted({name for one in counters.values() for name in one if name.startswith(f"{metric}{{")})
+        counts = {name.partition('"')[2].removesuffix('"}'): _sum(counters, name) for name in found}
+        told[way] = sum(counts.values())
         told[f"{way}_by_type"] = {kind: count for kind, count in counts.items() if count}
     return told
 

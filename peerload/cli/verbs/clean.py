@@ -130,7 +130,7 @@ def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | 
         return None  # another agent than the user's own
     from pathlib import Path
 
-    from peerload.agent.store.offline_clean import cleaned
+    from peerload.agent.offline_clean import cleaned
     from peerload.cli.common.agent_flags import located
 
     state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]

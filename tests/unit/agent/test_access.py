@@ -13,7 +13,7 @@ import pytest
 
 from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.control import local_socket
-from peerload.agent.control.authorization import RIGHTS, Authorization, Right, user_shown
+from peerload.agent.control.authorization import RIGHTS, Authorization, Right, display_user
 from peerload.agent.control.principal import NOBODY
 from peerload.agent.control.quotas import Quotas
 from peerload.model.config import AgentConfig
@@ -108,18 +108,18 @@ def test_who_may_ask_what_of_a_system_agent(kind: Any, made: Any) -> None:
         caller = access.local(uid)
         if right in (Right.ADMIN, Right.HERE):
             with pytest.raises(NotAllowed):
-                access.checked(caller, request(kind, "1"))
+                access.authorize(caller, request(kind, "1"))
         else:
-            access.checked(caller, request(kind, "1" if uid == 20001 else "2"))
+            access.authorize(caller, request(kind, "1" if uid == 20001 else "2"))
     carol = access.local(20003)
     assert carol.is_admin
-    access.checked(carol, request(kind, "1"))
+    access.authorize(carol, request(kind, "1"))
     remote = access.forwarded("n2", Forward(b"x", "alice"))
     if right in (Right.ADMIN, Right.HERE):
         with pytest.raises(BadRequest):
-            access.checked(remote, request(kind, "3"))
+            access.authorize(remote, request(kind, "3"))
     else:
-        access.checked(remote, request(kind, "3"))
+        access.authorize(remote, request(kind, "3"))
 
 
 @pytest.mark.rule("L2")
@@ -129,9 +129,9 @@ def test_tasks_of_others_are_as_tasks_that_are_not_there(kind: Any, whose: str, 
     access = made()
     bob = access.local(20002)
     with pytest.raises(NoSuchTask) as foreign:
-        access.checked(bob, request(kind, whose))
+        access.authorize(bob, request(kind, whose))
     with pytest.raises(NoSuchTask) as absent:
-        access.checked(bob, request(kind, whose.replace("1", "9").replace("3", "8").replace("n9", "n1")))
+        access.authorize(bob, request(kind, whose.replace("1", "9").replace("3", "8").replace("n9", "n1")))
     told = [(error.value.code, error.value.why, error.value.hint) for error in (foreign, absent)]
     assert told[0] == told[1]
     assert foreign.value.what.endswith(f": {whose}")
@@ -144,17 +144,17 @@ def test_one_foreign_task_among_own_ones_is_enough(made: Any) -> None:
     alice = access.local(20001)
     for tasks in (("1", "2"), ("2", "1"), ("1", "1.3", "3")):
         with pytest.raises(NoSuchTask):
-            access.checked(alice, control.Cancel(tasks=tasks))
+            access.authorize(alice, control.Cancel(tasks=tasks))
 
 
 def test_the_last_task_is_that_of_who_asks(made: Any) -> None:
     access = made()
-    assert access.checked(access.local(20001), control.Show(tasks=("@", "@.2"))).tasks == ("n1/1", "n1/1.2")
-    assert access.checked(access.local(20002), control.Why(task="@")).task == "n1/2"
+    assert access.authorize(access.local(20001), control.Show(tasks=("@", "@.2"))).tasks == ("n1/1", "n1/1.2")
+    assert access.authorize(access.local(20002), control.Why(task="@")).task == "n1/2"
     waits = control.Submit(token="t" * 16, spec=SPEC, terms=SubmitOptions(after=("@",), after_ok=("1",)))
-    assert access.checked(access.local(20001), waits).terms == SubmitOptions(after=("n1/1",), after_ok=("1",))
+    assert access.authorize(access.local(20001), waits).terms == SubmitOptions(after=("n1/1",), after_ok=("1",))
     with pytest.raises(NoSuchTask):  # an administrator's own, too
-        access.checked(access.local(20003), control.Why(task="@"))
+        access.authorize(access.local(20003), control.Why(task="@"))
 
 
 @pytest.mark.rule("L1")
@@ -178,33 +178,33 @@ def test_root_and_services_submit_nothing(made: Any) -> None:
     access = made()
     for uid in (0, 900):
         with pytest.raises(NotAllowed):
-            access.checked(access.local(uid), submit)
+            access.authorize(access.local(uid), submit)
     allowed = made(allow_root_tasks=True)
-    allowed.checked(allowed.local(0), submit)
+    allowed.authorize(allowed.local(0), submit)
 
 
 @pytest.mark.rule("L1")
 def test_whose_a_task_is_comes_from_the_operating_system(made: Any) -> None:
     access = made()
     claims = SubmitOptions(owner=0)
-    assert access.submitted(access.local(20002), SPEC, claims)[0].user == "bob"
-    assert access.submitted(access.local(20002), SPEC, claims)[1].owner == 20002
+    assert access.with_owner(access.local(20002), SPEC, claims)[0].user == "bob"
+    assert access.with_owner(access.local(20002), SPEC, claims)[1].owner == 20002
     remote = access.forwarded("n2", Forward(b"x", "alice", uid=0))
-    spec, terms = access.submitted(remote, SPEC, claims)
+    spec, terms = access.with_owner(remote, SPEC, claims)
     assert (spec.user, terms.owner, owner_key(terms.owner, spec.user)) == ("n2:alice", -1, "n2:alice")
-    assert user_shown(spec, "me") == "alice@n2"
+    assert display_user(spec, "me") == "alice@n2"
     own = made("user")
-    assert own.submitted(own.local(0), SPEC, claims) == (msgspec.structs.replace(SPEC, user=""), NO_TERMS)
+    assert own.with_owner(own.local(0), SPEC, claims) == (msgspec.structs.replace(SPEC, user=""), NO_TERMS)
 
 
 def test_a_token_is_good_for_one_user(made: Any) -> None:
     access = made()
     submit = control.Submit(token="t" * 16, spec=SPEC)
-    tokens = {access.checked(access.local(uid), submit).token for uid in (20001, 20002)}
+    tokens = {access.authorize(access.local(uid), submit).token for uid in (20001, 20002)}
     assert len(tokens) == 2
-    assert access.checked(access.local(20001), submit).token in tokens
+    assert access.authorize(access.local(20001), submit).token in tokens
     own = made("user")
-    assert own.checked(own.local(0), submit) == submit
+    assert own.authorize(own.local(0), submit) == submit
 
 
 # -- what other nodes send on ---------------------------------------------------------------------------------------------
@@ -237,16 +237,16 @@ def judged(access: Authorization, caller: Any, kind: Any) -> None:
     """What a client of another node, who is no administrator here, may ask, and what not."""
     if RIGHTS[kind] in (Right.ADMIN, Right.HERE):
         with pytest.raises(BadRequest):
-            access.checked(caller, request(kind, "1"))
+            access.authorize(caller, request(kind, "1"))
     elif names_tasks(kind):
         for counter, owner in OWNED.items():
             if owner == caller.who:
-                access.checked(caller, request(kind, str(counter)))
+                access.authorize(caller, request(kind, str(counter)))
             else:
                 with pytest.raises(NoSuchTask):
-                    access.checked(caller, request(kind, str(counter)))
+                    access.authorize(caller, request(kind, str(counter)))
     else:
-        access.checked(caller, request(kind, "1"))
+        access.authorize(caller, request(kind, "1"))
 
 
 @pytest.mark.rule("P3")
@@ -264,10 +264,10 @@ def test_in_user_mode_a_member_may_all_but_what_is_done_at_the_machine(kind: Any
     caller = access.forwarded("n2", Forward(b"x", "anybody"))
     if RIGHTS[kind] is Right.HERE:
         with pytest.raises(BadRequest):
-            access.checked(caller, request(kind, "1"))
+            access.authorize(caller, request(kind, "1"))
     else:
-        assert access.checked(caller, request(kind, "1")) == request(kind, "1")
-    assert access.checked(access.local(0), request(kind, "1")) == request(kind, "1")
+        assert access.authorize(caller, request(kind, "1")) == request(kind, "1")
+    assert access.authorize(access.local(0), request(kind, "1")) == request(kind, "1")
 
 
 @pytest.mark.rule("X2")
@@ -277,11 +277,11 @@ def test_who_takes_chosen_foreign_tasks_only_is_no_home_for_them_either(settings
     submits = (request(control.Submit, "1"), request(control.Retry, "1"))
     access = made(users="same-name", **settings)
     for submit in submits:
-        access.checked(access.local(20001), submit)
+        access.authorize(access.local(20001), submit)
         with pytest.raises(NotAllowed, match="no home for users of other nodes"):
-            access.checked(access.forwarded("n2", Forward(b"x", "alice")), submit)
-    access.checked(access.forwarded("n2", Forward(b"x", "alice")), control.Show(tasks=("1",)))
-    made(users="same-name").checked(access.forwarded("n2", Forward(b"x", "alice")), submits[0])
+            access.authorize(access.forwarded("n2", Forward(b"x", "alice")), submit)
+    access.authorize(access.forwarded("n2", Forward(b"x", "alice")), control.Show(tasks=("1",)))
+    made(users="same-name").authorize(access.forwarded("n2", Forward(b"x", "alice")), submits[0])
 
 
 @pytest.mark.rule("X1", "P3")
@@ -296,12 +296,12 @@ def test_nobody_from_another_node_is_the_agent(made: Any, monkeypatch: pytest.Mo
 def test_users_that_a_node_makes_up_share_its_quotas(made: Any) -> None:
     access = made(user_tasks_max=5, users={"n2:alice": "alice"})
     quotas = Quotas(access._config, access._store, access._security)
-    quotas.submitted(access.forwarded("n2", Forward(b"x", "one")), 3)
+    quotas.check_submission(access.forwarded("n2", Forward(b"x", "one")), 3)
     with pytest.raises(SlowDown):
-        quotas.submitted(access.forwarded("n2", Forward(b"x", "two")), 3)
-    quotas.submitted(access.forwarded("n3", Forward(b"x", "two")), 3)
-    quotas.submitted(access.forwarded("n2", Forward(b"x", "alice")), 3)
-    quotas.submitted(access.local(20002), 3)
+        quotas.check_submission(access.forwarded("n2", Forward(b"x", "two")), 3)
+    quotas.check_submission(access.forwarded("n3", Forward(b"x", "two")), 3)
+    quotas.check_submission(access.forwarded("n2", Forward(b"x", "alice")), 3)
+    quotas.check_submission(access.local(20002), 3)
 
 
 def test_nobody_owns_nothing() -> None:

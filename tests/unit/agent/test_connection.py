@@ -179,11 +179,11 @@ class Talks:
 
     async def _streams(self, connection: LocalConnection, number: int) -> None:
         while True:
-            await connection.tell(number, PIECE)
+            await connection.stream(number, PIECE)
 
     async def _tells(self, connection: LocalConnection, number: int) -> None:
         for part in range(3):
-            await connection.tell(number, {"part": part})
+            await connection.stream(number, {"part": part})
         connection.ok(number, {})
 
 

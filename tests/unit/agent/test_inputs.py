@@ -163,4 +163,4 @@ def test_a_connection_is_minded_once() -> None:
     for _ in range(3):
         attending.watch_connection(connection)
     attending.client_number(connection)
-    assert len(connection.when_gone) == 1
+    assert len(connection.on_disconnect) == 1

@@ -7,7 +7,7 @@ from peerload.agent.requests.overview import RevisionIndex
 
 
 def look(seen: RevisionIndex, number: int, **marks: object) -> None:
-    seen.look(number, dict(marks))
+    seen.update(number, dict(marks))
 
 
 def test_what_is_new_or_differs_has_changed() -> None:

@@ -51,20 +51,20 @@ def test_what_one_user_has_too_much_of_is_no_others_loss() -> None:
     limits.disconnected(ALICE)
     assert limits.connected(ALICE) is None
     assert limits.connected(BOB) is None
-    limits.submitted(ALICE, 5)
+    limits.check_submission(ALICE, 5)
     with pytest.raises(SlowDown):
-        limits.submitted(ALICE, 1)
-    limits.submitted(BOB, 5)
-    assert [bool(limits.request_wait_s(ALICE)) for _ in range(4)] == [False, False, False, True]
-    assert not limits.request_wait_s(BOB)
+        limits.check_submission(ALICE, 1)
+    limits.check_submission(BOB, 5)
+    assert [bool(limits.take_tokens(ALICE)) for _ in range(4)] == [False, False, False, True]
+    assert not limits.take_tokens(BOB)
 
 
 @pytest.mark.rule("L3")
 def test_what_takes_long_takes_more_tokens_of_its_own_user() -> None:
     limits, _ = quotas(user_requests_per_s=1_000.0)
-    assert [bool(limits.request_wait_s(ALICE, 250)) for _ in range(6)] == [False] * 4 + [True, True]
-    assert not limits.request_wait_s(BOB, 1_000_000), "however long, it may be asked"
-    assert 0.0 < limits.request_wait_s(BOB) < 1.0, "and costs no more than a second"
+    assert [bool(limits.take_tokens(ALICE, 250)) for _ in range(6)] == [False] * 4 + [True, True]
+    assert not limits.take_tokens(BOB, 1_000_000), "however long, it may be asked"
+    assert 0.0 < limits.take_tokens(BOB) < 1.0, "and costs no more than a second"
 
 
 @pytest.mark.rule("L3")
@@ -73,7 +73,7 @@ def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_syst
     waited, _ = quotas("system" if is_system else "user")
 
     def asks(who: str, tasks: int, node: str = "") -> WaitCharge:
-        client: Any = SimpleNamespace(came_from=node, caller=Principal(who, uid=1, node=node))
+        client: Any = SimpleNamespace(from_node=node, caller=Principal(who, uid=1, node=node))
         return waited.charge(client, tasks)
 
     charges = [asks("1000", WAITED_MAX - 10)]
@@ -120,11 +120,11 @@ def test_output_that_is_kept_keeps_more_from_being_queued() -> None:
     limits, has = quotas(user_output_bytes_max=100)
     has.output_bytes = 101
     with pytest.raises(DiskFull):
-        limits.submitted(ALICE, 1)
+        limits.check_submission(ALICE, 1)
     plenty, _ = quotas(user_submits_per_s=10.0)
-    plenty.submitted(ALICE, 30)
+    plenty.check_submission(ALICE, 30)
     with pytest.raises(SlowDown) as slow:
-        plenty.submitted(ALICE, 1)
+        plenty.check_submission(ALICE, 1)
     assert slow.value.retry_after_s > 1.0
 
 

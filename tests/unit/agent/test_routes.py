@@ -1,4 +1,4 @@
-"""Answers of several nodes put together, and frames that wait for whoever takes them."""
+"""ResponseQueue of several nodes put together, and frames that wait for whoever takes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.forwarding.client import FRAMES_WAITING_MAX, Answers
+from peerload.agent.forwarding.client import FRAMES_WAITING_MAX, ResponseQueue
 from peerload.agent.forwarding.response_validation import merged
 from peerload.model.errors import LinkUnavailable
 from tests.each import each
@@ -38,7 +38,7 @@ def test_two_answers_as_one(first: dict[str, Any], second: dict[str, Any], toget
 
 def test_frames_wait_and_hold_back_who_brings_them() -> None:
     async def story() -> list[tuple[str, dict[str, Any]]]:
-        answers = Answers()
+        answers = ResponseQueue()
         for number in range(FRAMES_WAITING_MAX):
             answers.add("more", {"n": number})
         held = asyncio.get_running_loop().create_task(answers.drain())
@@ -56,7 +56,7 @@ def test_frames_wait_and_hold_back_who_brings_them() -> None:
 
 def test_what_came_before_it_broke_is_taken_first() -> None:
     async def story() -> list[object]:
-        answers = Answers()
+        answers = ResponseQueue()
         answers.add("more", {"n": 1})
         answers.fail(LinkUnavailable("ws2", "gone"))
         frames = aiter(answers)
@@ -70,7 +70,7 @@ def test_what_came_before_it_broke_is_taken_first() -> None:
 
 def test_who_takes_nothing_any_more_holds_nobody_back() -> None:
     async def story() -> None:
-        answers = Answers()
+        answers = ResponseQueue()
         for _ in range(FRAMES_WAITING_MAX):
             answers.add("more", {})
         answers.close()

@@ -111,18 +111,18 @@ def test_a_group_and_the_name_of_a_program_without_its_directory(tmp_path: Path)
 
 def test_names_of_ranges(parts: Any) -> None:
     names = TaskIds(parts.store, "ws1")
-    assert names.full("3.9,1-4,2,4-5") == "ws1/3.1-5,9"
-    assert names.meant("@~1").counter == 2
-    assert not names.meant("3.7-7").is_range
+    assert names.whole_id("3.9,1-4,2,4-5") == "ws1/3.1-5,9"
+    assert names.parse("@~1").counter == 2
+    assert not names.parse("3.7-7").is_range
     with pytest.raises(NoSuchTask):
-        names.meant("@~3")
+        names.parse("@~3")
     for word in ("3.4-2", "3.", "3.1-", "@~", "@~x", "@3", "all"):
         with pytest.raises(BadRequest):
-            names.meant(word)
+            names.parse(word)
     with pytest.raises(BadRequest):
         names.resolve("3.1-2")
     with pytest.raises(NoSuchTask):
-        asyncio.run(names.all_known(["3.6-9"]))
+        asyncio.run(names.known_ids(["3.6-9"]))
 
 
 def test_references_are_short_and_name_no_other() -> None:

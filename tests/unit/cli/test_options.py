@@ -25,10 +25,10 @@ def test_sizes(text: str, size: int) -> None:
     ("text", "says"),
     [
         ("8", "8G is 8 GiB, 8M is 8 MiB"),
-        ("8X", "no size"),
-        ("", "no size"),
+        ("8X", "not a size"),
+        ("", "not a size"),
         ("0G", "not between"),
-        ("-1G", "no size"),
+        ("-1G", "not a size"),
         ("9999999T", "not between"),
     ],
 )
@@ -58,12 +58,12 @@ def test_durations(text: str, seconds: float) -> None:
     [
         ("30", "30m is 30 minutes, 30s is 30 seconds"),
         ("0:30", "0:30:00 is hours and minutes, 0:0:30 is minutes and seconds"),
-        ("x", "no time"),
-        ("", "no time"),
-        ("1:2:x", "no time"),
+        ("x", "not a duration"),
+        ("", "not a duration"),
+        ("1:2:x", "not a duration"),
         ("0s", "more than 0 s, and at most"),
-        ("1h30", "no time"),
-        ("1.2.3s", "no time"),
+        ("1h30", "not a duration"),
+        ("1.2.3s", "not a duration"),
     ],
 )
 def test_durations_refused(text: str, says: str) -> None:

@@ -1,14 +1,20 @@
-"""Machine-wide claim on a store id: no two agents on one machine work with copies of one state directory.
+"""Copies of a state directory: an agent does not start with one while the agent of the original may run the same tasks.
 
-The lock file of a state directory is copied with it and holds nobody back, so an agent also binds an abstract socket that
-is named for the id of its database, and so does its launcher. The kernel frees the name when the process ends. Copies on
-two machines are noticed by their peers instead (`duplicate_node_name.py`).
+On another machine: the file STATE/origin names the machine and the file's own inode. A copy on another machine differs in both.
+Another machine with the same inode is the same disk (a file system that several machines share, a disk that was moved, a
+machine that gets a new id with each boot); another inode on the same machine is a directory that was moved by copying.
+
+On the same machine: an agent, and its launcher, bind an abstract socket that is named for the id of the database, since the lock
+file of a state directory is copied with it. The kernel frees the name when the process ends. Copies that are used on two
+machines all the same are noticed by their peers (`duplicate_node_name.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import signal
 import socket
@@ -21,6 +27,66 @@ from peerload.model.errors import StoreError
 
 STOP_S_MAX = STOP_GRACE_S + 10.0
 """A launcher that is told to stop has ended its tasks, and itself, within this."""
+ORIGIN_FILE = "origin"
+MACHINE_ID = Path("/etc/machine-id")
+ID_DIGITS = 32
+LINE_BYTES_MAX = 200
+
+
+# -- on another machine ------------------------------------------------------------------------------------------------
+
+
+def check_origin(state: Path) -> None:
+    """Refuse a copy, else keep where the directory is now. Without a machine id, or a file that can be read, nothing is
+    refused. Raises StoreError."""
+    machine = _machine()
+    path = state / ORIGIN_FILE
+    with contextlib.suppress(OSError):
+        found = _read(path)
+        if machine and found is not None and found[0] != machine and found[1] != path.stat().st_ino:
+            raise StoreError(
+                f"the state directory {state} is a copy that was made on another machine",
+                why="an agent there may run the same tasks: each of them would run twice",
+                hint=f"a new node:  peerload up --node NAME --state NEW_DIR        if no agent runs with the original any more: "
+                f" rm {path}",
+            )
+        _write(path, machine)
+
+
+def _machine() -> str:
+    """The id of this machine, hashed as its manual page asks for; "" if it has none."""
+    try:
+        found = MACHINE_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    if len(found) != ID_DIGITS:  # "uninitialized", or nothing
+        return ""
+    return hashlib.sha256(f"peerload {found}".encode()).hexdigest()[:ID_DIGITS]
+
+
+def _read(path: Path) -> tuple[str, int] | None:
+    """(machine, inode) as they were kept; None: nothing that can be read."""
+    try:
+        machine, inode = path.read_text(encoding="ascii")[:LINE_BYTES_MAX].split()
+        return machine, int(inode)
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path: Path, machine: str) -> None:
+    """Not synced: a file that is lost refuses nothing."""
+    if not machine:
+        return
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        line = f"{machine} {os.fstat(fd).st_ino}\n".encode("ascii")
+        os.pwrite(fd, line, 0)
+        os.ftruncate(fd, len(line))
+    finally:
+        os.close(fd)
+
+
+# -- on the same machine -----------------------------------------------------------------------------------------------
 
 
 def claim(store: str, state: Path) -> socket.socket:
