@@ -171,7 +171,7 @@ class Cgroup1Memory:
         if _number(path + "/memory.limit_in_bytes") != TRIAL_BYTES or b"oom_kill " not in read(
             path + "/memory.oom_control"
         ):
-            raise OSError(errno.ENOTSUP, "memory cannot be limited, or it is not told who was killed for it")
+            raise OSError(errno.ENOTSUP, "memory cannot be limited, or kills are not counted")
         self.close(key)
 
     def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
@@ -287,7 +287,7 @@ class RlimitMemory:
         least = limit_bytes if hard == self._resource.RLIM_INFINITY else min(limit_bytes, hard)
         try:
             self._resource.prlimit(pid, self._resource.RLIMIT_DATA, (least, least))
-        except PermissionError:  # a program that runs as another user; it was born with the limit, and may raise it
+        except PermissionError:  # a program that runs as another user; it inherited the limit, and may raise it
             log_line(f"task can raise its memory limit, it runs as another user: key={key}")
         return True
 

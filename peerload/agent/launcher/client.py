@@ -196,7 +196,7 @@ class LauncherLink:
         """End all tasks, and the launcher."""
         self._closing = True
         self._heartbeat.stop()
-        if self._writer is None and self._reading is not None:  # one is on its way
+        if self._writer is None and self._reading is not None:  # another is being started
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
             with contextlib.suppress(LauncherError):
@@ -311,7 +311,7 @@ class LauncherLink:
             async with asyncio.timeout(REPLY_S_MAX):
                 return await answer
         except TimeoutError:
-            raise LauncherError("the launcher has not done in time what it was asked") from None
+            raise LauncherError("the launcher has not answered in time") from None
         finally:
             self._replies.pop(number, None)
 
@@ -333,7 +333,7 @@ class LauncherLink:
 
     def _request(self, request: Request) -> None:
         if self._writer is None or self._paused:
-            return  # LauncherReady will tell what is true then
+            return  # LauncherReady will report the state then
         self._requests.append(encode(request))
         if not self._flushing:
             self._flushing = True
@@ -342,7 +342,7 @@ class LauncherLink:
     def _flush(self) -> None:
         self._flushing = False
         requests, self._requests = self._requests, []
-        if self._writer is None or self._writer.is_closing():  # it has gone, which is noticed by who reads
+        if self._writer is None or self._writer.is_closing():  # the reader notices that it has gone
             return
         batch: list[bytes] = []
         size = 0
@@ -422,9 +422,9 @@ class LauncherLink:
     async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
         try:
             while True:
-                told = await read_frame(reader)
+                events = await read_frame(reader)
                 self._heartbeat.received()
-                for event in told:
+                for event in events:
                     self._event(event)
         except LOST as error:
             return str(error) or type(error).__name__
@@ -435,7 +435,7 @@ class LauncherLink:
             try:
                 return await self._connect()
             except (LauncherError, *LOST) as error:
-                log.error("cannot reach the launcher: error=%s", error)  # noqa: TRY400 -- said every time it fails; the story is in the error
+                log.error("cannot reach the launcher: error=%s", error)  # noqa: TRY400 -- logged for each try; the error says enough
                 await asyncio.sleep(RESTART_S)
 
     def _event(self, event: LauncherEvent) -> None:  # noqa: C901 -- one case for each event
@@ -461,7 +461,7 @@ class LauncherLink:
             case ThawedEvent(key):
                 self._put(TaskFrozen(key, frozen=False))
             case PongEvent() | ListedEvent():
-                pass  # the heartbeat has heard it; a list is read before the events
+                pass  # the heartbeat has noticed it; the list is read before the events
             case _:
                 assert_never(event)
 

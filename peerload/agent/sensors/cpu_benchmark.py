@@ -68,14 +68,14 @@ async def measure_speed(path: Path, put: Callable[[SpeedMeasured], None], after_
         log.warning("cannot measure the speed, the next start tries again: error=%s", error.strerror)
         return
     try:
-        said = await asyncio.to_thread(_read_output, process)
+        output = await asyncio.to_thread(_read_output, process)
     except asyncio.CancelledError:
         process.kill()  # its output ends, and with it the thread that reads it
         raise
     except OSError as error:
         log.warning("cannot measure the speed, the next start tries again: error=%s", error.strerror)
         return
-    speed = _speed(said)
+    speed = _speed(output)
     if speed is None:
         log.warning("cannot measure the speed: exit_code=%s", process.returncode)
         return

@@ -55,7 +55,7 @@ def memory_by_owner(
     """The memory of a card by owner. owners: pid → key, as `ProcessOwners.key_of` says. held: attempts that hold the
     card. is_contained: pids may be of another namespace, so that unknown ones may be ours."""
     ours: dict[str, int] = {}
-    untold: list[str] = []
+    unreported: list[str] = []
     strange: list[GpuProcess] = []
     for process in processes or ():
         key = owners.get(process.pid)
@@ -64,18 +64,18 @@ def memory_by_owner(
             continue
         ours[key] = ours.get(key, 0) + (process.used_bytes or 0)
         if process.used_bytes is None:
-            untold.append(key)
+            unreported.append(key)
     unseen = [key for key in held if key not in ours]
     if processes is None or (is_contained and any(owners.get(process.pid) is None for process in strange)):
         # The list does not tell whose they are: attempts that hold the card and are not seen on it are there.
         strange = [process for process in strange if not unseen or owners.get(process.pid) is not None]
-        untold += unseen
+        unreported += unseen
         ours.update(dict.fromkeys(unseen, 0))
     foreign = sum(process.used_bytes or 0 for process in strange)
     rest = max((used_bytes or 0) - sum(ours.values()) - foreign, 0)
-    if untold:  # nobody can tell whose the rest is: those have it whose memory is not told
-        for number, key in enumerate(untold):
-            ours[key] += rest // len(untold) + (number < rest % len(untold))
+    if unreported:  # the rest belongs to those whose memory is not reported
+        for number, key in enumerate(unreported):
+            ours[key] += rest // len(unreported) + (number < rest % len(unreported))
         rest = 0
     rest = max(rest - CONTEXT_BYTES * len(ours), 0)
     return GpuUsage(

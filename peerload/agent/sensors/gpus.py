@@ -445,16 +445,16 @@ class Gpus:
         self._report(time.clock_gettime(time.CLOCK_BOOTTIME), unknown)
 
 
-def _has_changed(told: DeviceReading | None, now: DeviceReading) -> bool:
-    if told is None:
+def _has_changed(last: DeviceReading | None, now: DeviceReading) -> bool:
+    if last is None:
         return True
-    if (told.health, told.why, told.foreign, told.is_throttled) != (now.health, now.why, now.foreign, now.is_throttled):
+    if (last.health, last.why, last.foreign, last.is_throttled) != (now.health, now.why, now.foreign, now.is_throttled):
         return True
-    if abs(told.busy - now.busy) >= REPORT_BUSY or abs(told.mem_used_bytes - now.mem_used_bytes) >= REPORT_BYTES:
+    if abs(last.busy - now.busy) >= REPORT_BUSY or abs(last.mem_used_bytes - now.mem_used_bytes) >= REPORT_BYTES:
         return True
-    if abs(told.mem_foreign_peak_bytes - now.mem_foreign_peak_bytes) >= REPORT_BYTES:
+    if abs(last.mem_foreign_peak_bytes - now.mem_foreign_peak_bytes) >= REPORT_BYTES:
         return True
-    before, after = dict(told.ours), dict(now.ours)
+    before, after = dict(last.ours), dict(now.ours)
     return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= REPORT_BYTES for key in after)
 
 

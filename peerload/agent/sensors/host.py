@@ -121,13 +121,13 @@ class HostSensors:
         self._before, self._busy_s, self._passed_s = now, 0.0, 0.0
 
     def _has_changed(self, now: LoadSampled, mem_bytes: int) -> bool:
-        told = self._reported
+        last = self._reported
         return (
-            abs(now.cpus_busy - told.cpus_busy) >= REPORT_CPUS
-            or abs(now.cpus_busy_foreign - told.cpus_busy_foreign) >= REPORT_CPUS
-            or abs(now.cpu_pressure - told.cpu_pressure) >= REPORT_PRESSURE
-            or abs(now.mem_pressure - told.mem_pressure) >= REPORT_PRESSURE
-            or abs(now.mem_used_bytes - told.mem_used_bytes) >= mem_bytes * REPORT_MEMORY_SHARE
+            abs(now.cpus_busy - last.cpus_busy) >= REPORT_CPUS
+            or abs(now.cpus_busy_foreign - last.cpus_busy_foreign) >= REPORT_CPUS
+            or abs(now.cpu_pressure - last.cpu_pressure) >= REPORT_PRESSURE
+            or abs(now.mem_pressure - last.mem_pressure) >= REPORT_PRESSURE
+            or abs(now.mem_used_bytes - last.mem_used_bytes) >= mem_bytes * REPORT_MEMORY_SHARE
         )
 
 

@@ -157,8 +157,8 @@ def look_up(name: str, group: str, admin_group: str) -> Entry | None:
         return None
     groups = tuple(dict.fromkeys((entry.pw_gid, *os.getgrouplist(name, entry.pw_gid))))
     is_served, is_administrator = _is_in(groups, group), _is_in(groups, admin_group)
-    told = entry.pw_dir, entry.pw_shell, is_served, is_administrator
-    return name, entry.pw_uid, entry.pw_gid, groups[:GROUPS_MAX], *told
+    rest = entry.pw_dir, entry.pw_shell, is_served, is_administrator
+    return name, entry.pw_uid, entry.pw_gid, groups[:GROUPS_MAX], *rest
 
 
 def _is_in(groups: tuple[int, ...], group: str) -> bool:
@@ -192,7 +192,9 @@ def account_named(
             f"{name} is in the group {policy.admin_group}: no user of another node becomes an administrator"
         )
     if is_own and number != 0 and not (is_served or is_administrator or policy.maps_to(name)):
-        raise SpawnRefused(f"{name} is not in the group {policy.group}")  # whoever the agent says has submitted it
+        raise SpawnRefused(
+            f"{name} is not in the group {policy.group}"
+        )  # even if the agent claims that it has submitted the task
     if number != 0:
         groups = tuple(one for one in groups if one != 0)
     return LauncherAccount(name, number, gid, groups, home, shell or "/bin/sh")

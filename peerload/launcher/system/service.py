@@ -119,8 +119,8 @@ class MultiUserService:
         """Try this in a child → why it fails; "" if it works."""
         pid = self.fork_server.fork(work)
         _, status = os.waitpid(pid, 0)
-        said = self.reports.failure_of(pid)
-        return said[1] if said is not None else "" if not status else f"it ended with {status}"
+        failure = self.reports.failure_of(pid)
+        return failure[1] if failure is not None else "" if not status else f"it ended with {status}"
 
     def _make_scratch_place(self) -> None:
         self.scratch = f"{self._directory}/{SCRATCH_NAME}"
@@ -163,7 +163,7 @@ class MultiUserService:
 
             is_foreign = home != node or ":" in user
             account = account_named(name, policy, uid=uid, is_own=not is_foreign, look=look)
-            if account.uid and account.uid == self.access.uid:  # it could order of us whatever it likes
+            if account.uid and account.uid == self.access.uid:  # it could command the launcher
                 raise SpawnRefused(f"{name} is the account of the agent itself")
             return account
         if not policy.guest_network and not self._has_networks:
@@ -173,7 +173,7 @@ class MultiUserService:
     def carry_out(self, request: UserRequest) -> None:
         """See `MultiUser`."""
         number = request.id
-        asked, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
+        origin, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
         try:
             account = self.account(request, holder)
         except AccountUnanswered as silence:
@@ -184,22 +184,22 @@ class MultiUserService:
             return
         match request:
             case DirectoryCheck(directory):
-                self._check_directory(asked, account, directory, holder)
+                self._check_directory(origin, account, directory, holder)
             case FileCheck() | FileAppend() if account.is_guest:
                 self._guests.give_back(holder)
                 self.helpers.reply(number, "policy: guests have no files here")
             case FileCheck(patterns):
-                self.helpers.check_files(asked, account, patterns)
+                self.helpers.check_files(origin, account, patterns)
             case FileAppend():
-                self.helpers.append(asked, account, request)
+                self.helpers.append(origin, account, request)
 
-    def _check_directory(self, asked: HelperRequest, account: LauncherAccount, directory: bytes, holder: str) -> None:
+    def _check_directory(self, origin: HelperRequest, account: LauncherAccount, directory: bytes, holder: str) -> None:
         if directory == SCRATCH:
             self._guests.give_back(holder)
-            self.helpers.reply(asked.number, "")
+            self.helpers.reply(origin.number, "")
             return
-        world = self._hidden_paths if account.is_guest and self._has_sandbox else None
-        self.helpers.check_directory(asked, account, directory, world, lambda: self._guests.give_back(holder))
+        hidden = self._hidden_paths if account.is_guest and self._has_sandbox else None
+        self.helpers.check_directory(origin, account, directory, hidden, lambda: self._guests.give_back(holder))
 
     def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
         """See `MultiUser`."""
