@@ -99,10 +99,10 @@ from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
 from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
-from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
-from peerload.agent.sensors.host import Sensors
+from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -481,7 +481,7 @@ class Daemon:
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
-                Sensors(self.inbox.put, own_use.seconds).run(),
+                HostSensors(self.inbox.put, own_use.seconds).run(),
                 self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
@@ -491,7 +491,7 @@ class Daemon:
                 memory.watch(self.node),
             ]
             if speed_of(self.config) is None:
-                work.append(find_out(speed_file(self.config), self.inbox.put))
+                work.append(measure_speed(speed_file(self.config), self.inbox.put))
             if self.bus is not None:
                 work.append(self.bus.run())
             background = [group.create_task(one) for one in work]
@@ -524,7 +524,7 @@ class Daemon:
         service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.run_state.stop)
-        self.launcher.tell()
+        self.launcher.log_facts()
         self.notify_hooks.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
         self.event_log.happened(

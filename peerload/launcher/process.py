@@ -228,7 +228,7 @@ class Capture:
             try:
                 with self.access:
                     os.unlink(self.path)  # noqa: PTH108 -- as above
-            except OSError:  # not there, or not a file any more: it is the task's to spoil
+            except OSError:  # not there, or replaced by the task
                 return 0
         return min(size, SIZE_BYTES_MAX)
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from peerload.agent.sensors import host as sensors
-from peerload.agent.sensors.host import Sensors, machine_facts, pressure
+from peerload.agent.sensors.host import HostSensors, machine_facts, pressure
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.model.events import LoadSampled
 
@@ -68,7 +68,7 @@ class Clock:
         _write(root / "proc/self/cgroup", "0::/a\n")
         _write(root / "sys/fs/cgroup/a/cpu.max", quota)
         self._write()
-        self.sensors = Sensors(self.told.append, lambda: self.own_s, root)
+        self.sensors = HostSensors(self.told.append, lambda: self.own_s, root)
 
     def _write(self) -> None:
         lines = [f"cpu{n} {' '.join(map(str, ticks))} 0 0" for n, ticks in enumerate(self.ticks)]
