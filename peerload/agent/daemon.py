@@ -307,7 +307,7 @@ class Daemon:
         trust = Trust(cluster, state / "trust")
         life = timedelta(seconds=self.config.certificate_s)
         self.tls = Credentials(cluster, self.config.node, state / "tls", life, trust)
-        if self.tls.was_elsewhere:
+        if self.tls.was_of_other_cluster:
             self.info.notices.append(
                 f"its state was last used in another cluster; now it is {cluster.name}"
                 " (another: peerload up --cluster DIR)"

@@ -91,7 +91,7 @@ class Recorder:
     def _end(self, reason: str) -> None:
         if self._descriptor is None:
             return
-        self._buffer += recording.encode(recording.Ended(reason))
+        self._buffer += recording.encode(recording.RecordingEnd(reason))
         self.flush()
         self._forget()
 

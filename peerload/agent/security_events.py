@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
+from peerload.model import metrics
 from peerload.model.actions import EVENTS
 from peerload.model.text import printable
 
@@ -65,8 +66,8 @@ class SecurityEvents:
         be nobody's fault (a datagram that the network has doubled): they are counted, and are no events.
         """
         assert rule in RULES, rule
-        self.counters["security events"] += 1
-        self.counters[f"security: {rule}"] += 1
+        self.counters[metrics.SECURITY_EVENTS] += 1
+        self.counters[metrics.labelled(metrics.SECURITY_EVENTS, rule=rule)] += 1
         who, what = printable(who[:WHO_CHARS_MAX]), printable(what[:WHAT_CHARS_MAX])
         now_s = self._clock()
         culprit = self._culprit(rule, who, now_s)
