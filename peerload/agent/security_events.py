@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from peerload.model import metrics
 from peerload.model.actions import EVENTS
@@ -34,17 +34,6 @@ WHAT_CHARS_MAX = 300
 """Bound on the description; a longer one is cut off."""
 
 _log = logging.getLogger("peerload.security")
-
-
-class Tell(Protocol):
-    """`SecurityEvents.tell`, for those who have something to tell and need not know to whom."""
-
-    def __call__(self, rule: str, who: str, what: str, /, *, tolerated: int = 0) -> None:
-        """Something was refused by a rule."""
-
-
-def untold(rule: str, who: str, what: str, /, *, tolerated: int = 0) -> None:
-    """Ignore the refusal; for classes that are tried alone."""
 
 
 class _Culprit:

@@ -12,9 +12,9 @@ from peerload.model.load import LoadReport
 from peerload.policy.api import Keep, KnownReport, Reply, Transfer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import load_preset
-from peerload.sim.queueing_model import CompletedTask, QueueingModel, profiles_of
-from peerload.sim.workload import Arrival, burst
+from peerload.sim.queueing_model import Arrival, CompletedTask, QueueingModel, profiles_of
 from tests.chaos.engine.engine import Simulation
+from tests.workloads import burst
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/policies.md"
 LINES_MAX = 30

@@ -14,8 +14,8 @@ from peerload.model.load import LoadReport, Thresholds
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.policy.api import ANY_LOAD, Keep, KnownReport, Probe, Reply, TaskView, Transfer
 from peerload.policy.registry import DEFAULT_PRESET, build_preset, load_preset, policy_class
-from peerload.sim.workload import burst
 from tests.chaos.engine.engine import Simulation
+from tests.workloads import burst
 
 TASK = TaskView("x/1", ResourceRequest(), Placement(), 0, 0.0)
 

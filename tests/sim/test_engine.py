@@ -16,10 +16,11 @@ import pytest
 from peerload.model.messages import Envelope
 from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset, load_preset
-from peerload.sim.workload import Arrival, burst, poisson
+from peerload.sim.queueing_model import Arrival
 from peerload.wire.peer import decode, encode
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.trace import Trace
+from tests.workloads import burst, poisson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,13 +19,13 @@ import pytest
 
 from peerload.model.config import CoreConfig
 from peerload.sim.bounds import mmc_response
-from peerload.sim.queueing_model import IDEAL_CONFIG, CompletedTask, QueueingModel, profiles_of
-from peerload.sim.replication import Replication, replicate
+from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, QueueingModel, profiles_of
+from peerload.sim.replication import Replication
 from peerload.sim.statistics import quantile, student_t
-from peerload.sim.workload import Arrival
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
+from tests.theory.replicate import replicate
 from tests.theory.run import combine
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.model.events import Submission
     from peerload.model.messages import Advice, Membership, Ownership
     from peerload.policy.preset import PolicySet
-    from peerload.sim.workload import Arrival
+    from peerload.sim.queueing_model import Arrival
     from tests.chaos.engine.network import Codec
     from tests.chaos.engine.trace import Trace
 
