@@ -13,8 +13,7 @@ import pytest
 
 from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.control import local_socket
-from peerload.agent.control.authorization import RIGHTS, Authorization, Right, display_user
-from peerload.agent.control.principal import NOBODY
+from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Right, display_user
 from peerload.agent.control.quotas import Quotas
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, SlowDown
