@@ -233,7 +233,7 @@ class Daemon:
             self.inbox = Inbox(loop, config.inbox_max)
             self.gpus = node_gpus(config, self.inbox.put, device_locks, self._gpu_library)
             await self.gpus.find()
-            profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.lets_in)
+            profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.serves_joins)
             seed = secrets.randbits(recording.SEED_BITS)
             chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
             core_config = _core_config(config)
@@ -327,7 +327,7 @@ class Daemon:
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
-        joins = JoinServer(enrollment, tls, event_log, security) if tls.lets_in else None
+        joins = JoinServer(enrollment, tls, event_log, security) if tls.serves_joins else None
         self.links = links = PeerLinks(local, tls, security, PeerBackpressure(inbox), joins)
 
         # Users, standard input and output of tasks
