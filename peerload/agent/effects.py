@@ -58,7 +58,7 @@ INLINE_BYTES_MAX = 48 << 10
 FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
 BULK_TIMERS = (timers.Batch, timers.Eligibility)
-"""They go on with what is done for many tasks, some at a time; while the disk is behind they wait for it."""
+"""Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
 
 class ClientNotifier(Protocol):
@@ -71,7 +71,7 @@ class ClientNotifier(Protocol):
         """A task has a new record, or runs."""
 
     def attempt_gone(self, key: str, /) -> None:
-        """No process of this attempt is left."""
+        """An attempt has no process left."""
 
     def restored(self) -> None:
         """The core knows again what was durable."""
@@ -298,7 +298,7 @@ class RecordEffects:
                 try:
                     found.append(self._store.found(task))
                 except StoreError as error:
-                    log.warning("%s", error)
+                    log.warning("cannot read a task: error=%s", error)
             if found:
                 self._inbox.put(events.TasksFound(tuple(found)))
             await asyncio.sleep(0)
@@ -376,7 +376,7 @@ class PeerEffects:
 
 
 class TaskStarter:
-    """Has the launcher start attempts."""
+    """Orders the launcher to start attempts."""
 
     def __init__(
         self,
@@ -426,7 +426,7 @@ class TaskStarter:
         return True
 
     def _variables(self, action: actions.SpawnTask, own: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """What is added to the environment of the submission."""
+        """The variables that are added to the environment of the submission."""
         held = given(action.key, action.devices, self._node.ledger.devices)
         variables = {
             "PEERLOAD_TASK_ID": action.task,
@@ -448,7 +448,7 @@ class TaskEffects:
         starter: TaskStarter,
         launcher: LauncherLink,
         stdin: StdinForwarding,
-        pulls: StdinFetches,
+        fetches: StdinFetches,
         spool: Spool,
         output: TaskOutputs,
         gpus: Gpus,
@@ -456,7 +456,7 @@ class TaskEffects:
         self._starter = starter
         self._launcher = launcher
         self._stdin = stdin
-        self._pulls = pulls
+        self._fetches = fetches
         self._spool = spool
         self._output = output
         self._gpus = gpus
@@ -477,19 +477,19 @@ class TaskEffects:
     def forget(self, action: actions.ForgetTask) -> None:
         """Forget an attempt that has ended."""
         self._launcher.forget(action.key)
-        self._pulls.end(action.key)
+        self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
         self._spool.drop_scratch(action.key)
 
     def dropped(self, rows: tuple[Row, ...]) -> None:
-        """Where rows say that attempts of other homes are here no more, no more of their output comes."""
+        """End the outputs of attempts that are gone from here by these rows."""
         if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in rows):
-            self._output.guests_left()
+            self._output.remote_attempts_gone()
 
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
-        self._output.pace.signalled(action.key, action.signal)
+        self._output.backpressure.signalled(action.key, action.signal)
         self._launcher.signal(action.key, action.signal)
 
     def set_lease(self, action: actions.SetLease) -> None:

@@ -65,7 +65,8 @@ log = logging.getLogger("peerload.agent")
 
 CANNOT_EXECUTE = 126
 ADVICE_UNANSWERED_MAX = 6
-"""So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
+"""Bound on the advice sent to a peer over MQTT without an answer there; then the peer link is used until the peer is
+heard again."""
 
 
 # -- the launcher ------------------------------------------------------------------------------------------------------
@@ -85,8 +86,8 @@ class ExitRecords:
         return self._disk.is_full
 
     async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-        """These ended attempts with their output on disk, and with the resource that they say they ran out of. Those that lost
-        some of their output are counted."""
+        """Put the output of these ended attempts on disk → the same attempts, with the resource that they report to
+        have run out of. Attempts that lost some of their output are counted."""
         found = await asyncio.to_thread(self._spool.settle, ended)
         lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
         if lost:
@@ -104,7 +105,7 @@ class ExitSettler:
         records: ExitRecords,
         inbox: Inbox,
         node: Node,
-        pulls: StdinFetches,
+        fetches: StdinFetches,
         output: TaskOutputs,
         gpus: Gpus,
         run: RunState,
@@ -112,14 +113,14 @@ class ExitSettler:
         self._records = records
         self._inbox = inbox
         self._node = node
-        self._pulls = pulls
+        self._fetches = fetches
         self._output = output
         self._gpus = gpus
         self._background = BackgroundTasks(run)
 
     def settle(self, event: events.TaskEnded) -> None:
         """An attempt has ended."""
-        self._pulls.end(event.key)
+        self._fetches.end(event.key)
         has_output = event.exit.stdout_bytes or event.exit.stderr_bytes
         if has_output or (event.exit.exit_code and (self._records.disk_is_full or self._holds_devices(event.key))):
             self._background.start(self._settle(event))
@@ -150,7 +151,7 @@ class ExitSettler:
     def not_started(self, key: str, what: str, error: Exception) -> None:
         """The launcher was not asked to start this attempt: the node is short of something, or it never can be started."""
         if isinstance(error, OSError) and (shortage := SHORTAGES.get(error.errno or 0)):
-            log.warning("%s is not started: %s: %s", key, what, error)
+            log.warning("attempt not started: key=%s reason=%s error=%s", key, what, error)
             self._inbox.put(events.TaskLost(key, shortage, never_started=True, shortage=shortage))
         else:
             why = str(getattr(error, "strerror", None) or error)
@@ -232,8 +233,8 @@ class DiskEvents:
         self._run = run
 
     def changed(self, state: str, reason: str) -> None:
-        """There is no more room on the disk of the state, or there is again."""
-        log.warning("the disk of %s is %s: %s", self._info.config.state, state, reason)
+        """The state of the disk is another."""
+        log.warning("disk state changed: directory=%s state=%s reason=%s", self._info.config.state, state, reason)
         self._journal.happened("disk", state, reason=reason)
         self._inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
@@ -268,7 +269,7 @@ class PeerMessages:
         self._counters = security.counters
         self._background = BackgroundTasks(run)
         self._looked_up: Counter[str] = Counter()
-        """By peer, the offers and questions whose directory is being looked for."""
+        """Number of offers and questions per peer whose directory is being looked for."""
 
     def received(self, src: str, message: Message) -> None:
         """Put a message into the inbox, or answer it."""
@@ -406,7 +407,7 @@ class PeerEvents:
         self._inbox.put(events.PeerUnreachable(node, reason))
 
     def send_failed(self, dst: str, message: Message) -> None:
-        """This message was not sent."""
+        """A message was not sent."""
         self._counters[metrics.PEER_SENDS_FAILED] += 1
         self._inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
 
@@ -427,7 +428,7 @@ class BusPeers:
 
     def __init__(self) -> None:
         self._peers: dict[str, tuple[str, int]] = {}
-        """By node: its boot id, and how much advice was sent since it was heard."""
+        """Boot id of each node, and the number of advice messages since it was heard."""
 
     def heard(self, envelope: Envelope) -> None:
         """A peer is on MQTT."""

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 STEP_S = 0.1
-"""However long one turn of the loop lasts, this much of it is counted."""
+"""Bound on the time that counts of one turn of the loop."""
 
 
-async def comes_within(answer: asyncio.Future[Any], seconds: float) -> bool:
+async def done_within(answer: asyncio.Future[Any], seconds: float) -> bool:
     """Wait for an answer, which is neither taken nor cancelled → whether it is there, after ``seconds`` at the latest in which
     the loop could have seen it: while a busy loop or machine stood still, nothing is held against who answers."""
     left_s = seconds

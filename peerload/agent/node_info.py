@@ -19,7 +19,7 @@ REFUSED_BY_MAX = 16
 
 
 def now() -> Instant:
-    """This moment, on the boot clock and by the machine's date."""
+    """The present moment, on the boot clock and by the machine's date."""
     return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 

@@ -74,7 +74,7 @@ def _read(path: Path) -> tuple[str, int] | None:
 
 
 def _write(path: Path, machine: str) -> None:
-    """Not synced: a file that is lost refuses nothing."""
+    """Write the file, without a sync: a file that is lost refuses nothing."""
     if not machine:
         return
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -108,9 +108,9 @@ def claim(store: str, state: Path) -> socket.socket:
 
 
 def end_strange_launcher(store: str, launcher: Path) -> bool:
-    """If a launcher that is not that of this directory runs tasks for this database (the directory was copied, or put back
-    from a copy, while tasks ran): end it with its tasks, since nobody knows of them here → whether there was one. Blocks;
-    raises StoreError if it does not end."""
+    """End a launcher that runs tasks for this database and belongs to another directory (this directory was copied,
+    or put back from a copy, while tasks ran), with its tasks: no agent here knows them. → whether there was one.
+    Blocks; raises StoreError if it does not end."""
     if _is_locked(launcher / "launcher.lock"):
         return False
     pid, uid = _holder("launcher", store)

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Workers(Executor):
-    """For one event loop, whose thread alone submits. ``count``: how many threads it should have."""
+    """The thread pool of one event loop, whose thread alone submits. ``count``: the number of threads."""
 
     def __init__(self, count: int = THREADS) -> None:
         self._count = count
@@ -62,7 +62,9 @@ class Workers(Executor):
                 thread.start()
             except RuntimeError as error:
                 if not self._is_short:
-                    log.warning("%d of %d threads are there: %s", len(self._threads), self._count, error)
+                    log.warning(
+                        "cannot start a thread: running=%d wanted=%d error=%s", len(self._threads), self._count, error
+                    )
                 self._is_short = True
                 return
             self._threads.append(thread)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from peerload.model import metrics
 from peerload.policy.preset import KINDS
 from peerload.sim.replication import Replication
 from peerload.sim.scenario import Scenario
@@ -62,7 +63,7 @@ def rehearse(preset: str) -> Rehearsal:
     return Rehearsal(
         nodes=NODES,
         tasks=TASKS,
-        policy_errors=int(first.counts().get("policy errors", 0)),
+        policy_errors=int(first.counts().get(metrics.POLICY_ERRORS, 0)),
         shared=tuple(name for name, shown in after.items() if before.get(name) != shown),
         repeats=first.responses == again.responses and first.counts() == again.counts(),
     )
@@ -78,7 +79,7 @@ def _variables(policies: PolicySet) -> Iterator[tuple[str, str]]:
             if cls.__module__ == own.__module__:
                 yield from _shown(f"{cls.__name__}.", vars(cls))
         functions = [value for value in vars(own).values() if inspect.isfunction(value)]
-        if functions:  # by them, since the file may have been loaded more than once
+        if functions:  # the functions lead to the module that is in use: the file may have been loaded more than once
             found = functions[0].__globals__
             yield from _shown("", found)
             for name, value in found.items():

@@ -17,11 +17,11 @@ from peerload.model.load import LoadReport
 from peerload.model.resources import Profile
 from peerload.model.task import Exit, TaskSpec
 from peerload.policy.registry import build_preset
-from peerload.sim.workload import burst
 from tests.chaos.engine.engine import Simulation
 from tests.chaos.engine.trace import Trace
 from tests.core.given import ACCEPTS, ALONE, SENDER, UID, WALL_S, Given, offer
 from tests.core.given import spec as given_spec
+from tests.workloads import burst
 
 KEYS = ["387b72cbd278961d356c1902ae05674e", "0fe8f251997c11b7e546e717d17de01d", "14f6621e128eda5eca68c4246198792e"]
 
@@ -313,7 +313,7 @@ def test_equal_seeds_give_equal_traces(load: str) -> None:
         simulation = Simulation(build_preset("t", table), nodes=3, slots=2, seed=1, trace=Trace())
         report = simulation.run(burst("n1", 60, 0.2))
         assert report.ended == 60
-        assert "policy errors" not in report.counts
+        assert "policy_errors_total" not in report.counts
         return report.trace_hash
 
     assert trace() == trace()

@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options, speed, whole
 from peerload.client.connection import SYSTEM_SOCKET, user_socket_path
 from peerload.model.errors import ConfigError, PeerloadError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
     from peerload.model.config import AgentConfig
 
@@ -42,23 +41,25 @@ _REPEATABLE = ("peer", "mqtt", "label")
 def agent_options(verb: str, says: str) -> Options:
     """The flags of the verb; each of them but --json is a setting of the agent."""
     reader = Options(verb, says)
-    reader.flag("--node", metavar="NAME", help="this node's name (default: the host's)")
-    reader.flag("--state", metavar="DIR", help="where tasks and outputs are kept")
-    reader.flag("--listen", metavar="HOST:PORT", help="where peers find it (default 127.0.0.1:0)")
-    reader.flag("--advertise", metavar="HOST:PORT", help="where others are told to dial it, if that is elsewhere")
+    reader.flag("--node", metavar="NAME", help="name of this node (default: the host's)")
+    reader.flag("--state", metavar="DIR", help="directory of tasks and outputs")
+    reader.flag("--listen", metavar="HOST:PORT", help="address for the peers (default 127.0.0.1:0)")
+    reader.flag("--advertise", metavar="HOST:PORT", help="address that others dial, if it is another one")
     reader.flag("--cluster", metavar="DIR", help="the cluster's directory, made by `peerload cluster init`")
     reader.flag("--peer", action="append", metavar="HOST:PORT", help="a member of the cluster to join (repeatable)")
     reader.flag("--mqtt", action="append", metavar="URL", help="an MQTT broker (repeatable: for fail-over)")
-    reader.flag("--mqtt-ca", metavar="FILE|system", help="who is believed to be a broker (default: the cluster's CA)")
+    reader.flag("--mqtt-ca", metavar="FILE|system", help="CA of the broker's certificate (default: the cluster's)")
     reader.flag("--mqtt-password-file", metavar="FILE", help="a private file with USER:PASSWORD, for the broker")
     reader.flag("--slots", type=whole(0, 65_536), metavar="N", help="tasks at a time (default: as the cpus allow)")
     reader.flag("--policy", metavar="NAME|FILE", help="the preset of policies")
     reader.flag("--label", action="append", metavar="L", help="a label of this node (repeatable)")
-    reader.flag("--speed", type=speed, metavar="F", help="beside the reference machine (default: measured once)")
-    reader.flag("--record", metavar="FILE", help="record every event and decision here, for `peerload replay`")
+    reader.flag(
+        "--speed", type=speed, metavar="F", help="speed relative to the reference machine (default: measured once)"
+    )
+    reader.flag("--record", metavar="FILE", help="record every event and decision in this file, for `peerload replay`")
     reader.flag("--config", metavar="FILE", help="a configuration file")
     if verb == "agent":
-        reader.switch("--system", help="be the agent of all users of this machine, as its service")
+        reader.switch("--system", help="serve all users of this machine, as its service")
     return reader
 
 

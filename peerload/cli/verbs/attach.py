@@ -1,32 +1,30 @@
-r"""`peerload attach`: join a running task's live output, and wait for it as `run` does.
+r"""`peerload attach`: follow a running task as `run` does.
 
-Its input comes from here if it has a terminal, or reads standard input that nobody else sends. Going does not end it.
+Its input comes from here if it has a terminal, or reads standard input that nobody else sends. It goes on when this command ends.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
-from peerload.cli.common.task_session import Detached, TaskSession, is_ours, say_detached, told, told_missing
+from peerload.cli.common.task_session import Detached, TaskSession, is_ours, report_end, report_missing, say_detached
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.text.format import print_json
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 TAIL_LINES = 10
-"""So much of what it has written already is shown, as with `tail -f`."""
+"""Lines of earlier output that are shown, as with `tail -f`."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "attach",
-        "Join a task's live output, and its input if nobody else sends that; wait as run does. Its exit code is ours.\n"
-        "Ctrl-C goes to the task, Ctrl-\\ leaves it to itself.",
+        "Follow a task: its live output, and its input if nobody else sends that; wait as run does, with its exit code.\n"
+        "Ctrl-C goes to the task, Ctrl-\\ detaches from it.",
         usage="[--tail N] [--raw] ID",
     )
     reader.add_argument("task", metavar="ID")
@@ -37,7 +35,7 @@ def main(words: list[str]) -> int:
         metavar="N",
         help=f"begin with its last N lines (default {TAIL_LINES})",
     )
-    reader.switch("--raw", help="byte for byte on this terminal, though the task is another user's")
+    reader.switch("--raw", help="do not escape control characters, though the task is another user's")
     flags = reader.read(words)
     with Client(flags.socket) as client:
         (shown,) = _single(client, flags.task)
@@ -59,8 +57,8 @@ def main(words: list[str]) -> int:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
-    code = told(ended, interrupted=following.interrupts > 0)
-    return told_missing(ended, code, writer.missing_bytes)
+    code = report_end(ended, interrupted=following.interrupts > 0)
+    return report_missing(ended, code, writer.missing_bytes)
 
 
 def _single(client: Client, name: str) -> list[dict[str, Any]]:
@@ -74,7 +72,7 @@ def _single(client: Client, name: str) -> list[dict[str, Any]]:
 
 
 def _input(client: Client, task: str) -> StdinReader | None:
-    """Our stdin for the task, if that takes any, and not somebody else's already."""
+    """Our stdin for the task, if it takes input that nobody else sends."""
     try:
         reply = client.call("input", task=task)
     except NoSuchTask:

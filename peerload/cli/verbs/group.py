@@ -1,8 +1,9 @@
-"""`peerload group`: the groups of tasks, how many of each may run at a time, and whether they are paused."""
+"""`peerload group`: groups of tasks, their slots, and whether they are paused."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options
 from peerload.cli.common.task_flags import group_name
@@ -11,10 +12,8 @@ from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, table
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 SLOTS_MAX = 1_000_000
 VERBS = ("ls", "set", "pause", "resume", "rm")
@@ -25,13 +24,13 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "group",
-        "Groups of tasks (--group G of run, submit and map): at most so many tasks of a group that were submitted on this\n"
-        "node are at work at a time, anywhere in the cluster; none of a paused group is started. What runs runs on.\n\n"
+        "Groups of tasks (--group G of run, submit and map). Of the tasks of a group that were submitted on this node, at most as\n"
+        "many run at a time, anywhere in the cluster, as the group has slots; none of a paused group starts. Running tasks go on.\n\n"
         "  peerload group [ls]               all groups\n"
         "  peerload group set G --slots N    at most N at a time; none: any number\n"
         "  peerload group pause G            start none of it\n"
         "  peerload group resume G           go on\n"
-        "  peerload group rm G               forget what was set; it has no unfinished tasks",
+        "  peerload group rm G               delete a group that has no unfinished tasks",
         usage="[ls | set G --slots N | pause G | resume G | rm G] [flags]",
     )
     reader.add_argument("what", nargs="?", default="ls", metavar="ls|set|pause|resume|rm")
@@ -47,14 +46,14 @@ def main(words: list[str]) -> int:
     if flags.json:
         print_json(group)
     else:
-        sys.stdout.write(f"{printable(_told(flags.what, group))}\n")
+        sys.stdout.write(f"{printable(_group_text(flags.what, group))}\n")
     return 0
 
 
 def _request(flags: Namespace) -> dict[str, Any] | None:
-    """What is asked of the agent; None: the list. Raises UsageError."""
+    """The fields of the request; None: list the groups. Raises UsageError."""
     if flags.what not in VERBS:
-        raise UsageError(f"group: what is {flags.what[:60]!r}?", hint=HINT)
+        raise UsageError(f"group: no such word: {flags.what[:60]!r}", hint=HINT)
     if flags.what != "set" and flags.slots is not None:
         raise UsageError("group: --slots belongs to  group set G", hint=HINT)
     if flags.what == "ls":
@@ -62,7 +61,7 @@ def _request(flags: Namespace) -> dict[str, Any] | None:
             raise UsageError(f"group: ls takes no name: {flags.name[:60]!r}", hint=HINT)
         return None
     if flags.name is None:
-        raise UsageError(f"group: {flags.what} which group?", hint=HINT)
+        raise UsageError(f"group {flags.what}: the name of the group is missing", hint=HINT)
     name = group_name(flags.name, "group")
     match flags.what:
         case "set":
@@ -75,12 +74,12 @@ def _request(flags: Namespace) -> dict[str, Any] | None:
 
 def _slots(text: str | None) -> int:
     if text is None:
-        raise UsageError("group: set it to how many slots?", hint="--slots 4        any number:  --slots none")
+        raise UsageError("group set: --slots is missing", hint="--slots 4        any number:  --slots none")
     if text in ("none", "0"):
         return 0
     if not text.isascii() or not text.isdecimal() or int(text) > SLOTS_MAX:
         raise UsageError(
-            f"group: --slots {text[:60]!r} is no number from 1 to {SLOTS_MAX}", hint="any number:  --slots none"
+            f"group: --slots {text[:60]!r} is not a number from 1 to {SLOTS_MAX}", hint="any number:  --slots none"
         )
     return int(text)
 
@@ -109,10 +108,10 @@ def _show(groups: list[dict[str, Any]], flags: Namespace) -> None:
         sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _told(what: str, group: dict[str, Any]) -> str:
+def _group_text(what: str, group: dict[str, Any]) -> str:
     name = group["name"]
     if what == "rm":
-        return f"group {name}: nothing is set any more"
+        return f"group {name}: deleted"
     slots = counted(group["slots"], "slot") if group["slots"] else "no limit"
     stands = "paused" if group["paused"] else "not paused"
     return f"group {name}: {slots}, {stands}; {group['running']} running, {group['waiting']} waiting"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from peerload.cli.common import selection
 from peerload.cli.common.command import say_away, say_unknown, say_waits
 from peerload.cli.common.errors import CANNOT, report
@@ -12,14 +14,12 @@ from peerload.model.errors import BadRequest
 from peerload.text.format import say
 from peerload.text.tasks import instant_text, is_mine, own_names
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 EVER_S = 1e9
 TASKS_MAX = 1000
-"""Tasks whose outputs are shown by one command."""
+"""Bound of tasks whose outputs one command prints."""
 TAIL_LINES_MAX = 1_000_000
 
 
@@ -27,33 +27,35 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "logs",
-        "The output of a task: its stdout on stdout, its stderr on stderr, byte for byte. On a terminal what could move or\n"
-        "colour it is shown as \\x1b and the like; not with --raw. Of several tasks one output comes after the other.",
+        "Print the output of tasks: stdout on stdout, stderr on stderr, byte for byte. On a terminal control characters are shown\n"
+        "as \\x1b and the like, unless --raw is given. The outputs of several tasks follow each other.",
         json_says="one object for each piece of output",
     )
     selection.add(reader)
-    reader.switch("-f", "--follow", help="go on as more comes, until the task has ended")
-    reader.switch("--err", help="only what it wrote to stderr")
+    reader.switch("-f", "--follow", help="go on until the task has ended")
+    reader.switch("--err", help="only its stderr")
     reader.flag("--tail", type=whole(0, TAIL_LINES_MAX), metavar="N", help="only the last N lines of each stream")
-    reader.switch("--raw", help="byte for byte on a terminal, too")
+    reader.switch("--raw", help="do not escape control characters on a terminal")
     reader.at()
     flags = reader.read(words)
     chosen = selection.Selection(flags, "logs")
     with Client(flags.socket) as client:
         if not chosen.is_plain or len(chosen.words) > 1:
-            return _each(client, chosen, flags)
+            return _print_several(client, chosen, flags)
         try:
-            return _one(client, chosen.words[0], flags)
+            return _print_one(client, chosen.words[0], flags)
         except BadRequest as error:
             if error.code != BadRequest.code or flags.at:
                 raise
-            return _each(client, chosen, flags, refused=error)  # an array, perhaps
+            return _print_several(client, chosen, flags, refused=error)  # an array, perhaps
 
 
-def _each(client: Client, chosen: selection.Selection, flags: Namespace, refused: BadRequest | None = None) -> int:
-    """The outputs of several tasks, one after the other in the order they were submitted in, with a heading on stderr each.
-    ``refused``: why the only word given is not the name of one task; raised, if it is not one of several either."""
-    asked = chosen.asked() | {"ended_within_s": EVER_S, "limit": TASKS_MAX}
+def _print_several(
+    client: Client, chosen: selection.Selection, flags: Namespace, refused: BadRequest | None = None
+) -> int:
+    """Print the outputs of several tasks in the order of submission, each with a heading on stderr. ``refused``: the error for the only
+    word as the id of one task; raised if it does not name several either."""
+    asked = chosen.request_fields() | {"ended_within_s": EVER_S, "limit": TASKS_MAX}
     reply = client.call("tasks", **asked, at=flags.at)
     own = own_names()
     tasks = [str(task["id"]) for task in reply["tasks"] if chosen.words or is_mine(task, own)]
@@ -66,7 +68,7 @@ def _each(client: Client, chosen: selection.Selection, flags: Namespace, refused
         if not flags.json:
             say(f"output of {task}")
         try:
-            code = _one(client, task, flags, names=True) or code
+            code = _print_one(client, task, flags, names=True) or code
         except BadRequest as error:  # removed meanwhile
             report(error)
             code = CANNOT
@@ -76,7 +78,7 @@ def _each(client: Client, chosen: selection.Selection, flags: Namespace, refused
     return code
 
 
-def _one(client: Client, task: str, flags: Namespace, *, names: bool = False) -> int:
+def _print_one(client: Client, task: str, flags: Namespace, *, names: bool = False) -> int:
     streams = [2] if flags.err else [1, 2]
     asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
     writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json)
@@ -98,7 +100,7 @@ def _one(client: Client, task: str, flags: Namespace, *, names: bool = False) ->
 
 
 def say_if_gone(end: dict[str, Any]) -> int:
-    """What an output that is not there any more ends with: a word, and CANNOT; else 0."""
+    """Say that an output was removed → CANNOT; 0 if it was not."""
     if not end.get("output_gone_at"):
         return 0
     why = str(end.get("output_gone_why") or "")

@@ -1,23 +1,23 @@
 r"""`peerload run`: run a command where there is room, in the foreground; and `peerload sh`: a shell on another node.
 
-Output comes as it is written, stdout and stderr apart, and standard input goes there; Ctrl-C goes to the task; the exit
-code is the task's. The task ends with us, unless `--keep` says otherwise or Ctrl-\ has left it to itself.
+Output comes as it is written, stdout and stderr apart; standard input and Ctrl-C go to the task; the exit code is the task's. The
+task ends with this command, unless `--keep` is given or Ctrl-\ has detached from it.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from peerload.cli.common import command, task_flags
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
-from peerload.cli.common.task_session import Detached, TaskSession, say_detached, told, told_missing
+from peerload.cli.common.task_session import Detached, TaskSession, report_end, report_missing, say_detached
 from peerload.cli.common.terminal import say_if_it_needs_a_terminal, window, with_colours, with_term
 from peerload.client.connection import Client
 from peerload.text.format import print_json
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
 
@@ -27,12 +27,12 @@ def main(words: list[str]) -> int:
     reader = command.command_options(
         "run",
         "Run a command where there is room, as if it ran here: input, live output, Ctrl-C and exit code pass through.\n"
-        "Ctrl-\\ leaves it to itself (peerload attach ID joins it again); otherwise it is cancelled when this command ends.",
+        "Ctrl-\\ detaches from it (peerload attach ID follows it again); otherwise it is cancelled when this command ends.",
         usage="[flags] COMMAND ...",
-        epilog="The flags end at the first word that is none; the rest is the command.",
+        epilog="The flags end at the first word that is not a flag; the rest is the command.",
     )
     reader.switch("--pty", help="give it a terminal, for interactive programs: stdout and stderr are one")
-    reader.switch("--keep", help="let it run on when this command is ended")
+    reader.switch("--keep", help="let it go on when this command ends")
     flags, rest = reader.read_command(words)
     if flags.pty:
         flags.env = with_term(flags.env)
@@ -76,14 +76,14 @@ def main(words: list[str]) -> int:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
-    code = told(ended, interrupted=following.interrupts > 0)
+    code = report_end(ended, interrupted=following.interrupts > 0)
     if code:
         command.say_left_out(secret)
-    return told_missing(ended, code, writer.missing_bytes) or unsaved
+    return report_missing(ended, code, writer.missing_bytes) or unsaved
 
 
 def _unsaved(client: Client, task: str) -> int:
-    """Wait for the files that its output goes to → CANNOT, which is said, if not all of it is there."""
+    """Wait until its output is in its files → CANNOT, with a message, if not all of it is."""
     unsaved = 0
     for body in client.stream("wait", tasks=[task], files=True):
         if "files" in body:
@@ -94,19 +94,19 @@ def _unsaved(client: Client, task: str) -> int:
 LOGIN_SHELL = (
     'shell=$(getent passwd "$(id -u)" 2>/dev/null | cut -d: -f7); [ -x "$shell" ] || shell=/bin/sh; exec "$shell" "$@"'
 )
-"""The login shell of whoever the task runs as there, which need not be that of the user here."""
+"""Starts the login shell of the user that the task runs as, which may be another one than here."""
 SHELL_AT_HOME = f"cd ~ 2>/dev/null || cd /; {LOGIN_SHELL}"
 SHELL_CPUS = "0.1"
 SHELL_PRIORITY = "1000"
-"""A shell waits for room like any task, before others that wait."""
+"""A shell waits for room like any task, but before the others."""
 
 
 def shell(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "sh",
-        "A shell on NODE: a task there that ends with the shell. Without a terminal it reads commands from stdin.\n"
-        "It waits for a slot like any task, before tasks of usual priority.",
+        "Open a shell on NODE: a task there that ends with the shell. Without a terminal it reads commands from stdin.\n"
+        "It waits for a slot like any task, but before tasks of default priority.",
     )
     reader.add_argument("node", metavar="NODE")
     reader.flag("-d", "--chdir", metavar="DIR", help="start in DIR (default: the home directory there)")
@@ -115,7 +115,7 @@ def shell(words: list[str]) -> int:
 
 
 def as_run(flags: Namespace, *, has_terminal: bool) -> list[str]:
-    """The words of the `peerload run` that does it."""
+    """The words of the equivalent `peerload run`."""
     words = ["--node", flags.node, "--name", "sh", "--cpus", SHELL_CPUS, "--prio", SHELL_PRIORITY]
     words += ["--chdir", "/" if flags.chdir is None else flags.chdir]
     words += ["--socket", flags.socket] if flags.socket else []

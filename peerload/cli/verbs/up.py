@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 from peerload.cli.common.agent_flags import agent_options, given_settings, located
 from peerload.cli.common.agent_process import agent_info, await_end, ended_at_once, is_worked_in, start, watch
@@ -16,17 +17,13 @@ from peerload.model.errors import AgentUnavailable
 from peerload.model.text import printable
 from peerload.text.format import counted, number_text, print_json, say, size_text, terminal_columns
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 SOCKET_WITHIN_S = 3.0
-"""An agent that runs looks for its socket more often than that."""
+"""A running agent recreates a lost socket within this."""
 LOOK_EVERY_S = 0.02
 PEER_WITHIN_S = 3.0
-"""So long the first peer may take to answer before it is said that there is none yet."""
+"""Patience with the first peer before a message says that none has answered."""
 REFUSED_WITHIN_S = 0.3
-"""So long after it was met a peer may take to say that it knows another of this name."""
+"""Time for a peer to object that it knows another node of this name."""
 OTHER_CLUSTER = "of another cluster"
 _LOOPBACK = ("127.", "[::1]")
 JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
@@ -35,14 +32,14 @@ JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
 def main(words: list[str]) -> int:
     """Run the verb."""
     flags = agent_options(
-        "up", "Start an agent for me on this machine, in the background; no config file needed."
+        "up", "Start an agent for me on this machine, in the background. It needs no configuration file."
     ).read(words)
     settings = located(given_settings(flags))
     info = agent_info(settings["socket"], ANSWERS_WITHIN_S) or _running(settings)
     already = info is not None
     if info is not None and (ignored := _not_in_force(given_settings(flags), settings, info)):
         said = " ".join(f"--{key}" for key in ignored)
-        sys.stderr.write(f"peerload: {said} not applied: the agent runs already\n")
+        sys.stderr.write(f"peerload: {said} not applied: the agent is already running\n")
         sys.stderr.write(f"  stop it first:  peerload down --socket {printable(settings['socket'])}\n")
     if info is None:
         log_start = _log_size(settings)
@@ -54,12 +51,12 @@ def main(words: list[str]) -> int:
     if flags.json:
         print_json({key: info.get(key) for key in JSON_KEYS})
     else:
-        sys.stdout.write(_told(info, already=already))
+        sys.stdout.write(_started_text(info, already=already))
     return 0
 
 
 def _shared_machine(info: dict[str, Any]) -> list[str]:
-    """That other agents of the cluster run on this machine."""
+    """A notice if other agents of the cluster run on this machine."""
     if not info.get("peers"):
         return []
     from peerload.text.nodes import ONE_MACHINE, on_one_machine
@@ -70,8 +67,8 @@ def _shared_machine(info: dict[str, Any]) -> list[str]:
 
 
 def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
-    """What the agent that works in this state directory says of itself, once it has made its socket anew: the runtime
-    directory may have gone when its user logged out. None if none works there, or it listens elsewhere."""
+    """The answer to `info` of the agent that uses this state directory, once it has recreated its socket: the runtime directory may have
+    been removed at logout. None if there is no such agent, or it listens elsewhere."""
     pause, deadline = threading.Event(), time.monotonic() + SOCKET_WITHIN_S
     while is_worked_in(settings["state"]) and time.monotonic() < deadline:
         pause.wait(LOOK_EVERY_S)
@@ -81,7 +78,7 @@ def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:
-    """The flags given that an agent which runs already cannot heed."""
+    """The given flags that have no effect on an agent that runs already."""
     same_state = "state" not in given or os.path.realpath(settings["state"]) == os.path.realpath(str(info.get("state")))
     return sorted(set(given) - ({"state", "socket"} if same_state else {"socket"}))
 
@@ -94,8 +91,8 @@ def _log_size(settings: dict[str, Any]) -> int:
 
 
 def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> dict[str, Any]:
-    """What the agent says of itself once it has met a peer that lets it stay; else, after a moment, say why it has not.
-    Raises PeerloadError if it ended meanwhile: a peer knows another of its name."""
+    """The answer of the agent to `info` once it has met a peer that accepts it; else say after a moment why it has not.
+    Raises PeerloadError if it ended meanwhile: a peer knows another node of its name."""
     pause = threading.Event()
     deadline = time.monotonic() + PEER_WITHIN_S
     ends = watch(info.get("pid"))
@@ -109,13 +106,13 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
                 info = client.call("info")
     except AgentUnavailable:
         if ends is not None:
-            await_end(ends, "the agent")  # its last words come last
+            await_end(ends, "the agent")  # its error is the last thing it logs
         log_path = os.path.join(settings["state"], "agent.log")
         raise ended_at_once("it ended as soon as it met a peer", log_path, log_start) from None
     sought = info.get("sought") or {}
     if not info.get("peers") and sought:
         said = "; ".join(f"{address} ({_why(address, why)})" for address, why in sought.items())
-        hint = f"trying on:  peerload nodes{_own(settings)}"
+        hint = f"trying on:  peerload nodes{_socket_flag(settings)}"
         if any(OTHER_CLUSTER in why for why in sought.values()):
             hint = "give both the same:  peerload up --cluster DIR        or let this one in:  peerload invite, there"
         say(f"no peer answered yet at {said}", hint)
@@ -126,14 +123,14 @@ def _why(address: str, why: str) -> str:
     return why.removeprefix(f"{address}: ") or f"nothing heard for {PEER_WITHIN_S:g} s"
 
 
-def _own(info: dict[str, Any]) -> str:
-    """What to add to a verb so that it speaks to this agent."""
+def _socket_flag(info: dict[str, Any]) -> str:
+    """The flag by which a verb asks this agent; "" if it is the default one."""
     return "" if info.get("socket") == default_socket_path() else f" --socket {info.get('socket', '')}"
 
 
 def _how_to_add(info: dict[str, Any]) -> str:
-    """What to type for one more machine, and for one more node on this one."""
-    address, own = printable(info.get("listen", "HOST:PORT")), printable(_own(info))
+    """The command for one more machine, and for one more node on this one."""
+    address, own = printable(info.get("listen", "HOST:PORT")), printable(_socket_flag(info))
     invite = f"peerload invite{own}"
     if info.get("cluster_local"):
         return f"{invite}        on this one too:  peerload up --peer {address} …"
@@ -144,8 +141,8 @@ def _how_to_add(info: dict[str, Any]) -> str:
     return f"{invite}        from other machines: once this one is started with  --listen ADDRESS:PORT"
 
 
-def _cluster_told(info: dict[str, Any]) -> str:
-    """How many nodes there are, as far as is known."""
+def _cluster_text(info: dict[str, Any]) -> str:
+    """A sentence about the number of known nodes."""
     peers, remembered = int(info.get("peers") or 0), int(info.get("remembered") or 0)
     if remembered:
         return f"{peers + remembered + 1} nodes known, looking for {remembered} of them."
@@ -153,14 +150,14 @@ def _cluster_told(info: dict[str, Any]) -> str:
     return f"{peers + 1} nodes known." if peers else alone
 
 
-def _beside(label: str, *commands: str) -> str:
-    """Commands behind a label, on one line where the terminal has room for them, else each on its own."""
+def _labelled(label: str, *commands: str) -> str:
+    """Commands after a label, on one line if the terminal is wide enough, else each on its own."""
     line = f"{label:16}{'        '.join(commands)}"
     columns = terminal_columns()
     return f"{label:16}" + f"\n{'':16}".join(commands) if 0 < columns < len(line) else line
 
 
-def _told(info: dict[str, Any], *, already: bool) -> str:
+def _started_text(info: dict[str, Any], *, already: bool) -> str:
     cpus = info.get("cpus")
     facts = [f"node {printable(info.get('node', ''))}", f"{number_text(cpus)} cpu{'' if cpus == 1 else 's'}"]
     if info.get("mem_bytes"):
@@ -169,11 +166,11 @@ def _told(info: dict[str, Any], *, already: bool) -> str:
         facts.append(f"{counted(info['slots'], 'task')} at a time")
     notices = "".join(f"Note:           {printable(notice)}\n" for notice in info.get("notices") or ())
     verb = "an agent is already running" if already else "agent started"
-    own = printable(_own(info))
+    own = printable(_socket_flag(info))
     return (
-        f"{verb}: {', '.join(facts)}. {_cluster_told(info)}\n"
+        f"{verb}: {', '.join(facts)}. {_cluster_text(info)}\n"
         f"{notices}"
-        f"{_beside('Try:', f'peerload run{own} hostname', f'peerload submit{own} sleep 5', f'peerload top{own}')}\n"
+        f"{_labelled('Try:', f'peerload run{own} hostname', f'peerload submit{own} sleep 5', f'peerload top{own}')}\n"
         f"Add a machine:  {_how_to_add(info)}\n"
         f"Stop it:        peerload down{own}\n"
     )

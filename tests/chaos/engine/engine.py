@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.model.events import Submission
     from peerload.model.messages import Advice, Membership, Ownership
     from peerload.policy.preset import PolicySet
-    from peerload.sim.workload import Arrival
+    from peerload.sim.queueing_model import Arrival
     from tests.chaos.engine.network import Codec
     from tests.chaos.engine.trace import Trace
 
@@ -253,8 +253,8 @@ class Simulation:
             sum(responses) / max(len(responses), 1),
             percentile(responses, 0.95),
             self._last_end_s - min(self._submitted_s.values(), default=0.0),
-            counts.get("transfers", 0),
-            counts.get("sender probes", 0) + counts.get("receiver probes", 0),
+            counts.get("transfers_total", 0),
+            counts.get("sender_probes_total", 0) + counts.get("receiver_probes_total", 0),
             self.network.sent,
             self.trace.digest() if self.trace is not None else "",
             dict(sorted(counts.items())),
