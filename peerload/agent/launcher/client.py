@@ -393,7 +393,7 @@ class LauncherLink:
         self._protocol = hello.protocol
         self.memory = hello.memory
         if self._service_of and not hello.system:
-            raise LauncherError("the launcher is one user's own", why=f"it answers in {self._directory}")
+            raise LauncherError("this launcher serves one user only", why=f"it answers in {self._directory}")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Read events until the launcher is lost; then reconnect, for ever."""

@@ -42,7 +42,7 @@ def says_out_of_gpu_memory(stderr: bytes) -> bool:
 
 
 def with_shortages(spool: Spool, ended: Sequence[tuple[str, Exit]], full: str = "") -> tuple[tuple[str, Exit], ...]:
-    """The same exits, with the shortage of GPU memory or disk space that the stderr of a failed attempt shows (whether
+    """Exits with the shortage of GPU memory or disk space that the stderr of a failed attempt shows (whether
     it had a GPU is not checked). full: the name of this node, if its disk is full and output may be lost. Reads files.
     """
     return tuple((key, _without_room(spool, key, _with_shortage(spool, key, exit_), full)) for key, exit_ in ended)

@@ -22,7 +22,7 @@ log = logging.getLogger("peerload.gpus")
 
 PLACES = (Path("/run/lock"), Path("/var/lock"))
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""What others put in the file's place is neither followed nor waited for."""
+"""Flags with which links are not followed, and pipes not waited for, that others have put in the file's place."""
 
 
 class DeviceLocks:

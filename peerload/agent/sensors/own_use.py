@@ -23,6 +23,10 @@ _PARENT, _USED, _USED_WITH_CHILDREN = 1, slice(11, 13), slice(11, 15)
 """Fields of /proc/PID/stat, counted from the third, the state."""
 
 
+CGROUP_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
+"""Where cgroups of version 2 are mounted: alone, or beside version 1 ("hybrid")."""
+
+
 class OwnUse:
     """launcher: its pid (0: there is none) and the name of its run. runs_tasks: whether any task runs; while none does,
     only one process is read."""
@@ -52,9 +56,10 @@ class OwnUse:
     def _counted_s(self, pid: int, run: str) -> float | None:
         """Use of all tasks of this run of the launcher, ended ones too, as the kernel counts it."""
         path = self._cgroup(pid)
-        stat = (
-            read_text_of(self._root / f"sys/fs/cgroup/{path}/{ROOT_PREFIX}{run}/cpu.stat") if path is not None else ""
-        )
+        if path is None:
+            return None
+        places = (self._root / mount / path / f"{ROOT_PREFIX}{run}/cpu.stat" for mount in CGROUP_MOUNTS)
+        stat = next(filter(None, map(read_text_of, places)), "")
         found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
         usage = found.get("usage_usec", "")
         return int(usage) / 1e6 if usage.isdecimal() else None

@@ -31,7 +31,7 @@ GUEST_BYTES_MAX = 1 << 30
 GUEST_MEMORY_BYTES_MIN = 64 << 20
 """Hardly any program starts with less."""
 DYNAMIC_UIDS = "/run/systemd/dynamic-uid"
-"""Where systemd notes the uids that it has assigned."""
+"""Directory in which systemd notes the uids that it has assigned."""
 GROUP = "peerload"
 """Default group whose members may use the agent."""
 ADMIN_GROUP = "peerload-admin"

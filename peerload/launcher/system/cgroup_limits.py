@@ -21,7 +21,7 @@ PIDS, CPU = b"pids", b"cpu"
 WEIGHT_OF_ONE, WEIGHT_MAX = 100, 10_000
 """Weight of a task that asks for one processor, in cgroups of version 2."""
 SHARES_OF_ONE, SHARES_MAX = 1024, 262_144
-"""The same in version 1."""
+"""Weight of a task that asks for one processor, in version 1."""
 PROCESSES_MIN = 2
 """The launcher itself is in there while it forks."""
 NAME = "shares"
