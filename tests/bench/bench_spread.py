@@ -24,9 +24,9 @@ NODES = 3
 SLOTS = 2
 RATIO_MAX = {"adaptive": 1.15, "symmetric": 1.15}
 COUNTED = {
-    "migrations": ("transfers",),
-    "declined": ("offers declined",),
-    "probes": ("sender probes", "receiver probes"),
+    "migrations": ("transfers_total",),
+    "declined": ("offers_declined_total",),
+    "probes": ("sender_probes_total", "receiver_probes_total"),
     "mqtt": ("mqtt published",),
     "link": ("peer_messages_sent_total",),
 }

@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
     @property
     def transfers(self) -> float:
         """Transfers a task."""
-        return self.counters["transfers"] / len(self.ran)
+        return self.counters["transfers_total"] / len(self.ran)
 
 
 def play(policy: str, nodes: int, jobs: Sequence[Job], *, record: bool = True) -> Outcome:

@@ -78,7 +78,7 @@ def test_a_hung_agent_is_noticed_and_objects_when_it_goes_on(cluster: Cluster) -
     wait_until(lambda: n1.show(task)["unreachable_since"] is None)
     n1.call("cancel", tasks=[task])
     wait_until(lambda: n2.peers_alive() == {"n1", "n2", "n3"})
-    wait_until(lambda: n2.counters().get("stalls", 0) >= 1)
+    wait_until(lambda: n2.counters().get("stalls_total", 0) >= 1)
 
 
 @pytest.mark.long

@@ -19,7 +19,13 @@ BAR_WIDTH = 30
 SLOT_MARKS_MAX = 8
 LINE_EVERY_S = 1.0
 REDRAW_EVERY_S = 0.2
-HANDOFF_COUNTERS = ("offers sent", "offers declined", "transfers", "tasks given")
+HANDOFF_COUNTERS = {
+    "offers sent": metrics.OFFERS_SENT,
+    "offers declined": metrics.OFFERS_DECLINED,
+    "transfers": metrics.TRANSFERS,
+    "tasks given": metrics.TASKS_GIVEN,
+}
+"""Keys of the report, and the counters behind them."""
 
 _UP_TO_START = "\x1b[{lines}F\x1b[J"
 
@@ -118,7 +124,7 @@ def account(
         "cpu_s": cpu_s,
         "cpus": len(os.sched_getaffinity(0)),
         "mqtt": _by_type(counters),
-        "handoffs": {name: _sum(counters, name) for name in HANDOFF_COUNTERS},
+        "handoffs": {key: _sum(counters, name) for key, name in HANDOFF_COUNTERS.items()},
         "peer_link": {
             "sent": _sum(counters, metrics.PEER_MESSAGES_SENT),
             "received": _sum(counters, metrics.PEER_MESSAGES_RECEIVED),

@@ -80,7 +80,7 @@ def test_it_ends_at_its_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert str(bound) in last.reason
     assert path.stat().st_size < bound + 200
     assert [record.message for record in caplog.records] == [
-        f"{path} has reached {bound} bytes; nothing more is recorded"
+        f"recording is full, recording ends: file={path} bytes={bound}"
     ]
     size = path.stat().st_size
     full = Recorder(str(path), begun(), bound)
@@ -114,7 +114,7 @@ def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) 
         kept.flush()
         kept.close()
     assert [record.message for record in caplog.records] == [
-        "/dev/full cannot be written (No space left on device); nothing more is recorded"
+        "cannot write the recording, recording ends: file=/dev/full error=No space left on device"
     ]
 
 
