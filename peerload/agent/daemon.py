@@ -412,7 +412,7 @@ class Daemon:
         router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, run)
         server = RequestServer(access, quotas, router, dispatcher, info, security, run)
         self.forward_server = ForwardServer(server, access)
-        self.socket = LocalSocket(config, server, access, quotas, security, launcher)
+        self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk)
