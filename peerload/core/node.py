@@ -40,7 +40,7 @@ from peerload.core.tasks.runs import RunningTasks
 from peerload.core.tasks.submission import SubmissionLog
 from peerload.core.tasks.termination_tracker import WORDS, TerminationTracker
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
-from peerload.model import events, messages, timers
+from peerload.model import events, messages, metrics, timers
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
@@ -69,9 +69,6 @@ TO_HOME = (
     messages.Died,
 )
 """What is said to the home of a task."""
-
-
-NOT_ITS_TO_SAY = "words of others than who may say them: "
 
 
 class Node:
@@ -335,7 +332,9 @@ class Node:
         message: Any = event.message
         if self.authorisation.verdict(src, message) is DROPPED:
             task = getattr(message, "task", "what it does not have")
-            self.state.count(f"{NOT_ITS_TO_SAY}{type(message).__struct_config__.tag}")
+            self.state.count(
+                metrics.labelled(metrics.MESSAGES_UNAUTHORIZED, type=str(type(message).__struct_config__.tag))
+            )
             self.state.broken("P3", src, f"{type(message).__struct_config__.tag} of {task} is not its to say")
             return
         self.membership.heard(src)
@@ -420,14 +419,14 @@ class Node:
                     met = events.PeerMet(message.identity, message.profile, message.report)
                     self.peer_events.met(met, told_by_itself=False)
                 else:
-                    self.state.count("states told in another's name")
+                    self.state.count(metrics.STATES_FORGED)
                     self.state.broken("P3", src, "a state told in another's name")
             case messages.DirectoryTold():
                 self.membership.directory_told(src, message)
             case messages.Leaving():
                 self.membership.left(src)
             case _:
-                self.state.count("messages not understood")
+                self.state.count(metrics.MESSAGES_UNKNOWN)
 
     def _declined(self, src: str, message: messages.Decline) -> None:
         if message.code in messages.DECLINES_LASTING:

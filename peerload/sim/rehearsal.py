@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from peerload.model import metrics
 from peerload.policy.preset import KINDS
 from peerload.sim.replication import Replication
 from peerload.sim.scenario import Scenario
@@ -62,7 +63,7 @@ def rehearse(preset: str) -> Rehearsal:
     return Rehearsal(
         nodes=NODES,
         tasks=TASKS,
-        policy_errors=int(first.counts().get("policy errors", 0)),
+        policy_errors=int(first.counts().get(metrics.POLICY_ERRORS, 0)),
         shared=tuple(name for name, shown in after.items() if before.get(name) != shown),
         repeats=first.responses == again.responses and first.counts() == again.counts(),
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.model import metrics
 from peerload.model.config import CoreConfig
 from peerload.policy.preset import PolicySet
 from peerload.sim.queueing_model import IDEAL_CONFIG, CompletedTask, Delays, QueueingModel, profiles_of
@@ -40,9 +41,9 @@ many times their mean while it was measured, or than this many for each slot."""
 STEPS = 100
 """Steps in which a stretch of tasks is played: between them progress is told and unfinished tasks are counted."""
 
-PROBES = ("sender probes", "receiver probes")
-TRANSFERS = ("transfers", "tasks taken home")
-POLICY_ERRORS = "policy errors"
+PROBES = (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES)
+TRANSFERS = (metrics.TRANSFERS, metrics.TASKS_RETURNED)
+POLICY_ERRORS = metrics.POLICY_ERRORS
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -303,10 +304,10 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
     values = {
         "transfers_per_task": grown(*TRANSFERS) / tasks,
         "probes_per_task": grown(*PROBES) / tasks,
-        "sender_probes_per_task": grown("sender probes") / tasks,
-        "receiver_probes_per_task": grown("receiver probes") / tasks,
+        "sender_probes_per_task": grown(metrics.SENDER_PROBES) / tasks,
+        "receiver_probes_per_task": grown(metrics.RECEIVER_PROBES) / tasks,
         "messages_per_task": grown("messages") / tasks,
-        "announcements_per_task": grown("announcements", "requests broadcast") / tasks,
+        "announcements_per_task": grown(metrics.ANNOUNCEMENTS, metrics.REQUESTS_BROADCAST) / tasks,
     }
     if "slots" in after:
         slots = grown("slots")  # none where no time passed: then nobody worked, and nobody was idle

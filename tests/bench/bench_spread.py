@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from peerload.model import metrics
 from tests.bench.support import Agent, agents, arguments, median_text, report, summary
 
 PRESETS = ("adaptive", "symmetric", "threshold", "shortest", "receiver")
@@ -24,9 +25,9 @@ NODES = 3
 SLOTS = 2
 RATIO_MAX = {"adaptive": 1.15, "symmetric": 1.15}
 COUNTED = {
-    "migrations": ("transfers",),
-    "declined": ("offers declined",),
-    "probes": ("sender probes", "receiver probes"),
+    "migrations": (metrics.TRANSFERS,),
+    "declined": (metrics.OFFERS_DECLINED,),
+    "probes": (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES),
     "mqtt": ("mqtt published",),
     "link": ("peer sent",),
 }

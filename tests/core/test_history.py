@@ -11,7 +11,7 @@ import pytest
 from peerload.core.estimates.history import DURATION_S_AT_FIRST, BacklogEstimate, DurationEstimates, command_keys
 from peerload.core.sharing.view import task_view
 from peerload.core.tasks.work import Work
-from peerload.model import actions, events, messages
+from peerload.model import actions, events, messages, metrics
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
 from peerload.model.resources import Profile
@@ -313,7 +313,7 @@ def test_equal_seeds_give_equal_traces(load: str) -> None:
         simulation = Simulation(build_preset("t", table), nodes=3, slots=2, seed=1, trace=Trace())
         report = simulation.run(burst("n1", 60, 0.2))
         assert report.ended == 60
-        assert "policy errors" not in report.counts
+        assert metrics.POLICY_ERRORS not in report.counts
         return report.trace_hash
 
     assert trace() == trace()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from peerload.cli.demo.broker import start_broker
+from peerload.model import metrics
 from peerload.wire import recording
 from tests.integration.cluster import Cluster
 
@@ -86,7 +87,7 @@ class Outcome(NamedTuple):
     @property
     def transfers(self) -> float:
         """Transfers a task."""
-        return self.counters["transfers"] / len(self.ran)
+        return self.counters[metrics.TRANSFERS] / len(self.ran)
 
 
 def play(policy: str, nodes: int, jobs: Sequence[Job], *, record: bool = True) -> Outcome:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from peerload.model import metrics
 from peerload.model.load import LoadReport
 from peerload.policy.api import Keep, KnownReport, Reply, Transfer
 from peerload.policy.preset import PolicySet
@@ -73,16 +74,16 @@ def test_it_shares_a_burst(preset: PolicySet) -> None:
     report = Simulation(preset, nodes=3, slots=2, seed=1).run(burst("n1", 30, 1.0))
     assert report.ended == report.tasks == 30
     assert report.transfers > 0
-    assert report.counts.get("policy errors", 0) == 0
+    assert report.counts.get(metrics.POLICY_ERRORS, 0) == 0
 
 
 def test_join_idle_queue_sends_to_nodes_that_have_told_this_one_alone_that_they_are_idle(tmp_path: Path) -> None:
     """20 nodes at load 0.7, message for message: who becomes idle tells one node, and no task asks anybody first."""
     cluster, ended = _played(loaded(1, tmp_path))
     counts = cluster.counts()
-    assert counts.get("policy errors", 0) == 0
-    assert counts["announcements to one node"] > TASKS / 4
-    assert counts.get("sender probes", 0) == counts.get("receiver probes", 0) == 0
+    assert counts.get(metrics.POLICY_ERRORS, 0) == 0
+    assert counts[metrics.ANNOUNCEMENTS_TO_ONE] > TASKS / 4
+    assert counts.get(metrics.SENDER_PROBES, 0) == counts.get(metrics.RECEIVER_PROBES, 0) == 0
     transfers = sum(task.node != task.home for task in ended)
     assert transfers > TASKS / 8
     alone = _played(load_preset("none"))[1]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from peerload.model import metrics
 from peerload.model.errors import ConfigError
 from peerload.model.load import LoadReport, Thresholds
 from peerload.model.resources import Placement, ResourceRequest
@@ -175,9 +176,9 @@ def test_random_passes_on_until_the_limit() -> None:
     table["migration"] = {"policy": "controlled", "limit": 3}
     report = Simulation(build_preset("t", table), nodes=4, slots=1, seed=1).run(burst("n1", 40, 1.0))
     assert report.ended == 40
-    assert report.counts["tasks passed on"] > 0
+    assert report.counts[metrics.TASKS_PASSED_ON] > 0
     assert report.transfers <= 3 * 40
     table["location"] = {"sender": {"policy": "random", "passes_on": False}}
     report = Simulation(build_preset("t", table), nodes=4, slots=1, seed=1).run(burst("n1", 40, 1.0))
-    assert "tasks passed on" not in report.counts
+    assert metrics.TASKS_PASSED_ON not in report.counts
     assert report.ended == 40

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from peerload.model import metrics
 from peerload.model.messages import Envelope
 from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset, load_preset
@@ -142,5 +143,5 @@ def test_each_node_has_an_instance_of_a_policy_of_its_own() -> None:
     preset = msgspec.structs.replace(load_preset("threshold"), sender=_Counts())
     arrivals = (Arrival(number / 10, f"n{1 + number % 3}", 1.0) for number in range(30))
     report = Simulation(preset, nodes=3, slots=1, seed=1).run(arrivals)
-    assert report.counts["sender searches"] > 0
-    assert report.counts.get("policy errors", 0) == 0
+    assert report.counts[metrics.SENDER_SEARCHES] > 0
+    assert report.counts.get(metrics.POLICY_ERRORS, 0) == 0

@@ -17,6 +17,7 @@ from statistics import fmean
 import msgspec
 import pytest
 
+from peerload.model import metrics
 from peerload.model.config import CoreConfig
 from peerload.sim.bounds import mmc_response
 from peerload.sim.queueing_model import IDEAL_CONFIG, CompletedTask, QueueingModel, profiles_of
@@ -100,10 +101,10 @@ def test_the_engine_with_its_promises_checked_plays_the_same_game() -> None:
         assert ideal[number].response_s == pytest.approx(engine.responses_s[task], abs=1e-6)
     counts = cluster.counts()
     # The engine stops at the last result, before the node that had the task asks others for more.
-    assert 0 <= counts.pop("receiver probes") - report.counts.pop("receiver probes") <= 2
-    del report.counts["datagrams sent"]  # the joining; the ideal cluster has no gossip
+    assert 0 <= counts.pop(metrics.RECEIVER_PROBES) - report.counts.pop(metrics.RECEIVER_PROBES) <= 2
+    del report.counts[metrics.GOSSIP_MESSAGES_QUEUED]  # the joining; the ideal cluster has no gossip
     assert report.counts == dict(sorted(counts.items()))
-    assert report.counts["tasks given"] > 0
+    assert report.counts[metrics.TASKS_GIVEN] > 0
 
 
 # -- invariants --------------------------------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def test_an_idle_home_takes_its_own_waiting_task_back() -> None:
     moments = [(0.0, "n1", 10.0), (0.5, "n2", 100.0), (1.0, "n1", 1.0), (2.0, "n1", 1.0)]
     cluster.run((Arrival(*moment) for moment in moments), tasks=len(moments))
     cluster.drain()
-    assert cluster.counts()["sender probes"] == 1
+    assert cluster.counts()[metrics.SENDER_PROBES] == 1
     assert (ended[4].ended_s, ended[4].node) == (12.0, "n1")
 
 

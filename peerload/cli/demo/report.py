@@ -7,6 +7,7 @@ import sys
 import time
 
 from peerload.cli.demo.work import list_schedule_s
+from peerload.model import metrics
 from peerload.text.format import coloured, table
 
 TYPE_CHECKING = False
@@ -18,7 +19,12 @@ BAR_WIDTH = 30
 SLOT_MARKS_MAX = 8
 LINE_EVERY_S = 1.0
 REDRAW_EVERY_S = 0.2
-HANDOFF_COUNTERS = ("offers sent", "offers declined", "transfers", "tasks given")
+HANDOFF_COUNTERS = {
+    "offers sent": metrics.OFFERS_SENT,
+    "offers declined": metrics.OFFERS_DECLINED,
+    "transfers": metrics.TRANSFERS,
+    "tasks given": metrics.TASKS_GIVEN,
+}
 
 _UP_TO_START = "\x1b[{lines}F\x1b[J"
 
@@ -117,7 +123,7 @@ def account(
         "cpu_s": cpu_s,
         "cpus": len(os.sched_getaffinity(0)),
         "mqtt": _by_type(counters, "mqtt "),
-        "handoffs": {name: _sum(counters, name) for name in HANDOFF_COUNTERS},
+        "handoffs": {name: _sum(counters, metric) for name, metric in HANDOFF_COUNTERS.items()},
         "peer_link": {"sent": _sum(counters, "peer sent"), "received": _sum(counters, "peer received")},
     }
 

@@ -17,7 +17,7 @@ from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.resources.admission import why_never
 from peerload.core.tasks.work import RemotePhase, RemoteTask
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import (
     Answer,
     DropExecution,
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 SIGKILL = 9
 REVOKED = "its home was shut out of the cluster"
 STUCK = "nothing runs there but tasks that are frozen, since their homes are silent"
-NOT_ITS_HOME = "words of others than its home"
 OFFERS_MAX = 1024
 """Offers of one peer that may be outstanding here: more are declined (rule P2)."""
 
@@ -93,7 +92,7 @@ class ExecutorHandoff:
         """Reserve room, or decline with the reason."""
         objection = self._objection(src, offer.task, offer.uid)
         if objection:
-            self._state.count("offers declined here: cannot")
+            self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code="cannot"))
             self._state.broken("P3", src, f"OFFER of {offer.task}: {objection}")
             self._state.send(
                 src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self._mediator.own_report())
@@ -114,7 +113,7 @@ class ExecutorHandoff:
                 self._state.turned_away = offer
             if offer.uid not in self.by_uid:
                 self._ledger.expect_no_more(offer.uid)
-            self._state.count(f"offers declined here: {code}")
+            self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code=code))
             self._state.send(
                 src, Decline(offer.task, offer.uid, offer.attempt, code, reason, self._mediator.own_report())
             )
@@ -151,7 +150,7 @@ class ExecutorHandoff:
         guest = self.by_uid.get(uid)
         if guest is None or guest.home == src:
             return guest
-        self._state.count(NOT_ITS_HOME)
+        self._state.count(metrics.MESSAGES_FROM_NON_HOME)
         self._state.broken("P3", src, f"it speaks of {guest.task}, whose home is {guest.home}")
         return None
 
@@ -159,7 +158,7 @@ class ExecutorHandoff:
         """As `_objection`, where there is nothing to answer: it is counted."""
         if not (objection := self._objection(src, task, uid)):
             return False
-        self._state.count(NOT_ITS_HOME)
+        self._state.count(metrics.MESSAGES_FROM_NON_HOME)
         self._state.broken("P3", src, f"it speaks of {task}: {objection}")
         return True
 
@@ -255,7 +254,7 @@ class ExecutorHandoff:
                 guest.deadline_s = guest.ts + commit.lease_s
                 guest.arrived_s = self._state.now.boot_s
                 self._queue.add(guest)
-                self._state.count("guests committed")
+                self._state.count(metrics.REMOTE_TASKS_COMMITTED)
                 self._state.note_guest(guest, "accepted", "committed by its home")
                 self.leases.began(guest)
                 self._mediator.guest_arrived(guest)
@@ -285,7 +284,7 @@ class ExecutorHandoff:
         if self._state.now.boot_s < guest.ts + self._state.config.reservation_s:
             self._accept(guest)
         else:
-            self._state.count("reservations unused")
+            self._state.count(metrics.RESERVATIONS_EXPIRED)
             self._drop(guest)
 
     # -- running -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from peerload.core.tasks.work import HomeTask
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import EvictTask
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import Guarantee, task_home
@@ -90,7 +90,7 @@ class Frozen:
             return
         guest = min((self._executor.guests[key] for key in due), key=self._order)
         self._evicted = guest.key
-        self._state.count("frozen tasks ended for their room")
+        self._state.count(metrics.FROZEN_TASKS_EVICTED)
         self._state.note(
             "attempt",
             "evicted",

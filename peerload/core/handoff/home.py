@@ -15,7 +15,7 @@ from peerload.core.handoff.parking import TaskParking
 from peerload.core.sharing.effective_request import asked_of
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.tasks.work import Collection, GrantedLease, HomePhase, Offering
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
 from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
@@ -69,7 +69,7 @@ class HomeHandoff:
         peer = self._membership.get(node)
         asked = asked_of(self._state, task, peer.profile if peer is not None else None)
         spec = task.spec if asked is task.spec.request else msgspec.structs.replace(task.spec, request=asked)
-        self._state.count("offers sent")
+        self._state.count(metrics.OFFERS_SENT)
         self._state.send(
             node,
             Offer(
@@ -95,7 +95,7 @@ class HomeHandoff:
             if task is not None and self._waits_for_commit(task, src, message):
                 self._commit(task, message.ts)
             else:
-                self._state.count("accepts too late")  # that reservation ends by itself
+                self._state.count(metrics.OFFERS_ACCEPTED_LATE)  # that reservation ends by itself
             return
         if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
             self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
@@ -121,7 +121,7 @@ class HomeHandoff:
             last_node="",
             grants=(*task.record.grants, Grant(message.attempt, src))[-GRANTS_KEPT_MAX:],
         )
-        self._state.count("transfers")
+        self._state.count(metrics.TRANSFERS)
         self._mediator.task_placed(task, src)
         self._commit(task, message.ts)
 
@@ -146,14 +146,14 @@ class HomeHandoff:
         offering = task.offering if task is not None else None
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
         if task is None or offering is None or not is_answer:
-            self._state.count("declines of no offer")
+            self._state.count(metrics.DECLINES_WITHOUT_OFFER)
             return
         self._membership.circuit_breaker.declined(src, message.code, accepts=message.report.accepts)
         self._declined(task, offering, message.reason)
 
     def _declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         self._home.withdraw(task)
-        self._state.count("offers declined")
+        self._state.count(metrics.OFFERS_DECLINED)
         self._mediator.offer_declined(task, offering, reason)
 
     def offer_failed(self, node: str, uid: bytes) -> None:
@@ -195,14 +195,14 @@ class HomeHandoff:
         record = task.record
         has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
         if not has_it or (src, message.attempt) != (record.node, record.attempt):
-            self._state.count("words of nodes that do not have it")
+            self._state.count(metrics.MESSAGES_FROM_NON_EXECUTOR)
             if message.attempt > record.attempt and not self._home.may_be_lost(
                 task, message.attempt
             ):  # else it may be late
                 self._state.broken("P3", src, f"it speaks of attempt {message.attempt} of {task.task}; there is none")
             return False
         if granted(task).is_forgotten or (message.store and record.store and message.store != record.store):
-            self._state.count("promises of another store")
+            self._state.count(metrics.PROMISES_OF_OTHER_STORE)
             self.lost_attempts.disk_lost(task)
             return False
         return True
@@ -210,7 +210,7 @@ class HomeHandoff:
     def peer_is_older(self, node: str) -> None:
         """A node has come back with an older copy of its database, which may not have what is granted to it now: its word
         that an attempt never started, or died, counts for nothing."""
-        self._state.count("peers that came back with an older database")
+        self._state.count(metrics.PEERS_WITH_OLDER_STORE)
         for task in self._home.at(node):
             granted(task).is_forgotten = True
 
@@ -245,15 +245,15 @@ class HomeHandoff:
         and its node is asked what has become of it."""
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
-            self._state.count("results that are not recorded")
+            self._state.count(metrics.RESULTS_UNRECORDED)
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if not self._was_granted(task, src, message.attempt):
             if self._home.may_be_lost(task, message.attempt):
-                self._state.count("results that are not recorded")
+                self._state.count(metrics.RESULTS_UNRECORDED)
                 self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
                 return
-            self._state.count("results of attempts not granted")
+            self._state.count(metrics.RESULTS_OF_UNGRANTED_ATTEMPTS)
             self._state.broken("P3", src, f"RESULT of {task.task}: attempt {message.attempt} was never given to it")
             return
         if message.exit.signal and not self._may_have(task, src, message.attempt):
@@ -306,7 +306,7 @@ class HomeHandoff:
         collected = task.collection.attempt if task.collection is not None else 0
         if task.phase is HomePhase.COLLECTING and message.attempt == collected:
             return ""  # it has been decided that this is its result
-        self._state.count("results that are not recorded")
+        self._state.count(metrics.RESULTS_UNRECORDED)
         return None
 
     def output_arrived(self, uid: bytes, attempt: int, error: str, missing: tuple[int, int] = (0, 0)) -> None:
@@ -316,7 +316,7 @@ class HomeHandoff:
         if task is None or collection is None or collection.attempt != attempt:
             return
         if error:
-            self._state.count("output fetches failed")
+            self._state.count(metrics.OUTPUT_FETCHES_FAILED)
             failed_because = error[:UNCOLLECTED_CHARS_MAX]
             task.collection = msgspec.structs.replace(collection, failed_because=failed_because)
             self._home.resume(task)  # it will be repeated, and fetched again

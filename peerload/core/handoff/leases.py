@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.tasks.work import GrantedLease, HomePhase, story
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import LeaseExtension, Query, Renew, RenewOk, Revoke
@@ -144,9 +144,9 @@ class HomeLeases:
                 if self._parking.is_answered(task, src, renewal):
                     extensions.append(self._renewed(task, src, renewal))
             elif self._home.may_obey(renewal.uid, renewal.attempt):
-                self._state.count("renewals of what is told to end")
+                self._state.count(metrics.RENEWALS_OF_CANCELLED)
             elif task is None or task.phase is not HomePhase.COLLECTING:
-                self._state.count("renewals of nodes that do not have it")
+                self._state.count(metrics.RENEWALS_FROM_NON_EXECUTOR)
                 reason = "no longer this attempt's turn"
                 self._state.send(src, Revoke(renewal.task, renewal.uid, renewal.attempt, SIGKILL, reason))
         if extensions:

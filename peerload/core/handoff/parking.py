@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.tasks.work import HomePhase
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.messages import RENEWALS_MAX, Park
 from peerload.model.messages import Parking as Parked
 
@@ -62,7 +62,7 @@ class TaskParking:
         if not parked_ts:
             return True
         if renewal.ts <= parked_ts:  # said before this home went away
-            self._state.count("renewals from before a parking")
+            self._state.count(metrics.RENEWALS_BEFORE_PARKING)
             return False
         if renewal.deadline_ts > parked_ts:
             self._home.become(task, f"{src} has a deadline again", parked_ts=0.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypeVar
 
+from peerload.model import metrics
 from peerload.model.actions import Dial, DialAddress
 from peerload.model.gossip import MemberStatus
 from peerload.model.messages import Identity
@@ -173,7 +174,7 @@ class AntiEntropy:
         shared = self._shared
         lost = self._lost()
         if lost:
-            shared.core.count("lost members tried")
+            shared.core.count(metrics.LOST_MEMBERS_TRIED)
             self._try(shared.rng.choice(lost))
             self._look_again()
 

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from peerload.model import metrics
 from peerload.model.gossip import GossipAck, GossipNack, GossipPing, GossipPingRequest
 from peerload.model.messages import Ping
 from peerload.model.timers import GossipTimerKind as Kind
@@ -133,7 +134,7 @@ class Detector:
         if probe is None:
             return
         shared = self._shared
-        shared.core.count("probes unanswered at first")
+        shared.core.count(metrics.INDIRECT_PROBES)
         address = shared.members[probe.node].rumour.address if probe.node in shared.members else ""
         for helper in shared.draw(shared.preset.helpers, without=probe.node):
             probe.helpers[helper] = False
@@ -150,7 +151,7 @@ class Detector:
         silent = sum(not heard for heard in probe.helpers.values())
         if silent or not probe.helpers:
             self._shared.health.worse(max(silent, 1))
-        self._shared.core.count("probes failed")
+        self._shared.core.count(metrics.MEMBER_PROBES_FAILED)
         self._suspect(probe.node)
 
     def _concluded(self, probe: _Probe) -> None:
@@ -214,7 +215,7 @@ class Detector:
         """This node did not run for a while: what it has not heard proves nothing."""
         shared = self._shared
         if shared.now_s > self._stalled_s + shared.preset.lag_s:
-            shared.core.count("stalls")
+            shared.core.count(metrics.STALLS)
             shared.health.worse()
         self._stalled_s = shared.now_s
         self._is_stale = True

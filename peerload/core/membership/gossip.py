@@ -20,6 +20,7 @@ from peerload.core.membership.anti_entropy import AntiEntropy
 from peerload.core.membership.detector import Detector
 from peerload.core.membership.gossip_state import GossipMember, GossipState
 from peerload.core.membership.suspicion import Suspicion
+from peerload.model import metrics
 from peerload.model.events import GossipReceived
 from peerload.model.gossip import (
     OUTDO_MAX,
@@ -100,7 +101,7 @@ class Gossip:
             return False
         member = self.shared.members.get(rumour.node)
         if src not in ("", rumour.node) and not rumour.is_credible(None if member is None else member.rumour):
-            self.shared.core.count("rumours with too great a number")
+            self.shared.core.count(metrics.GOSSIP_INCARNATIONS_TOO_GREAT)
             return False
         age_s = rumour.age_s
         rumour = msgspec.structs.replace(rumour, age_s=0.0) if age_s else rumour
@@ -108,7 +109,7 @@ class Gossip:
             if age_s >= self.shared.preset.tombstone_s and rumour.standing >= MemberStatus.LEFT:
                 return False
             if not self._admits(rumour):
-                self.shared.core.count("members refused")
+                self.shared.core.count(metrics.MEMBERS_REFUSED)
                 return False
             member = self.shared.members[rumour.node] = GossipMember(rumour, self.shared.now_s - age_s)
             self._believe(member, None, rumour, src)
@@ -192,7 +193,7 @@ class Gossip:
         if member is None or member.suspicion is None:
             return
         if not self.detector.may_judge:
-            shared.core.count("verdicts held back")
+            shared.core.count(metrics.VERDICTS_DEFERRED)
             self.detector.probe(node)
             shared.arm(Kind.SUSPECT, shared.preset.probe_s, node)
         elif member.suspicion.over_s(len(member.rumour.by), shared.health.factor) > shared.now_s + EPSILON_S:
@@ -221,20 +222,20 @@ class Gossip:
         if self._is_leaving:
             return
         if max(rumour.incarnation, rumour.refutation) > OUTDO_MAX:
-            self.shared.core.count("rumours with too great a number")
+            self.shared.core.count(metrics.GOSSIP_INCARNATIONS_TOO_GREAT)
             return
         if rumour.weight <= own.weight:
             if rumour.boot == own.boot and rumour.standing:  # its refutation was lost on the way to that node
                 self.shared.tell(src, own)
             return
         if (rumour.boot, rumour.incarnation) == (own.boot, own.incarnation):
-            self.shared.core.count("suspicions refuted")
+            self.shared.core.count(metrics.SUSPICIONS_REFUTED)
             self.shared.health.worse()
             self.refutation = rumour.refutation
         elif self.shared.now_s - self._raised_s < CLASH_S:
             return
         else:  # an earlier run, of a database that was lost or put back since; or another agent of this name
-            self.shared.core.count("incarnations raised")
+            self.shared.core.count(metrics.INCARNATIONS_RAISED)
             self._raised_s = self.shared.now_s
             self.shared.core.outdo(rumour.incarnation, is_copy=rumour.store == own.store)
             self.refutation = 0
@@ -288,10 +289,10 @@ class Gossip:
         """A datagram of another node."""
         shared, src = self.shared, event.src
         if event.protocol_min > PROTOCOL_MAX or event.protocol_max < PROTOCOL_MIN:
-            shared.core.count("gossip of another protocol version")
+            shared.core.count(metrics.GOSSIP_OTHER_VERSION)
             return
         if src == shared.core.node:
-            shared.core.count("gossip under this node's name")
+            shared.core.count(metrics.GOSSIP_UNDER_OWN_NAME)
             return
         member = shared.members.get(src)
         is_current = member is not None and member.rumour.boot == event.src_boot

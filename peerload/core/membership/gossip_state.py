@@ -7,7 +7,7 @@ from zlib import crc32
 
 from peerload.core.membership.broadcast_queue import BroadcastQueue
 from peerload.core.membership.health import LocalHealth
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import SendGossip
 from peerload.model.gossip import Load, MemberStatus
 
@@ -120,7 +120,7 @@ class GossipState:
         known to be."""
         address = address or self._address(node)
         if not address:
-            self.core.count("gossip without address")
+            self.core.count(metrics.GOSSIP_WITHOUT_ADDRESS)
             return
         room = list(messages)
         report = self._listener.own_load() if with_load and self.preset.loads_max else None
@@ -129,7 +129,7 @@ class GossipState:
         told = self.news.take(room, self.size)
         if told:
             self.core.actions.append(SendGossip(node, address, tuple(told)))
-            self.core.count("datagrams sent")
+            self.core.count(metrics.GOSSIP_MESSAGES_QUEUED)
 
     def _address(self, node: str) -> str:
         member = self.members.get(node)

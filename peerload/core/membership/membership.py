@@ -21,6 +21,7 @@ from peerload.core.membership.heard import HeardReport
 from peerload.core.membership.profiles import Profiles
 from peerload.core.resources.admission import why_never
 from peerload.core.sharing.circuit_breaker import CircuitBreaker
+from peerload.model import metrics
 from peerload.model.actions import ForgetPeer
 from peerload.model.gossip import Load, MemberStatus
 from peerload.model.messages import DECLINES_LASTING, Hello, Leaving, Need, Pong, decline_subject
@@ -214,7 +215,7 @@ class Membership:
             self._back = was_back  # the caller knows
         peer = self._own(node)
         if peer is None:
-            self._state.count("peers refused")
+            self._state.count(metrics.PEERS_REFUSED)
             return False
         if self._is_listed(node):
             self._become(peer, PeerState.ALIVE, "met")
@@ -511,7 +512,7 @@ class Membership:
             self._state.note("node", state.value, node=peer.identity.node, reason=reason)
             peer.since_s = self._state.now.boot_s
             self._eligible.clear()
-            self._state.count(f"peers became {state.value}")
+            self._state.count(metrics.labelled(metrics.PEERS_BECAME, state=state.value))
 
 
 def _reason(now: MembershipUpdate, *, is_new: bool) -> str:

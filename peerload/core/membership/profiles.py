@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.model import metrics
 from peerload.model.messages import PROFILES_MAX, KnownProfile, ProfileRequest, ProfileTold
 from peerload.model.timers import GossipTimerKind as Kind
 
@@ -104,7 +105,7 @@ class Profiles:
             node = known.profile.node
             peer, wanted = self._peers.get(node), self._wanted.get(node)
             if node != src and (wanted is None or src not in wanted.asked):
-                self._shared.core.count("profiles told unasked")
+                self._shared.core.count(metrics.PROFILES_UNASKED)
             elif peer is not None and peer.identity.boot == known.boot:
                 found = self.has(peer, known.profile, is_new=False, by_itself=node == src) or found
         return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model import timers
+from peerload.model import metrics, timers
 
 if TYPE_CHECKING:
     from peerload.core.handoff.executor import ExecutorHandoff
@@ -62,7 +62,7 @@ class ResourceShortage:
             return
         config, now_s = self._state.config, self._state.now.boot_s
         if not self.words:
-            self._state.count("shortages")
+            self._state.count(metrics.SHORTAGES)
             self._state.note("launcher", "short", reason=words)
             if now_s > self._closed_s + 2 * self._pause_s:  # else it has not really been over
                 self._pause_s = 0.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.core.resources.foreign_load import foreign_slots
 from peerload.core.sharing.view import Observed, View
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Region, Thresholds
@@ -126,7 +126,7 @@ class Information:
             self._marks = marks if marks == self._marks else sound_marks(marks)
             self._steady = policy if getattr(policy, "steady", False) else None
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
         self._marks_at = self._state.now
         return self._marks
 
@@ -326,7 +326,7 @@ class Information:
         try:
             tells, asks = sound_answer(policy.tells(told, now)), sound_answer(policy.asks(before, now))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return
         if tells:
             audience = self._audience()
@@ -350,14 +350,14 @@ class Information:
         try:
             return sound_audience(choose(view, self._state.rng), view.peers)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return ()
 
     def _tell_some(self, audience: Sequence[str], report: LoadReport) -> None:
         """Announce this node's load to these alone."""
         self._was_announced(report)
         for node in audience:
-            self._state.count("announcements to one node")
+            self._state.count(metrics.ANNOUNCEMENTS_TO_ONE)
             self._state.send(node, StateAnswer(UNASKED, report))
 
     def _was_announced(self, report: LoadReport) -> None:
@@ -373,7 +373,7 @@ class Information:
         """Announce this node's load to everybody."""
         report = report or self.report()
         self._was_announced(report)
-        self._state.count("announcements")
+        self._state.count(metrics.ANNOUNCEMENTS)
         self._membership.tell(report)
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s

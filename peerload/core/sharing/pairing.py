@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import PAIR_MOVES_MAX, PairReply, PairRequest, Unpair
 from peerload.policy.validation import sound_answer, sound_partner
@@ -79,13 +79,13 @@ class PairProtocol:
         try:
             node = sound_partner(self._state.policies.pairing.partner(view, self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return
         if node is None or node not in view.peers:
             return
         self._last += 1
         self._pair_with(node, self._last, self._state.config.probe_timeout_s)
-        self._state.count("pair requests")
+        self._state.count(metrics.PAIR_REQUESTS)
         self._state.send(node, PairRequest(self._last, self._information.report()))
 
     def reply_received(self, src: str, reply: PairReply) -> None:
@@ -97,7 +97,7 @@ class PairProtocol:
             return  # too late: the other one parts by itself
         self._part()
         if not reply.accepts:
-            self._state.count("pair requests refused")
+            self._state.count(metrics.PAIR_REQUESTS_REFUSED)
             self._refused.append(src)
             self._ask_next()
         elif not reply.promised:
@@ -131,7 +131,7 @@ class PairProtocol:
     def timed_out(self) -> None:
         """The other one has not spoken for too long."""
         if self._partner:
-            self._state.count("pairs without an answer")
+            self._state.count(metrics.PAIRS_UNANSWERED)
         self._partner = ""
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class PairProtocol:
         try:
             return sound_answer(self._state.policies.pairing.moves(richer, poorer))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return False
 
     def _give(self, chosen: list[Work], to: str) -> None:

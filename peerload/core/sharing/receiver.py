@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from peerload.core.sharing.search import STEPS_MAX
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.messages import GiveReply, GiveRequest, Need
 from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.validation import sound_step
@@ -72,7 +72,7 @@ class Receiver:
         search = self._searches.open(None, probes_max)
         search.asks_others = asks_others
         self._in_flight += 1
-        self._state.count("receiver searches")
+        self._state.count(metrics.RECEIVER_SEARCHES)
         if first:
             self._ask(search, first)
         else:
@@ -127,7 +127,7 @@ class Receiver:
             replies = tuple(search.replies)
             step = sound_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             self._searches.decide(search, "nothing", f"the policy failed: {error!r}")
             self._end(search)
             return
@@ -148,7 +148,7 @@ class Receiver:
 
     def _ask(self, search: Search, node: str) -> None:
         self._searches.asked(search, node)
-        self._state.count("receiver probes")
+        self._state.count(metrics.RECEIVER_PROBES)
         report, profile = self._information.report(), self._state.profile
         self._state.send(node, GiveRequest(search.id, report, profile, ahead=self._information.asks_ahead()))
         self._searches.wait(search)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.messages import UNASKED, Enough, StateAnswer, StateRequest
 
@@ -50,7 +50,7 @@ class StateRequests:
         """Ask everybody for their load; a request before this one is over."""
         self._asked = self._searches.next_id()
         self._answers_left = self._state.config.answers_enough
-        self._state.count("requests broadcast")
+        self._state.count(metrics.REQUESTS_BROADCAST)
         self._state.actions.append(Announce(StateRequest(self._asked, report)))
 
     def answer_received(self, answer: StateAnswer) -> None:
@@ -75,7 +75,7 @@ class StateRequests:
         if not self._membership.is_usable(src) or not self._is_useful(src, request):
             return
         if len(self._to_answer) >= self._state.config.answers_pending_max:
-            self._state.count("requests left unanswered")
+            self._state.count(metrics.REQUESTS_UNANSWERED)
             return
         key = f"{src} {request.request}"
         self._to_answer[key] = (src, request)
@@ -86,7 +86,7 @@ class StateRequests:
         """The pause is over: answer if that is still true."""
         src, request = self._to_answer.pop(key, ("", None))
         if request is not None and self._is_useful(src, request):
-            self._state.count("requests answered")
+            self._state.count(metrics.REQUESTS_ANSWERED)
             price_s = self._admission.price_s(request.expected_s)
             self._state.send(src, StateAnswer(request.request, self._information.report(), price_s))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.messages import Enough, Footprint, StateRequest
 from peerload.policy.api import Reply
@@ -123,7 +123,7 @@ class Searches:
     def broadcast(self, search: Search, need: Need, report: LoadReport, expected_s: float) -> None:
         """Ask everybody at once; those that accept answer. expected_s: for their bids, 0 = none are wanted."""
         search.is_broadcast = True
-        self._state.count("requests broadcast")
+        self._state.count(metrics.REQUESTS_BROADCAST)
         self._state.actions.append(Announce(StateRequest(search.id, report, need, expected_s)))
         self._state.set_timer_in(self._state.config.answer_wait_s, timers.Probe.of(search.id))
 
@@ -144,7 +144,7 @@ class Searches:
         if search is None:
             return None
         for node in search.pending:
-            self._state.count("probes unanswered")
+            self._state.count(metrics.PROBES_UNANSWERED)
             search.add(node, accepts=False)
         search.pending.clear()
         search.is_late = True
@@ -166,7 +166,7 @@ class Searches:
         answered = (reply.node for reply in search.replies if reply.report is not None and not reply.remembered)
         for node in dict.fromkeys(answered):
             self._state.send(node, Footprint(has_room=search.task is None))
-            self._state.count("footprints left")
+            self._state.count(metrics.FOOTPRINTS_LEFT)
 
     def close(self, search: Search) -> bool:
         """It is over; False if it was before."""

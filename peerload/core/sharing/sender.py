@@ -16,7 +16,7 @@ from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.search import STEPS_MAX
 from peerload.core.sharing.view import task_view
 from peerload.core.tasks.work import HomePhase, HomeTask
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.devices import GpuWait
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
@@ -145,7 +145,7 @@ class Sender:
             search.wants_good_gpus = search.holds and task.spec.request.takes_devices
             task.search = search.id
             self._in_flight += 1
-            self._state.count("sender searches")
+            self._state.count(metrics.SENDER_SEARCHES)
             self.step(search, task)
 
     def _still_sends(self, task: HomeTask) -> bool:
@@ -225,7 +225,7 @@ class Sender:
         try:
             step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return Keep(f"the policy failed: {error!r}")
         if isinstance(step, Broadcast) and search.is_late and step.otherwise is not None:
             step = step.otherwise
@@ -300,7 +300,7 @@ class Sender:
             need = Need(asked, task.spec.placement, task.record.migrations)
             self._searches.asked(search, node)
             self._state.send(node, Probe(search.id, need, report, expected_s))
-        self._state.count("sender probes", len(nodes))
+        self._state.count(metrics.SENDER_PROBES, len(nodes))
         self._searches.wait(search)
 
     def _expected_s(self, task: HomeTask) -> float:

@@ -29,6 +29,7 @@ from peerload.core.sharing.retry_rate import RetryRate
 from peerload.core.sharing.search import Searches
 from peerload.core.sharing.sender import Sender
 from peerload.core.sharing.task_donor import TaskDonor
+from peerload.model import metrics
 from peerload.model.load import Region
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Sharing:
         try:
             hook(src, report, to_all=to_all)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
 
     def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
         """Its node may have work for this one, or room for a stranded task."""

@@ -13,7 +13,7 @@ from peerload.core.resources.gpu_terms import has_room
 from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.view import MovableTasksView, task_view
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import Need
 from peerload.model.task import task_home
@@ -91,12 +91,12 @@ class TaskDonor:
             chosen = self._state.policies.selection.select(movable)
             return movable.works.get(chosen.task) if chosen is not None else None
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return None
 
     def give(self, work: Work, to: str, reason: str) -> None:
         """It goes there, unless it is declined."""
-        self._state.count("tasks given")
+        self._state.count(metrics.TASKS_GIVEN)
         if isinstance(work, HomeTask):
             self._sender.give(work, to)
         elif isinstance(work, RemoteTask):
@@ -133,10 +133,10 @@ class TaskDonor:
         try:
             step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return
         if isinstance(step, Transfer) and step.to in view.peers:
-            self._state.count("tasks passed on")
+            self._state.count(metrics.TASKS_PASSED_ON)
             name = self._state.policies.names["location.sender"]
             self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
             self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
+from peerload.model import metrics
 from peerload.model.messages import Need
 from peerload.policy.api import KnownReport, TaskView
 from peerload.policy.validation import sound_load
@@ -91,7 +92,7 @@ class View:
         try:
             return sound_load(self._state.policies.load.load(self))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return self.load_tasks / max(self.slots, 1) * self.load_unit
 
     @property
@@ -108,7 +109,7 @@ class View:
             try:
                 return sound_load(policy_load(self))
             except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-                self._state.count("policy errors")
+                self._state.count(metrics.POLICY_ERRORS)
         return self.gpu_tasks / max(self.gpus, 1)
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.tasks.clients import WAITS
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import Answer
 
 if TYPE_CHECKING:
@@ -175,5 +175,5 @@ class ClientBinding:
 
     def _end(self, task: HomeTask | None, reason: str) -> None:
         if task is not None and task.record.attended and not task.record.state.is_final:
-            self._state.count("tasks cancelled with their client")
+            self._state.count(metrics.TASKS_CANCELLED_WITH_CLIENT)
             self._home.cancel(task, SIGTERM, force=False, reason=reason)

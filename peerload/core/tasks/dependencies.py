@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.membership import PeerState
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import DropFates, FindTasks, PutFate
 from peerload.model.messages import AWAITED_MAX, AwaitTasks
 from peerload.model.submit_options import TaskOutcome, failed_words
@@ -273,7 +273,7 @@ class Dependencies:
         for told in message.tasks:
             awaited = self._awaited.get(told.task)
             if task_home(told.task) != src or awaited is None or awaited.fate.is_over or awaited.fate.lost:
-                self._state.count("words on tasks that nobody waits for")
+                self._state.count(metrics.UNAWAITED_TASK_STATUS)
                 continue
             awaited.says = told.says
             awaited.is_known = awaited.is_known or told.is_known

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.resources.admission import why_never
 from peerload.core.tasks.work import HomePhase
+from peerload.model import metrics
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
@@ -116,7 +117,7 @@ class TaskDispatch:
         spec = task.spec
         runs_here = not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here)
         if runs_here and to == here:
-            self._state.count("tasks taken home")
+            self._state.count(metrics.TASKS_RETURNED)
             self._sharing.donor.taken_home(message.uid)
             if self._sharing.sender.passes_on:  # the same test here as anywhere
                 self.requeued(task, message.reason)

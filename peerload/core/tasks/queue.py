@@ -16,6 +16,7 @@ import msgspec
 
 from peerload.core.estimates.history import BacklogEstimate
 from peerload.core.resources.device_queue import DeviceQueue
+from peerload.model import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -287,7 +288,7 @@ class WaitingQueue:
                 ledger.waiting_remote + len(ledger.running) - ledger.running_local,
             )
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
+            self._state.count(metrics.POLICY_ERRORS)
             return "first"
 
 

@@ -27,7 +27,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import gpu_mem_bytes_max
 from peerload.core.resources.gpu_use import OUT_OF_GPU_MEMORY
 from peerload.core.tasks.work import HomePhase, with_more_memory
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.devices import GpuShare
 from peerload.model.task import Guarantee, TaskState, how_it_ended
 
@@ -67,7 +67,7 @@ class LostAttempts:
         """Nothing is lost, so one that may run once only is queued again, too; after a pause, as the next start may fail
         for the same reason. ``is_short``: this node is short of something, and pauses longer than this task then
         (`shortage.py`), which looks for a place elsewhere meanwhile."""
-        self._state.count("attempts that never started here")
+        self._state.count(metrics.ATTEMPTS_NEVER_STARTED)
         rests_s = self.refused(task)
         self._home.requeue(task, reason, rests_s=rests_s if is_short else self._pause_s(task.false_starts))
 
@@ -85,7 +85,7 @@ class LostAttempts:
             return "it may run once only"
         if losses >= self._state.config.attempts_max:
             return f"given up after {losses} lost attempts"
-        self._state.count("attempts lost to a device that failed")
+        self._state.count(metrics.ATTEMPTS_LOST_WITH_DEVICE)
         reason = f"attempt {record.attempt} on {record.node}: {how_it_ended(exit_)}; it is tried again"
         self._home.mediator.task_kept_back(task)
         self._home.requeue(task, reason, rests_s=self._pause_s(losses), losses=losses)
@@ -131,7 +131,7 @@ class LostAttempts:
         return True
 
     def _lose(self, task: HomeTask, reason: str, *, took_down: str, last_node: str = "", rests: bool = True) -> None:
-        self._state.count("attempts lost")
+        self._state.count(metrics.ATTEMPTS_LOST)
         record = task.record
         losses = record.losses + 1
         lost_on = record.lost_on
@@ -150,7 +150,7 @@ class LostAttempts:
     def _unknown(self, task: HomeTask, reason: str, *, is_gone: bool) -> None:
         """``is_gone``: its node has nothing of it left, or so a user said, so that there is nobody to ask. If it comes back
         with it all the same, it goes on (R11)."""
-        self._state.count("outcomes unknown")
+        self._state.count(metrics.OUTCOMES_UNKNOWN)
         node = task.record.node
         if node != self._state.node:
             self._state.clear_timer(timers.Lease.of(task.uid))
@@ -214,7 +214,7 @@ class MemoryRetries:
             is_last = is_last or (is_known and need_bytes == exit_.had_bytes)  # there may be more than is promised
         if is_last:
             how += f", on {'a GPU' if request.gpus == 1 else 'GPUs'} of its own"
-        self._state.count("attempts out of GPU memory")
+        self._state.count(metrics.ATTEMPTS_OUT_OF_GPU_MEMORY)
         task.spec = with_more_memory(task.spec, need_bytes, alone=is_last)
         self._home.requeue(
             task,
@@ -276,7 +276,7 @@ class Retries:
         failures = task.record.failures + 1
         if failures > retries:
             return f"it was tried {failures} times"
-        self._state.count("attempts that failed and were tried again")
+        self._state.count(metrics.ATTEMPTS_RETRIED)
         pause_s = failure_pause_s(self._state.config, failures)
         record = task.record
         self._home.mediator.task_kept_back(task)

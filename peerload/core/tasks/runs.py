@@ -14,7 +14,7 @@ import msgspec
 from peerload.core.handoff.frozen import Frozen
 from peerload.core.resources.gpu_use import with_gpu_use
 from peerload.core.tasks.work import HomeTask, RemoteTask
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
@@ -121,7 +121,7 @@ class RunningTasks:
         work = self._works.get(key)
         if work is None:
             return
-        self._state.count("attempts on devices that they were not given")
+        self._state.count(metrics.ATTEMPTS_ON_WRONG_DEVICES)
         given = ", ".join(self._ledger.devices.holding.get(key, ())) or "none"
         reason = f"it uses {device}, and was given {given}"
         if isinstance(work, HomeTask):

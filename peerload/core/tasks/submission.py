@@ -11,6 +11,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import asked_text, lacks, why_never
 from peerload.core.resources.gpu_terms import seen_by
 from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.model import metrics
 from peerload.model.actions import Answer, PutMaking, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
@@ -195,7 +196,7 @@ class SubmissionLog:
         del self._under_way[event.token]
         state.persist(PutSubmission(made.submission), *made.rows, *rows)
         made.rows.clear()
-        state.count("tasks submitted", len(made.tasks))
+        state.count(metrics.TASKS_SUBMITTED, len(made.tasks))
         reply: dict[str, object] = {"id": made.name, "members": len(event.indices) or None}
         if event.retry_of:
             reply["retry_of"] = event.retry_of

@@ -12,7 +12,7 @@ import heapq
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.model import events
+from peerload.model import events, metrics
 from peerload.model.config import CoreConfig
 from peerload.model.resources import Profile
 from peerload.model.task import SCRATCH, TaskSpec
@@ -253,8 +253,8 @@ class Simulation:
             sum(responses) / max(len(responses), 1),
             percentile(responses, 0.95),
             self._last_end_s - min(self._submitted_s.values(), default=0.0),
-            counts.get("transfers", 0),
-            counts.get("sender probes", 0) + counts.get("receiver probes", 0),
+            counts.get(metrics.TRANSFERS, 0),
+            counts.get(metrics.SENDER_PROBES, 0) + counts.get(metrics.RECEIVER_PROBES, 0),
             self.network.sent,
             self.trace.digest() if self.trace is not None else "",
             dict(sorted(counts.items())),
