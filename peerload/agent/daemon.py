@@ -291,7 +291,7 @@ class Daemon:
             log.error("%s", notice)
 
     async def _build(  # noqa: PLR0915 -- one line a part
-        self, loop: asyncio.AbstractEventLoop, state: Path, policies: PolicySet, preset: registry.Source
+        self, loop: asyncio.AbstractEventLoop, state: Path, policies: PolicySet, preset: registry.PresetSource
     ) -> None:
         """Build the parts of the agent, each from those before it. Nothing runs yet."""
         parts, config, info, run = self.parts, self.config, self.info, self.run_state

@@ -1,6 +1,8 @@
-"""Every mistake in one configuration file, each with its key, what is wrong and what is allowed; and settings for people to read.
+"""Check of one configuration file: every mistake, each with its key, the problem and what is allowed; list of the
+settings in force.
 
-`load` stops at the first mistake, as an agent must not start with one. Whoever writes a file wants to know of all.
+`load` stops at the first mistake, since an agent must not start with one. Whoever writes a file wants to know all of
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.config import loader
-from peerload.config.configured_devices import listed
+from peerload.config.configured_devices import configured_devices
 from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
@@ -28,7 +30,7 @@ _LINE = re.compile(r"at line (\d+)")
 
 
 def mistakes_in(path: Path) -> list[ConfigError]:
-    """All settings that an agent would not take."""
+    """Find all settings that an agent would refuse."""
     try:
         source = _read(path)
     except ConfigError as error:
@@ -96,7 +98,7 @@ def _of_gpus(table: dict[str, Any]) -> Iterator[ConfigError]:
 
 
 def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's own type
-    """What an agent would look at when it starts. Raises ConfigError."""
+    """Run the checks that an agent makes when it starts. Raises ConfigError."""
     each: dict[str, Callable[[Any], object]] = {
         "listen": lambda address: parse_address("listen", address, loopback_only=False),
         "advertise": lambda address: address and parse_address("advertise", address, loopback_only=False),
@@ -105,14 +107,14 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
         "policy": registry.preset_source,
     }
     if key == "device":
-        listed(value)
+        configured_devices(value)
     elif key in each:
         for one in value if isinstance(value, tuple) else (value,):
             each[key](one)
 
 
 def told(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]]:
-    """Each setting as `key value origin`, for JSON; brokers without their passwords."""
+    """List each setting as `key value origin`, for JSON; brokers without their passwords."""
     return [
         {"key": key, "value": _plain(key, getattr(config, key)), "origin": origins.get(key, loader.BUILT_IN)}
         for key in AgentConfig.__struct_fields__

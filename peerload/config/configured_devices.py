@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from peerload.model.config import DeviceConfig
 
 
-def listed(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
-    """The devices of the config. Raises ConfigError if one is named twice, or there are too many."""
+def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
+    """Devices of the configuration. Raises ConfigError if one is named twice, or there are too many."""
     found: dict[str, Device] = {}
     for one in config:
         for number, name in enumerate(one.ids):

@@ -1,7 +1,7 @@
-"""The settings in force: flag, `PEERLOAD_*` variable, user file, conf.d, system file, built-in, in that order.
+"""Settings in force: flag, `PEERLOAD_*` variable, user file, conf.d, system file, built-in, in that order.
 
-Every key of `AgentConfig` can be set in each of these places. A key that does not exist or a value that cannot be used
-raises ConfigError naming the key and where it stands.
+Every key of `AgentConfig` can be set in each of these places. A key that does not exist or a value that cannot be
+used raises ConfigError naming the key and where it stands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.config.configured_devices import listed
+from peerload.config.configured_devices import configured_devices
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
@@ -34,7 +34,7 @@ SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
 TABLES = ("gpu", "load", "device", "users")
-"""Keys that are tables of a file, and nothing else, or may be."""
+"""Keys that are, or may be, tables of a file."""
 BUILT_IN = "built-in"
 ENVIRONMENT = "environment"
 FLAG = "flag"
@@ -45,9 +45,9 @@ NODE_NAME_LENGTH_MAX = 40
 
 
 def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str, str]) -> AgentConfig:
-    """The settings of one agent.
+    """Load the settings of one agent.
 
-    ``flags`` holds only what was given (``config`` names another user file); ``defaults`` where things are for this
+    ``flags`` holds only what was given (``config`` names another user file); ``defaults``: default places of this
     user (``state``, ``socket``). Raises ConfigError.
     """
     return load_with_origins(flags, defaults, environment)[0]
@@ -56,7 +56,7 @@ def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str,
 def load_with_origins(
     flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str, str]
 ) -> tuple[AgentConfig, dict[str, str]]:
-    """The same, and where each setting comes from: `built-in`, a file, ENVIRONMENT or `flag`."""
+    """Load the settings of one agent, and the origin of each: `built-in`, a file, ENVIRONMENT or `flag`."""
     given = dict(flags)
     named_file = given.pop("config", None)
     layers: list[tuple[str, dict[str, Any]]] = [(BUILT_IN, {**defaults, "node": default_node_name()})]
@@ -83,24 +83,24 @@ def load_with_origins(
 
 
 def unknown(key: str, place: str) -> ConfigError:
-    """A key that does not exist, and the one that may be meant."""
+    """Make the error for a key that does not exist, with the key that may be meant."""
     near = difflib.get_close_matches(key, KEYS, 1)
     return ConfigError(key, f"no such setting ({place})", hint=f"did you mean {near[0]!r}?" if near else "")
 
 
 def _last(layers: list[tuple[str, dict[str, Any]]], key: str) -> Any:  # noqa: ANN401 -- whatever was given
-    """What counts of this key; None if it was given nowhere."""
+    """Value in force of this key; None if it was given nowhere."""
     return next((layer[key] for _, layer in reversed(layers) if key in layer), None)
 
 
 def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
-    """One value at a time, so that the message names the key and where it was set. Variables are text, whatever the
-    type of the setting: `PEERLOAD_NODE=17` names a node, `PEERLOAD_SLOTS=17` is a number."""
+    """Convert one value at a time, so that the message names the key and where it was set. Variables are text,
+    whatever the type of the setting: `PEERLOAD_NODE=17` names a node, `PEERLOAD_SLOTS=17` is a number."""
     converted = {key: converted_value(key, value, origin[key]) for key, value in merged.items()}
     if "state" in converted:  # the launcher, and what it starts, is in another directory
         converted["state"] = str(Path(converted["state"]).absolute())
     config = AgentConfig(**converted)
-    for key, check in (("gpu", lambda: gpu_config(config.gpu)), ("device", lambda: listed(config.device))):
+    for key, check in (("gpu", lambda: gpu_config(config.gpu)), ("device", lambda: configured_devices(config.device))):
         try:
             check()
         except ConfigError as error:
@@ -109,7 +109,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
 
 
 def converted_value(key: str, value: object, place: str) -> Any:  # noqa: ANN401 -- of the setting's own type
-    """One setting's value. Raises ConfigError."""
+    """Convert the value of one setting. Raises ConfigError."""
     one = {"node": "n", "state": "s", "socket": "s", key: value}
     if place != ENVIRONMENT and (why := objection(key, value)):  # what the launcher of all users would say of it
         raise ConfigError(
@@ -128,7 +128,8 @@ def converted_value(key: str, value: object, place: str) -> Any:  # noqa: ANN401
 
 
 def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigError:
-    """What is wrong with a value. Of a table it is one of its own keys that is named, and not the whole of it shown."""
+    """Make the error for a value. For a table it names one of the table's own keys, and does not show the whole
+    table."""
     why = in_words(error)
     within, colon, says = why.partition(": ")
     if colon and key in TABLES and within.startswith(key):
@@ -139,7 +140,8 @@ def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigEr
 
 
 def _choices(key: str) -> str:
-    """What a setting may be, in words; "" unless it is one of a few words. ``key``: also one within a table, `load.foreign`."""
+    """Allowed values of a setting, in words; "" unless it is one of a few words. ``key``: also one within a table,
+    `load.foreign`."""
     kind: msgspec.inspect.Type = msgspec.inspect.type_info(AgentConfig)
     for name in key.split("."):
         fields = kind.fields if isinstance(kind, msgspec.inspect.StructType) else ()
@@ -148,7 +150,7 @@ def _choices(key: str) -> str:
 
 
 def gpu_config(settings: GpuSettings) -> GpuConfig:
-    """What the core is told of the table `[gpu]`. Raises ConfigError."""
+    """Core configuration of the table `[gpu]`. Raises ConfigError."""
     return GpuConfig(
         tasks_max=settings.max_tasks,
         activity_max=settings.max_activity,
@@ -167,14 +169,14 @@ def _with_unit(key: str, text: str, parse: Callable[[str], float]) -> float:
 
 
 def default_node_name() -> str:
-    """The host's name, lower-cased, other characters as ``-``, at most 40."""
+    """Host name in lower case, other characters as ``-``, at most 40."""
     name = re.sub(r"[^a-z0-9-]", "-", socket.gethostname().lower())
     return name[:NODE_NAME_LENGTH_MAX] or "node"
 
 
 def files(named: str | None, environment: dict[str, str], *, is_system: bool = False) -> list[Path]:
-    """The files there are, the weakest first; of the agent of all users, none that is some user's. Raises ConfigError if
-    it cannot be seen whether one is there."""
+    """Configuration files that exist, the weakest first; for the agent of all users, none of a user. Raises
+    ConfigError if a file cannot be looked up."""
     files = [SYSTEM_FILE, *sorted(SYSTEM_DIRECTORY.glob("*.toml"))]
     if named is not None:
         if not _is_there(Path(named)):
@@ -188,7 +190,8 @@ def files(named: str | None, environment: dict[str, str], *, is_system: bool = F
 
 
 def _is_there(path: Path) -> bool:
-    """Not `Path.is_file`: what it makes of a directory that may not be entered differs from one Python to the next."""
+    """Whether this is a file. `Path.is_file` differs between versions of Python for directories that may not be
+    entered."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a name that no file can have
@@ -207,8 +210,8 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _environment(environment: dict[str, str]) -> dict[str, Any]:
-    """PEERLOAD_NODE, PEERLOAD_PEER (comma-separated), … Variables that mean something else inside a task are not
-    settings: an agent started from a task must not take that task's node for its own name."""
+    """Settings from PEERLOAD_NODE, PEERLOAD_PEER (comma-separated), … Inside a task these variables mean something
+    else: an agent that is started from a task must not take that task's node for its own name."""
     if "PEERLOAD_TASK_ID" in environment:
         return {}
     found: dict[str, Any] = {}
@@ -223,5 +226,5 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def environment_now() -> dict[str, str]:
-    """This process's environment."""
+    """Environment of this process."""
     return dict(os.environ)

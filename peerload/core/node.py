@@ -40,7 +40,7 @@ from peerload.core.tasks.runs import RunningTasks
 from peerload.core.tasks.submission import SubmissionLog
 from peerload.core.tasks.termination_tracker import WORDS, TerminationTracker
 from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
-from peerload.model import events, messages, metrics, timers
+from peerload.model import events, messages, metrics, rules, timers
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
@@ -335,7 +335,9 @@ class Node:
             self.state.count(
                 metrics.labelled(metrics.MESSAGES_UNAUTHORIZED, type=str(type(message).__struct_config__.tag))
             )
-            self.state.broken("P3", src, f"{type(message).__struct_config__.tag} of {task} is not its to say")
+            self.state.broken(
+                rules.ROLES_CHECKED, src, f"{type(message).__struct_config__.tag} of {task} is not its to say"
+            )
             return
         self.membership.heard(src)
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
@@ -420,7 +422,7 @@ class Node:
                     self.peer_events.met(met, told_by_itself=False)
                 else:
                     self.state.count(metrics.STATES_FORGED)
-                    self.state.broken("P3", src, "a state told in another's name")
+                    self.state.broken(rules.ROLES_CHECKED, src, "a state told in another's name")
             case messages.DirectoryTold():
                 self.membership.directory_told(src, message)
             case messages.Leaving():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peerload.model import rules
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
@@ -96,19 +97,6 @@ class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
     reason: str = ""
 
 
-SECURITY_RULES = (
-    *("J1", "J2", "J3", "J4", "J5", "J6"),
-    *("L1", "L2", "L3", "L4"),
-    *("X1", "X2", "X3", "X4", "X5", "X6", "X7"),
-    *("F1", "F2", "F3"),
-    "T1",
-    *("P1", "P2", "P3", "P4", "P5", "P6"),
-    *("M1", "M2"),
-    "C1",
-    *("S2", "S4", "S5", "S6", "S10", "S11", "S13", "S15", "S16", "S17", "S18", "S20"),
-)
-"""The rules of security, as docs/security.md has them: an event of security is that something was refused for one."""
-
 EVENTS: dict[str, tuple[str, ...]] = {
     "task": ("held", "queued", "leased", "running", "strayed", "parked", "done", "failed", "cancelled", "unknown"),
     "attempt": (
@@ -138,7 +126,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
-    "security": SECURITY_RULES,
+    "security": rules.SECURITY_RULES,
 }
 """What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
 

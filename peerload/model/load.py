@@ -17,7 +17,7 @@ Share = Annotated[float, Meta(ge=0.0, le=LOAD_MAX)]
 
 
 class Region(enum.IntEnum):
-    """Where the load index of a node stands between the low and the high mark."""
+    """Where the load index of a node stands between the low and the high threshold."""
 
     UNDERLOADED = 0
     NORMAL = 1
@@ -63,7 +63,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Thresholds(msgspec.Struct, frozen=True, gc=False):
-    """The four marks of a transfer policy, on the load index: in tasks per slot.
+    """The four thresholds of a transfer policy, on the load index: in tasks per slot.
 
     On a node with c slots and a load index of n / c, which is the tasks per slot unless the load policy counts otherwise: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if
     n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if n > give_above·c. prefetch: it asks for so

@@ -292,7 +292,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     """home → x: would you run attempt n? The answer reserves room for 10 s.
 
     migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue;
-    load_tasks_max: with n at most this x accepts whatever its marks say (-1: its marks alone decide)."""
+    load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide)."""
 
     task: TaskId
     uid: Uid

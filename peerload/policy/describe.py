@@ -1,4 +1,4 @@
-"""Policies and presets as people are told about them: what each is, its parameters, their values and meaning."""
+"""Descriptions of policies and presets for people: purpose, parameters, values and meaning."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from peerload.policy import registry
 from peerload.policy.parameters import Parameter, made, parameters
 from peerload.policy.preset import KINDS, PolicySet
 from peerload.policy.preset_lint import LintWarning, doubts
-from peerload.policy.preset_loader import REFERENCE, members_of, near, why_no_member
+from peerload.policy.preset_loader import REFERENCE, near, protocol_members, why_not_fulfilled
 
 SOURCE = re.compile(r"\[(RM|[A-Z][A-Za-z]+\d\d)\]")
-"""How a source is cited; docs/references.md lists them."""
+"""Pattern of a citation; docs/references.md lists the sources."""
 
 
-class PolicyChoice(msgspec.Struct, frozen=True):
-    """One policy. says: what it is; good, bad: when ("" if it does not say); target: ``module:Class`` or the file."""
+class PolicyDescription(msgspec.Struct, frozen=True):
+    """Description of one policy. says: its purpose; good, bad: when it is ("" if it does not say); target:
+    ``module:Class`` or the file."""
 
     kind: str
     name: str
@@ -34,28 +35,29 @@ class PolicyChoice(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...]
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """One kind in a preset. written: the preset names it, it is no default; values: of its parameters, by name."""
+class ChosenPolicy(msgspec.Struct, frozen=True):
+    """Policy of one kind in a preset. written: the preset names it, it is no default; values: of its parameters, by
+    name."""
 
-    member: PolicyChoice
+    member: PolicyDescription
     written: bool
     values: dict[str, Any]
 
 
-class Preset(msgspec.Struct, frozen=True):
-    """A preset, kind by kind. reference: what it changes for the reference model, as its tables say."""
+class PresetDescription(msgspec.Struct, frozen=True):
+    """Description of a preset, kind by kind. reference: what it changes for the reference model, as its tables say."""
 
     name: str
     description: str
     file: str
     memory: bool
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[ChosenPolicy, ...]
     reference: dict[str, Any]
     doubts: tuple[LintWarning, ...]
 
 
 class CheckedPolicy(msgspec.Struct, frozen=True):
-    """What became of checking a preset: the preset, or None and its mistakes."""
+    """Result of checking a preset: the preset, or None and its mistakes."""
 
     preset: PolicySet | None
     mistakes: list[ConfigError]
@@ -63,7 +65,7 @@ class CheckedPolicy(msgspec.Struct, frozen=True):
 
 
 def check(name: str) -> CheckedPolicy:
-    """Every mistake in a preset, or the preset and what is doubtful about it. Raises ConfigError if it cannot be read."""
+    """Find every mistake in a preset, or build the preset and lint it. Raises ConfigError if it cannot be read."""
     short, table, base, places = registry.read_preset(name)
     preset, mistakes = registry.try_preset(short, table, base, places)
     return CheckedPolicy(
@@ -71,8 +73,8 @@ def check(name: str) -> CheckedPolicy:
     )
 
 
-def preset(name: str) -> Preset:
-    """A preset by name or path. Raises ConfigError as `registry.load_preset` does."""
+def preset(name: str) -> PresetDescription:
+    """Describe a preset, by name or path. Raises ConfigError as `registry.load_preset` does."""
     short, table, base, places = registry.read_preset(name)
     built = registry.build_preset(short, table, base, places)
     chosen = []
@@ -83,18 +85,18 @@ def preset(name: str) -> Preset:
             written = written.get(part, {})
         values = {parameter.name: parameter.default for parameter in parameters(policy)}
         values |= {key: value for key, value in written.items() if key in values}
-        chosen.append(Chosen(member(kind, of_kind, policy), "policy" in written, values))
+        chosen.append(ChosenPolicy(member(kind, of_kind, policy), "policy" in written, values))
     told = doubts(built, places.file, table.get("transfer", {}))
     reference = table.get(REFERENCE, {})
-    return Preset(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
+    return PresetDescription(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
 
 
-def member(kind: str, name: str, policy: type) -> PolicyChoice:
-    """What a policy's class says of itself."""
+def member(kind: str, name: str, policy: type) -> PolicyDescription:
+    """Describe a policy by its class."""
     says, good, bad = _parted(inspect.cleandoc(policy.__doc__ or ""))
     module = sys.modules.get(policy.__module__)
     about = f"{policy.__doc__ or ''} {module.__doc__ if module is not None and module.__doc__ else ''}"
-    return PolicyChoice(
+    return PolicyDescription(
         kind=kind,
         name=name,
         says=says,
@@ -106,7 +108,7 @@ def member(kind: str, name: str, policy: type) -> PolicyChoice:
     )
 
 
-def find_member(name: str) -> PolicyChoice:
+def find_policy(name: str) -> PolicyDescription:
     """A policy by ``kind.name``, by a name that only one kind has, or as ``path/to/file.py:Class``. Raises ConfigError."""
     if ".py:" in name:
         policy = registry.class_from_file(name, Path())
@@ -134,7 +136,7 @@ def find_member(name: str) -> PolicyChoice:
 
 
 def _kind_of(policy: type, name: str) -> str:
-    """The kind of a class from a file: of those whose methods it has, the one that asks for most."""
+    """Kind of a class from a file: of the kinds whose methods it has, the one that asks for most."""
     required = {parameter.name: parameter.default for parameter in parameters(policy) if parameter.required}
     if required:
         raise ConfigError(
@@ -146,15 +148,15 @@ def _kind_of(policy: type, name: str) -> str:
         policy_made = made(policy, {})
     except Exception as error:
         raise ConfigError("policy", f"{name} cannot be made", why=f"{type(error).__name__}: {error}") from error
-    fulfilled = [kind for kind in KINDS if not why_no_member(kind, policy_made)]
+    fulfilled = [kind for kind in KINDS if not why_not_fulfilled(kind, policy_made)]
     if not fulfilled:
-        wanted = "; ".join(f"{kind}: {', '.join(members_of(kind))}" for kind in KINDS)
+        wanted = "; ".join(f"{kind}: {', '.join(protocol_members(kind))}" for kind in KINDS)
         raise ConfigError("policy", f"{name} is a policy of no kind", why=f"what they have: {wanted}")
-    return max(fulfilled, key=lambda kind: len(members_of(kind)))
+    return max(fulfilled, key=lambda kind: len(protocol_members(kind)))
 
 
 def _parted(text: str) -> tuple[str, str, str]:
-    """A docstring as what it says, what is good and what is bad, each on one line."""
+    """Split a docstring into purpose, good and bad, each on one line."""
     says, _, rest = text.partition("\nGood: ")
     good, _, bad = rest.partition("\nBad: ")
     return _plain(says), _plain(good), _plain(bad)
@@ -164,7 +166,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).replace("``", "`")
 
 
-def plain(value: PolicyChoice | Preset) -> dict[str, Any]:
-    """The same as plain dicts and lists, for JSON."""
+def plain(value: PolicyDescription | PresetDescription) -> dict[str, Any]:
+    """Plain dicts and lists of a description, for JSON."""
     told: dict[str, Any] = msgspec.to_builtins(value)
     return told

@@ -1,6 +1,8 @@
-"""Drawing peers one after the other, without replacement, as `docs/policies.md` (reports and probing) says.
+"""Random choice of peers, one after the other, without replacement, as docs/policies.md (reports and probing)
+describes.
 
-Whom memory names is asked first, newest first, REMEMBERED_MAX of them; that costs none of a search's probes. The rest are drawn by chance.
+Nodes that memory names are asked first, newest first, at most REMEMBERED_MAX of them; that costs none of a search's
+probes. The others are drawn by chance.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ if TYPE_CHECKING:
     from peerload.policy.api import NodeView, Reply
 
 REMEMBERED_MAX = 2
-"""Names from memory that one search asks: with many nodes the lists are always full, mostly of hints that hold no more."""
+"""Names from memory that one search asks. With many nodes the lists are always full, mostly of outdated hints."""
 DIRECT_DRAWS_MAX = 16
 """Draws by rejection before the remaining peers are listed; keeps a draw O(1) among many peers."""
 
 
 def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
-    """A peer to ask whether it accepts a task: from the idle list; then, up to ``probes`` of them, uniform, or by
-    reports those that said they would first, then those unheard of, never those that said otherwise. None when nobody
-    is left."""
+    """Draw a peer to ask whether it accepts a task: from the idle list first; then, up to ``probes`` of them,
+    uniformly, or by reports: first peers that reported that they accept, then peers without a report, never the
+    others. None if no peer is left."""
     asked = {reply.node for reply in replies}
     named = _remembered(view.idle_list, view.peers, replies)
     if named is not None or _spent(replies) >= probes:
@@ -32,8 +34,9 @@ def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random, 
     return _by_report(view, asked, rng, wanted="accepts")
 
 
-def draw_giver(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
-    """A peer to ask for a task; as `draw_receiver`, from the busy list and by whether reports say that it gives."""
+def draw_donor(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
+    """Draw a peer to ask for a task: as `draw_receiver`, from the busy list, and by whether reports say that it
+    gives."""
     asked = {reply.node for reply in replies}
     named = _remembered(view.busy_list, view.peers, replies)
     if named is not None or _spent(replies) >= probes:
@@ -44,17 +47,17 @@ def draw_giver(view: NodeView, replies: Sequence[Reply], rng: random.Random, pro
 
 
 def was_declined(replies: Sequence[Reply]) -> bool:
-    """An offer was made and declined: probing is over, the next best is tried."""
+    """Whether an offer was made and declined: probing is over, and the next best node is tried."""
     return len({reply.node for reply in replies}) < len(replies)
 
 
 def _spent(replies: Sequence[Reply]) -> int:
-    """Probes by chance so far; a declined offer is no further one."""
+    """Number of probes by chance so far; a declined offer counts as none."""
     return len({reply.node for reply in replies if not reply.remembered})
 
 
 def _remembered(names: Sequence[str], peers: Sequence[str], replies: Sequence[Reply]) -> str | None:
-    """The newest name that may be asked."""
+    """Newest name that may be asked."""
     if len({reply.node for reply in replies if reply.remembered}) >= REMEMBERED_MAX:
         return None
     asked = {reply.node for reply in replies}

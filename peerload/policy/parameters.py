@@ -1,5 +1,5 @@
-"""A policy's parameters: their types, bounds, defaults and meaning, as its fields declare them; and values held against
-these.
+"""Parameters of policies: their types, bounds, defaults and meaning, as the fields of the class declare them;
+validation of values.
 
 A policy whose class is a `msgspec.Struct` (or a dataclass) has its fields as parameters; ``Annotated[int, Meta(ge=0,
 le=64, description="…")]`` says what is allowed and what it means. Any other class has none.
@@ -21,7 +21,7 @@ VALUE_SHOWN_MAX = 60
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One parameter. ``allowed``: in words; ``default``: None also where it must be given (``required``); ``means``: "" if
+    """Parameter of a policy. allowed: in words; default: None also if it must be given (``required``); means: "" if
     its field does not say."""
 
     name: str
@@ -32,8 +32,8 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 def parameters(policy: type) -> tuple[Parameter, ...]:
-    """The parameters of a policy's class, in the order of its fields. Raises TypeError or NameError if the class declares
-    something that cannot be read."""
+    """Parameters of a policy's class, in the order of its fields. Raises TypeError or NameError if the class
+    declares something that cannot be read."""
     return tuple(
         Parameter(
             name=field.encode_name,
@@ -47,7 +47,7 @@ def parameters(policy: type) -> tuple[Parameter, ...]:
 
 
 def why_not(policy: type, name: str, value: object) -> str:
-    """Why the parameter ``name`` of a policy's class cannot have this value; "" if it can."""
+    """Reason why the parameter ``name`` of a policy's class cannot have this value; "" if it can."""
     declared = _type_of(policy, name)
     if isinstance(value, float) and not math.isfinite(value):
         return "no finite number"
@@ -59,12 +59,13 @@ def why_not(policy: type, name: str, value: object) -> str:
 
 
 def made(policy: type, values: dict[str, Any]) -> object:
-    """An instance. Raises ValueError (the class refuses this combination) or whatever else its constructor does."""
+    """Make an instance. Raises ValueError (the class refuses this combination) or whatever else its constructor
+    raises."""
     return msgspec.convert(values, policy) if _has_fields(policy) else policy(**values)
 
 
 def shown(value: object) -> str:
-    """A value as TOML writes it, not too long."""
+    """Text of a value as TOML writes it, shortened."""
     if value is None:
         return "-"
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, (bool, int, float, str, list)) else str(value)

@@ -1,4 +1,4 @@
-"""A preset: one policy of each kind, chosen independently, with its parameters."""
+"""Preset: one policy of each kind, chosen independently, with its parameters."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KINDS: dict[str, type] = {
     "priority": PriorityPolicy,
     "migration": MigrationPolicy,
 }
-"""Every kind with the Protocol that its members fulfil; the names are those of the tables in a preset."""
+"""Kinds of policy, each with the Protocol of its policies; the names are those of the tables in a preset."""
 
 
 class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
-    """The policies that one node plays; made by `peerload.policy.registry.load_preset`."""
+    """Policies of one node; made by `peerload.policy.registry.load_preset`."""
 
     name: str
     description: str

@@ -1,4 +1,4 @@
-"""What in a preset can be played but makes little sense: choices that work against each other."""
+"""Lint of presets: warnings about choices that can be played but work against each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LintWarning(msgspec.Struct, frozen=True):
-    """One doubt: the key, what is odd about it, and the file ("": none)."""
+    """Warning of the linter: the key, the problem, and the file ("": none)."""
 
     key: str
     says: str
@@ -27,7 +27,7 @@ class LintWarning(msgspec.Struct, frozen=True):
 
 
 class IdleNode:
-    """An idle node without peers, as policies are shown one."""
+    """View of an idle node without peers."""
 
     node = ""
     load_tasks = 0
@@ -47,41 +47,44 @@ class IdleNode:
     running: Sequence[RunningView] = ()
     load = 0.0
     load_unit = 1.0
-    marks = Thresholds(1.0, 1.0, 1.0, 1.0)
+    thresholds = Thresholds(1.0, 1.0, 1.0, 1.0)
     peers: Sequence[str] = ()
     reports_guide_probing = False
     idle_list: Sequence[str] = ()
     busy_list: Sequence[str] = ()
 
     def report(self, node: str) -> KnownReport | None:
-        """Nothing was heard of anybody."""
+        """Return None: no peer has reported."""
         del node
         return None
 
 
-def doubts(preset: PolicySet, file: str = "", marks_written: Container[str] = ()) -> list[LintWarning]:
-    """Every doubt about a preset. file: where it is written; marks_written: the keys of its table `transfer`."""
-    found = [*_about_marks(preset, marks_written), *_about_reports(preset), *_about_sharing(preset)]
+def doubts(preset: PolicySet, file: str = "", thresholds_written: Container[str] = ()) -> list[LintWarning]:
+    """Lint a preset. file: where it is written; thresholds_written: the keys of its table `transfer`."""
+    found = [*_about_thresholds(preset, thresholds_written), *_about_reports(preset), *_about_sharing(preset)]
     return [LintWarning(".".join(path), says, file) for path, says in found]
 
 
 _Found = list[tuple[tuple[str, ...], str]]
 
 
-def _about_marks(preset: PolicySet, marks_written: Container[str]) -> _Found:
+def _about_thresholds(preset: PolicySet, thresholds_written: Container[str]) -> _Found:
     try:
-        marks = preset.transfer.marks(IdleNode())
+        thresholds = preset.transfer.thresholds(IdleNode())
     except Exception as error:  # noqa: BLE001 -- a user's policy may fail in any way
         return [(("transfer", "policy"), f"it fails on an idle node: {error!r}")]
-    goes = {"send_at": ("sends", marks.send_at), "give_above": ("gives", marks.give_above)}
-    comes = {"accept_below": ("accepts", marks.accept_below), "receive_below": ("asks for", marks.receive_below)}
+    goes = {"send_at": ("sends", thresholds.send_at), "give_above": ("gives", thresholds.give_above)}
+    comes = {
+        "accept_below": ("accepts", thresholds.accept_below),
+        "receive_below": ("asks for", thresholds.receive_below),
+    }
     found: _Found = []
     for take, (takes, below) in comes.items():
         for give, (gives, above) in goes.items():
             if below > above:
                 both = f"between them a node both {takes} and {gives} tasks, which wander"
                 says = (take, f"{below:g} lies above {give} = {above:g}: {both}")
-                if give in marks_written and take not in marks_written:
+                if give in thresholds_written and take not in thresholds_written:
                     says = (give, f"{above:g} lies below {take} = {below:g}: {both}")
                 found.append((("transfer", says[0]), says[1]))
     return found

@@ -1,4 +1,5 @@
-"""Reads the tables of a preset and finds every mistake in them: each names the file, the key and what is allowed."""
+"""Loader of presets: reads their tables and finds every mistake in them. A mistake names the file, the key and what
+is allowed."""
 
 from __future__ import annotations
 
@@ -18,22 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PRESET_BYTES_MAX = 1 << 20
-"""A larger file is no preset."""
+"""Bound on the size of a preset."""
 REFERENCE = "reference"
-"""The table of what a preset changes in the reference model."""
+"""Table of the changes that a preset makes for the reference model."""
 LOCATION_SWITCHES = ("memory",)
-"""What the table [location] holds besides the tables of its sides."""
+"""Keys of the table [location] beside the tables of its sides."""
 
 
 class PresetPlaces(msgspec.Struct, frozen=True):
-    """What mistakes in a preset name beside the key: the file as its user named it ("": none), and the table in which mistakes are
-    looked for ("": the preset itself)."""
+    """Place of mistakes in a preset: the file as its user named it ("": none), and the table that is examined ("":
+    the preset itself)."""
 
     file: str = ""
     table: str = ""
 
     def mistake(self, path: tuple[str, ...], what: str, *, why: str = "", hint: str = "") -> ConfigError:
-        """The error about the key at this path."""
+        """Make the error about the key at this path."""
         key = ".".join((self.table, *path) if self.table else path)
         return ConfigError(key, what, why=why, hint=hint, file=self.file)
 
@@ -42,7 +43,7 @@ NOWHERE = PresetPlaces()
 
 
 def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], PresetPlaces]:
-    """The tables of a preset's text, and what its mistakes name. Raises ConfigError with the line if it is no TOML."""
+    """Parse a preset → its tables, and the place of its mistakes. Raises ConfigError with the line if it is no TOML."""
     if len(raw) > PRESET_BYTES_MAX:
         raise ConfigError("policy", f"has {len(raw)} bytes", why=f"a preset has at most {PRESET_BYTES_MAX}", file=file)
     try:
@@ -60,20 +61,20 @@ def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], PresetPlaces]:
 
 
 def _without_place(says: str, text: str) -> tuple[str, int]:
-    """What tomllib says, and the line it names in words."""
+    """Split tomllib's message into its text and the line that it names."""
     words, _, place = says.rpartition(" (at ")
     number = place.removeprefix("line ").partition(",")[0]
     return words or says, int(number) if number.isdecimal() else text.count("\n") + 1
 
 
 def near(name: str, names: Iterable[str], otherwise: str = "") -> str:
-    """A hint: which of these was meant?"""
+    """Hint at the name that was probably meant."""
     found = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {found[0]!r}?" if found else otherwise
 
 
 class PresetLoader:
-    """One preset's tables by kind. ``mistakes`` grows as they are looked at; nothing is raised."""
+    """Loader of one preset's tables by kind. ``mistakes`` grows meanwhile; nothing is raised."""
 
     def __init__(self, table: dict[str, Any], places: PresetPlaces = NOWHERE) -> None:
         self.places = places
@@ -120,7 +121,7 @@ class PresetLoader:
         return memory is True
 
     def name(self, kind: str, default: str) -> str:
-        """The policy that is chosen for a kind."""
+        """Name of the policy that is chosen for a kind."""
         chosen = self.tables.get(kind, {}).get("policy", default)
         if isinstance(chosen, str):
             return chosen
@@ -128,11 +129,11 @@ class PresetLoader:
         return default
 
     def not_found(self, kind: str, error: ConfigError) -> None:
-        """The policy of a kind could not be found or loaded."""
+        """Note that the policy of a kind could not be found or loaded."""
         self._wrong((*kind.split("."), "policy"), error.says, why=error.why, hint=error.hint)
 
     def member(self, kind: str, name: str, chosen: type) -> object:
-        """The policy of a kind with its parameters; None if that cannot be."""
+        """Make the policy of a kind with its parameters; None if that is impossible."""
         path = tuple(kind.split("."))
         before = len(self.mistakes)
         values = {key: value for key, value in self.tables.get(kind, {}).items() if key != "policy"}
@@ -164,7 +165,7 @@ class PresetLoader:
             self._wrong((*path, "policy"), f"{name!r} cannot be made", why=_says(error))
             return None
         kind = ".".join(path)
-        if reason := why_no_member(kind, policy):
+        if reason := why_not_fulfilled(kind, policy):
             self._wrong((*path, "policy"), f"{name!r} is no {KINDS[kind].__name__}", why=reason)
             return None
         return policy
@@ -173,14 +174,14 @@ class PresetLoader:
 # -- the methods of a kind ---------------------------------------------------------------------------------------------
 
 
-def members_of(kind: str) -> dict[str, Any]:
-    """What the Protocol of a kind asks for, by name: functions and properties."""
+def protocol_members(kind: str) -> dict[str, Any]:
+    """Functions and properties that the Protocol of a kind asks for, by name."""
     return {name: member for name, member in vars(KINDS[kind]).items() if not name.startswith("_")}
 
 
-def why_no_member(kind: str, policy: object) -> str:
-    """What keeps an object from being a policy of this kind; "" if nothing does."""
-    for name, member in members_of(kind).items():
+def why_not_fulfilled(kind: str, policy: object) -> str:
+    """Reason why an object cannot be a policy of this kind; "" if it can."""
+    for name, member in protocol_members(kind).items():
         takes = "" if isinstance(member, property) else f"({', '.join(list(inspect.signature(member).parameters)[1:])})"
         try:
             have = getattr(policy, name)

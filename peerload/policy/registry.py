@@ -1,4 +1,4 @@
-"""Finds policies by name and builds presets from TOML. The shipped policies have no privilege here.
+"""Registry: finds policies by name and builds presets from TOML. The shipped policies have no privilege here.
 
 A policy is named ``single-threshold`` (an entry point of the group `peerload.policies`, called
 ``transfer.single-threshold`` there) or ``path/to/file.py:Class``. A preset is the name of a shipped one
@@ -34,11 +34,11 @@ DEFAULTS = {
     "priority": "fcfs",
     "migration": "irrevocable",
 }
-"""What a preset gets for a kind it does not mention."""
+"""Default policies of the kinds that a preset does not mention."""
 
 
 def policies() -> dict[str, list[str]]:
-    """kind → the names of its registered members, sorted."""
+    """Names of the registered policies by kind, sorted."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for registered in _registered():
         kind, _, name = registered.rpartition(".")
@@ -49,18 +49,19 @@ def policies() -> dict[str, list[str]]:
 
 @functools.cache
 def _registered() -> dict[str, importlib.metadata.EntryPoint]:
-    """`kind.name` → where its class is. Every installed package is looked through for that: once in a process's life."""
+    """Entry points by `kind.name`. Cached, since all installed packages are searched."""
     return {entry.name: entry for entry in reversed(tuple(importlib.metadata.entry_points(group=GROUP)))}
 
 
 def presets() -> list[str]:
-    """The names of the shipped presets, sorted."""
+    """Names of the shipped presets, sorted."""
     directory = importlib.resources.files("peerload_policies") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in directory.iterdir() if entry.name.endswith(".toml"))
 
 
 def policy_class(kind: str, name: str, base: Path = Path()) -> type:
-    """The class of one policy; a file's path counts from ``base``. Raises ConfigError naming kind and allowed names."""
+    """Load the class of one policy; a file's path counts from ``base``. Raises ConfigError naming kind and allowed
+    names."""
     if ".py:" in name:
         return class_from_file(name, base, key=f"{kind}.policy")
     if (entry := _registered().get(f"{kind}.{name}")) is not None:
@@ -77,9 +78,9 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
     )
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A preset as it is written. name: its short one; file: as its user named it, for messages; base: what the paths of
-    policies in it count from."""
+class PresetSource(msgspec.Struct, frozen=True):
+    """Preset as it is written. name: its short one; file: as its user named it, for messages; base: the directory
+    from which paths of policies in it count."""
 
     name: str
     text: str
@@ -87,25 +88,25 @@ class Source(msgspec.Struct, frozen=True):
     base: str = ""
 
     def tables(self) -> tuple[str, dict[str, Any], Path, PresetPlaces]:
-        """What `build_preset` takes. Raises ConfigError if it is no TOML."""
+        """Arguments of `build_preset`. Raises ConfigError if the preset is no TOML."""
         table, places = parsed(self.text.encode("utf-8", "surrogateescape"), self.file)
         return self.name, table, Path(self.base), places
 
 
 def load_preset(name: str, *, is_reference: bool = False) -> PolicySet:
-    """A preset by name or path; ``is_reference``: with what its table ``reference`` changes for the reference model, in
-    which nothing takes time. Raises ConfigError naming the key, what is allowed, and the place, also for a mistake in
-    that table."""
+    """Load a preset by name or path; ``is_reference``: with the changes of its table ``reference``, for the
+    reference model, in which nothing takes time. Raises ConfigError naming the file, the key and what is allowed,
+    also for a mistake in that table."""
     return build_preset(*read_preset(name), is_reference=is_reference)
 
 
 def read_preset(name: str) -> tuple[str, dict[str, Any], Path, PresetPlaces]:
-    """What `build_preset` takes, of a preset by name or path. Raises ConfigError: there is none, or it is no TOML."""
+    """Arguments of `build_preset` for a preset by name or path. Raises ConfigError: there is none, or it is no TOML."""
     return preset_source(name).tables()
 
 
-def preset_source(name: str) -> Source:
-    """A preset by name or path. Raises ConfigError: there is none, or it cannot be read."""
+def preset_source(name: str) -> PresetSource:
+    """Read a preset by name or path. Raises ConfigError: there is none, or it cannot be read."""
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
@@ -114,7 +115,7 @@ def preset_source(name: str) -> Source:
             raw = path.read_bytes()
         except OSError as error:
             raise ConfigError("policy", f"{name} cannot be read", why=error.strerror or str(error)) from None
-        return Source(path.stem, _text(raw), name, str(path.parent.absolute()))
+        return PresetSource(path.stem, _text(raw), name, str(path.parent.absolute()))
     if name not in presets():
         raise ConfigError(
             "policy",
@@ -123,11 +124,11 @@ def preset_source(name: str) -> Source:
             hint=near(name, presets(), "your own is a path that ends in .toml"),
         )
     resource = importlib.resources.files("peerload_policies") / "presets" / f"{name}.toml"
-    return Source(name, _text(resource.read_bytes()), str(resource))
+    return PresetSource(name, _text(resource.read_bytes()), str(resource))
 
 
 def _text(raw: bytes) -> str:
-    """Whatever the bytes are: what is wrong with them is told where they are parsed."""
+    """Decode without loss: mistakes in the bytes are reported when they are parsed."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -139,8 +140,8 @@ def build_preset(
     *,
     is_reference: bool = False,
 ) -> PolicySet:
-    """A preset from its tables (as TOML gives them); ``base``: where a policy's own file is looked for. Raises ConfigError
-    with the first mistake in it."""
+    """Build a preset from its tables (as TOML gives them); ``base``: directory of a policy's own file. Raises
+    ConfigError with the first mistake in it."""
     preset, mistakes = try_preset(name, table, base, places, is_reference=is_reference)
     if preset is None:
         raise mistakes[0]
@@ -155,7 +156,7 @@ def try_preset(
     *,
     is_reference: bool = False,
 ) -> tuple[PolicySet | None, list[ConfigError]]:
-    """The same, with every mistake in it; the preset is None if there is one."""
+    """Build a preset from its tables → the preset, None if there is a mistake, and all mistakes."""
     tables = {key: value for key, value in table.items() if key != REFERENCE}
     changes = table.get(REFERENCE, {})
     if not isinstance(changes, dict):
@@ -168,7 +169,7 @@ def try_preset(
 
 
 def _changed(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The table with other values; a part that names another policy has none of the parameters of the one before."""
+    """Apply changes to a table; a part that names another policy has none of the parameters of the one before."""
     changed = dict(table)
     for key, value in changes.items():
         before = table.get(key)
@@ -215,7 +216,7 @@ def _member(reading: PresetLoader, kind: str, name: str, base: Path) -> object:
 
 
 def class_from_file(name: str, base: Path = Path(), key: str = "policy") -> type:
-    """The class that ``path/to/file.py:Class`` names. Raises ConfigError about ``key``."""
+    """Load the class that ``path/to/file.py:Class`` names. Raises ConfigError about ``key``."""
     written, _, class_name = name.rpartition(":")
     path = str(base / written)
     module_name = f"peerload_policy:{path}"
@@ -238,7 +239,7 @@ def class_from_file(name: str, base: Path = Path(), key: str = "policy") -> type
 
 
 def _says(error: BaseException, path: str) -> str:
-    """An error in a user's file, with the last of its lines that led there."""
+    """Message of an error in a user's file, with the last of its lines that led there."""
     line = error.lineno if isinstance(error, SyntaxError) else 0
     traceback = error.__traceback__
     while traceback is not None:

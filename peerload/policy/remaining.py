@@ -1,4 +1,4 @@
-"""How long a running task will still take, by the durations known."""
+"""Expected remaining time of a running task, from known durations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 def remaining_s(task: RunningView, mean_s: float) -> float:
-    """E[X - t | X > t]: the expected rest of a task that has run for t. One that has outlived all known runs takes as long
-    again; ``mean_s`` where no run is known, as if it had no memory."""
+    """E[X - t | X > t]: expected remaining time of a task that has run for t. A task that has outlived all known
+    runs takes as long again; ``mean_s`` if no run is known (memoryless)."""
     durations = task.durations
     if not durations:
         return mean_s

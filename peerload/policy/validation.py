@@ -1,6 +1,6 @@
-"""What a policy answered, held against what its kind may answer. Each function returns the answer or raises TypeError or
-ValueError, so that nonsense counts as a failure of the policy and reaches nobody. What these say is the same in every
-process, as decisions are: no address of an object is in it."""
+"""Validation of the answers of policies. Each function returns the answer or raises TypeError or ValueError, so that
+an invalid answer counts as a failure of the policy and reaches no other node. The messages are the same in every
+process, as decisions are: they contain no address of an object."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def sound_load(answer: object) -> float:
-    """A load index: a number, 0 … LOAD_MAX."""
+def valid_load(answer: object) -> float:
+    """Validate a load index: a number, 0 … LOAD_MAX."""
     if not isinstance(answer, int | float):
         raise TypeError(f"a {type(answer).__name__} is no load index")
     if not 0.0 <= answer <= LOAD_MAX:
@@ -23,34 +23,34 @@ def sound_load(answer: object) -> float:
     return float(answer)
 
 
-def sound_marks(answer: object) -> Thresholds:
-    """Marks of finite numbers ≥ 0."""
+def valid_thresholds(answer: object) -> Thresholds:
+    """Validate thresholds: finite numbers ≥ 0."""
     if not isinstance(answer, Thresholds):
-        raise TypeError(f"a {type(answer).__name__} is no marks")
-    for mark in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
-        if not isinstance(mark, int | float):
-            raise TypeError(f"a {type(mark).__name__} is no mark")
-        if mark < 0 or not isfinite(mark):
-            raise ValueError(f"a mark of {mark!r}")
+        raise TypeError(f"a {type(answer).__name__} is not Thresholds")
+    for threshold in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
+        if not isinstance(threshold, int | float):
+            raise TypeError(f"a {type(threshold).__name__} is no threshold")
+        if threshold < 0 or not isfinite(threshold):
+            raise ValueError(f"a threshold of {threshold!r}")
     return answer
 
 
-def sound_partner(answer: object) -> str | None:
-    """A node's name, or nobody."""
+def valid_partner(answer: object) -> str | None:
+    """Validate a partner: a node's name, or None."""
     if not isinstance(answer, str | None):
         raise TypeError(f"a {type(answer).__name__} is no node's name")
     return answer
 
 
-def sound_answer(answer: object) -> bool:
-    """Yes or no."""
+def valid_answer(answer: object) -> bool:
+    """Validate a Boolean answer."""
     if not isinstance(answer, bool):
         raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
     return answer
 
 
-def sound_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None:
-    """Different names of peers; None: everybody."""
+def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None:
+    """Validate an audience: different names of peers; None: all."""
     if answer is None:
         return None
     if not isinstance(answer, (tuple, list)):
@@ -60,15 +60,15 @@ def sound_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
     return answer
 
 
-def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
-    """A step of a search, with texts for names and reasons."""
+def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
+    """Validate a step of a search: names and reasons are texts."""
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
             return answer
         case Broadcast(otherwise=None):
             return answer
         case Broadcast(otherwise=Transfer() as late):
-            sound_step(late)
+            valid_step(late)
             return answer
         case Transfer(to=str(), load_tasks_max=int() as most) if -1 <= most <= ANY_LOAD and not isinstance(most, bool):
             return answer

@@ -1,1 +1,1 @@
-"""The same core on an event heap: simulated clock, network, disk and launcher; no scheduling idea lives here."""
+"""Simulator of policies: the decisions of `peerload.core` on an event heap with a simulated clock."""

@@ -1,4 +1,4 @@
-"""What queueing theory says without a simulation: no sharing at all, and one queue for everybody."""
+"""Bounds from queueing theory: nodes that share nothing, and one queue for all slots."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 SAMPLE_S = 1.0
 AVERAGE_S = 5.0
 LITTLE = 0.005
-"""Cores below which nothing is busy any more."""
+"""Cores below which a node counts as idle."""
 READINGS = ("cpus_busy", "gpus_busy")
 SAMPLE = events.LoadSampled(0.0, 0.0, 0)
-"""Stands in the heap for the reading of that moment."""
+"""Placeholder in the event heap for the reading of that moment."""
 
 
-class _Looks(IdleNode):
+class _ReadingsProbe(IdleNode):
     """A node that notes which of its readings a load policy looks at."""
 
     def __init__(self, gpus: int) -> None:
@@ -37,7 +37,7 @@ class _Looks(IdleNode):
         self.seen: set[str] = set()
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 -- whatever a node has
-        """As ever; that it was asked for is noted."""
+        """Get an attribute, and note that it was read."""
         if name in READINGS:
             self.seen.add(name)
         return super().__getattribute__(name)
@@ -45,7 +45,7 @@ class _Looks(IdleNode):
 
 def readings_of(policies: PolicySet, gpus: int) -> set[str]:
     """The readings of sensors that the load policy looks at on a node with so many GPUs: `cpus_busy`, `gpus_busy`."""
-    node = _Looks(gpus)
+    node = _ReadingsProbe(gpus)
     for index in (policies.load.load, getattr(policies.load, "gpu_load", None) if gpus else None):
         if index is not None:
             try:
@@ -68,7 +68,7 @@ def check_modelled(policies: PolicySet, gpus: int, modelled: tuple[str, ...]) ->
 
 
 class CpuUse:
-    """Of all nodes of a simulation. ``at(at_s, name)`` asks for `sample(name)` to be called then."""
+    """CPU utilization of all nodes of a simulation. ``at(at_s, name)`` schedules a call of `sample(name)`."""
 
     def __init__(self, nodes: Mapping[str, Node], at: Callable[[float, str], object]) -> None:
         self._nodes = nodes
@@ -80,19 +80,19 @@ class CpuUse:
         self._is_sampled = dict.fromkeys(nodes, False)
 
     def before(self, name: str, now_s: float) -> None:
-        """What runs on this node may change at this moment: until now it was so."""
+        """Add up what was busy until now; called before an event changes what runs on this node."""
         self._busy_s[name] += self._nodes[name].ledger.cpus_running * (now_s - self._since_s[name])
         self._since_s[name] = now_s
 
     def after(self, name: str, now_s: float) -> None:
-        """What runs there has changed perhaps: sample, if anything does."""
+        """Schedule a sample if something runs; called after an event."""
         if not self._is_sampled[name] and self._nodes[name].ledger.cpus_running:
             self._is_sampled[name] = True
             self._sampled_s[name], self._busy_s[name] = now_s, 0.0
             self._at(now_s + SAMPLE_S, name)
 
     def sample(self, name: str, now_s: float) -> events.LoadSampled:
-        """The reading of this moment, and when there is to be another one."""
+        """Return the reading of this moment, and schedule the next one if anything is busy."""
         self.before(name, now_s)
         busy = self._busy_s[name] / max(now_s - self._sampled_s[name], SAMPLE_S)
         average = self._average[name] + (1.0 - math.exp(-SAMPLE_S / AVERAGE_S)) * (busy - self._average[name])

@@ -1,8 +1,8 @@
-"""The ideal world with GPUs in it: the nodes have devices, and what a sensor would read of them is played.
+"""Queueing model with GPUs: the nodes have devices, and their sensor readings are simulated.
 
-A task's memory appears on its GPUs in the seconds after its start and is gone with it; a node is read at the pace of an
-agent: every second while a task holds a GPU there, and soon after one has left. Others use nothing. Tasks that share a GPU
-do not slow each other down.
+A task's memory appears on its GPUs in the seconds after its start and is gone with it. A node is read as often as an
+agent reads: every second while a task holds a GPU there, and soon after one has left. Other programs use nothing.
+Tasks that share a GPU do not slow each other down.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ for smaller than it is, here as anywhere."""
 
 
 class DeviceArrival(Arrival, frozen=True, gc=False):
-    """A submission in full: what it asks for, and its command, by which its like are known. gpu_bytes: the memory that it
-    will really have on each of its GPUs."""
+    """Submission with everything that it asks for, and its command, by which similar tasks are known. gpu_bytes: the
+    memory that it will really use on each of its GPUs."""
 
     request: ResourceRequest = ResourceRequest()
     command: str = "task"
     gpu_bytes: int = 0
 
 
-class Witness(Protocol):
-    """Is told of each task, by its number 1, 2, … in the order of arrival, as it comes, as its process begins, with its
-    devices by their ids, and as that ends. Times in simulated seconds."""
+class TaskObserver(Protocol):
+    """Observer of all tasks, by their numbers 1, 2, … in the order of arrival. Times in simulated seconds."""
 
     def comes(self, number: int, arrival: DeviceArrival) -> None:
-        """It was submitted."""
+        """The task was submitted."""
 
     def begins(self, now_s: float, number: int, arrival: DeviceArrival, node: str, devices: Sequence[str]) -> None:
-        """It starts."""
+        """The task's process starts on this node, with these devices."""
 
     def ends(self, now_s: float, number: int) -> None:
-        """It is over."""
+        """The task's process has ended."""
 
 
 class _Attempt:
-    """A task that runs, with the GPUs that it was given."""
+    """Running task, with the GPUs that it was given."""
 
     __slots__ = ("arrival", "devices", "number", "since_s")
 
@@ -68,18 +67,18 @@ class _Attempt:
         self.since_s = since_s
 
     def used_bytes(self, now_s: float) -> int:
-        """On each of them."""
+        """Memory used on each of its GPUs."""
         return int(self.arrival.gpu_bytes * min((now_s - self.since_s) / LOADING_S, 1.0))
 
 
 class DeviceModel(QueueingModel):
-    """Nodes with these profiles, whose devices are read. All arrivals are `DeviceArrival`; ``witness`` is told of all."""
+    """Nodes with devices that are read. All arrivals are `DeviceArrival`; ``witness`` is told of all."""
 
     def __init__(
         self,
         policies: PolicySet,
         profiles: Sequence[Profile],
-        witness: Witness,
+        witness: TaskObserver,
         *,
         seed: int,
         message_s: float = 0.0,
@@ -110,7 +109,7 @@ class DeviceModel(QueueingModel):
         return spec
 
     def _look(self, name: str, in_s: float) -> float:
-        """This node's devices are to be read → when."""
+        """Schedule a reading of this node's devices → when."""
         at_s = self.now_s + in_s
         self._at(at_s, name, events.DevicesSampled(at_s, ()))
         return at_s
@@ -142,12 +141,12 @@ class DeviceModel(QueueingModel):
             self._read_on(name)
 
     def _read_on(self, name: str) -> None:
-        """Every second, while a task holds a GPU there."""
+        """Schedule the next reading, while a task holds a GPU there."""
         if name not in self._reads_at and any(attempt.devices for attempt in self._running[name].values()):
             self._reads_at[name] = self._look(name, READ_S)
 
     def _readings(self, name: str) -> tuple[DeviceReading, ...]:
-        """What a sensor would see now."""
+        """Sensor readings of a node's devices at this moment."""
         ours: dict[str, list[tuple[str, int]]] = {device: [] for device in self._read[name]}
         for key, attempt in self._running[name].items():
             for device in attempt.devices:

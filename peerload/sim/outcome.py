@@ -1,4 +1,4 @@
-"""What the replications of one scenario say together: intervals, stability, fairness, and the bounds of theory."""
+"""Results of all replications of one scenario: intervals, stability, fairness, and the bounds of theory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GREW_FACTOR, GREW_SHARE = 1.5, 0.002
-"""Unfinished tasks that become this many times more through the measured part, batch after batch, and at least this
-share of all that arrived meanwhile, are no chance: the system is unstable, or far from settled."""
+"""A system is unstable, or far from settled, if the unfinished tasks grow by this factor through the measured part,
+batch after batch, and by at least this share of the tasks that arrived meanwhile."""
 SETTLED_AFTER, WITH_ROOM = 3.0, 1.5
-"""A node on its own that begins empty is near its mean response of W mean service times after the first times W² of them;
-those who share settle sooner. Where the warm-up was shorter it is made so long, and the second times that."""
+"""A node on its own that begins empty is near its mean response of W mean service times after the first times W² of
+them; nodes that share settle sooner. A shorter warm-up is repeated with that length, times the second."""
 MEASURED_FEW = 200
-"""Measured tasks of all replications together; of fewer a mean says little."""
+"""Measured tasks of all replications together below which a mean says little."""
 GROWS_AGAIN = 4
-"""What seems unstable is looked at again with so many times the tasks, until there are so many times the usual number."""
+"""Scenarios that seem unstable are repeated with this many times the tasks, up to this many times the usual number."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -46,18 +46,18 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def mean_response(self) -> Interval:
-        """In simulated seconds."""
+        """Mean response in simulated seconds."""
         return self.metrics["mean_response"]
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Of the means by home node: the largest over the smallest, and the coefficient of variation."""
+        """Spread of the means by home node: the largest over the smallest, and the coefficient of variation."""
         means = [mean for mean in self.homes if mean is not None]
         return max(means) / max(min(means), 1e-12), pstdev(means) / max(fmean(means), 1e-12)
 
 
 def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
-    """Of all replications of a scenario."""
+    """Combine the samples of all replications of a scenario."""
     metrics = intervals(samples)
     is_stable, warnings = _stability(scenario, samples)
     one_queue, no_sharing = bounds(scenario, scenario.offered_load)
@@ -76,7 +76,7 @@ def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
 
 
 def impossible(scenario: Scenario) -> str:
-    """Why this cannot be stable whatever the policy does, "" if it can."""
+    """Reason why this scenario cannot be stable with any policy; "" if it can."""
     load = scenario.offered_load
     if load < 1:
         return ""
@@ -114,13 +114,13 @@ def _too_short(scenario: Scenario, mean_response_s: float) -> list[str]:
 
 
 def _rounded_up(tasks: float) -> int:
-    """To two digits."""
+    """Round up to two digits."""
     digits: int = 10 ** max(int(math.log10(tasks)) - 1, 0)
     return math.ceil(tasks / digits) * digits
 
 
 def _too_good(scenario: Scenario, mean_response: Interval, one_queue: float | None) -> list[str]:
-    """Whoever does not know how long tasks take cannot be better than one queue for all slots."""
+    """Warn of a mean below one queue for all slots, which no policy beats that does not know how long tasks take."""
     if not _is_below(mean_response, one_queue):
         return []
     bound = f"the {one_queue:.4g} of one queue for all slots, which nobody beats that does not know how long tasks take"
@@ -132,7 +132,7 @@ def _is_below(mean_response: Interval, one_queue: float | None) -> bool:
 
 
 def _incomplete(samples: Sequence[Sample], *, is_stable: bool | None, is_recorded: bool) -> list[str]:
-    """What is missing from the numbers; a trace is all there is, however short."""
+    """Warnings about what is missing from the numbers; a trace counts as complete, however short."""
     found = []
     measured = sum(count for sample in samples for count, _ in sample.homes)
     if measured < MEASURED_FEW and not is_recorded:
@@ -158,13 +158,13 @@ def _warm_up_needed(scenario: Scenario, mean_response_s: float) -> int:
 
 
 def _rate(scenario: Scenario) -> float:
-    """Of arrivals, in tasks per mean service time."""
+    """Arrival rate, in tasks per mean service time."""
     return scenario.offered_load * scenario.capacity
 
 
 def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
-    """The same with more tasks, where these were too few to settle, or to tell that it does not; None if they were not, or
-    if more would not help."""
+    """The scenario with more tasks, if these were too few to settle or to judge stability; None if they were enough,
+    or if more would not help."""
     if scenario.trace is not None or scenario.offered_load >= 1:
         return None
     if found.is_stable and not _is_below(found.mean_response, found.one_queue):
@@ -180,8 +180,8 @@ def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
 
 
 def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]:
-    """→ the mean response of one queue with all slots, which nobody beats, and of nodes that share nothing: where
-    arrivals are Poisson, service is exponential and nodes are alike; None where they are not."""
+    """→ mean response of one queue with all slots, which no policy beats, and of nodes that share nothing. Each is
+    None unless arrivals are Poisson, service is exponential and nodes are alike."""
     if (
         scenario.trace is not None
         or scenario.durations

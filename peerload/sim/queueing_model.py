@@ -1,16 +1,16 @@
-"""The model of queueing theory around the same core: no delays, no losses, no crashes, nothing but tasks and policies.
+"""Queueing model around the real core: no delays, no losses, no crashes, nothing but tasks and policies.
 
     cluster = QueueingModel(policies, profiles_of([1] * 20), seed=1, ended=print)
-    cluster.run(arrivals)
+    cluster.run(arrivals, tasks=1000)
 
-A message arrives at the moment it is sent, what is to be durable is so at once, and leases last for ever; so a probe
-and the offer after it are one instant, as in the reference model (docs/policies.md, "probe and OFFER"). Each node is a
+A message arrives at the moment it is sent, every write is durable at once, and leases last for ever. So a probe and
+the offer after it are one instant, as in the reference model (docs/policies.md, "probe and OFFER"). Each node is a
 `Node`, driven by its events and nothing else. Everything that follows from one event at one instant is done, first
-come, first served, before the clock moves on. Messages may be given a time to travel: then a search takes time, offers
-may be declined, and since nothing is ever lost no time-out has a meaning even so.
+come, first served, before the clock moves on. Messages may be given a travel time (`Delays`): then a search takes
+time, and offers may be declined; since nothing is ever lost, time-outs still have no meaning.
 
-`engine.Simulation` asks what becomes of the promises when things go wrong, and pays for it at every step; this driver
-asks how good a policy is. Both play the same game: where nothing goes wrong they give equal response times.
+This driver asks how good a policy is. The chaos harness (tests/chaos) asks what becomes of the promises when things
+go wrong, and pays for it at every step. Where nothing goes wrong, both give equal response times.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ EPOCH_S = 1_700_000_000.0
 """Unix time at the start of every run."""
 NEVER_S = 1e9
 REPORTS_IN_ALL_MAX = 400_000
-"""Reports that all nodes together keep of one another: up to 632 nodes each keeps one of every peer, beyond that the
-newest. Else memory would grow with the square of their number."""
+"""Reports that all nodes together keep of one another. Up to 632 nodes, each keeps one of every peer; beyond that,
+the newest. Otherwise memory would grow with the square of the number of nodes."""
 FIRST_WORDS = 2
-"""Nodes whose announcement at the start is on its way where messages take time: enough for each to hear that it has
-peers. Those of all would be N² messages."""
+"""Nodes whose announcement at the start is sent if messages take time: enough for each to hear that it has peers.
+Announcements of all would be N² messages."""
 WITHOUT_MEANING = frozenset(
     (
         actions.Persist,
@@ -71,10 +71,10 @@ WITHOUT_MEANING = frozenset(
         actions.LookAtDevices,
     ),
 )
-"""Actions that change nothing in a world where everything is durable, known and kept for ever."""
+"""Actions that change nothing where everything is durable, known and kept for ever."""
 
 MIGRATIONS_MAX = 32
-"""Placements of one task by choice, where the migration policy sets no limit. Where nothing takes time, a policy that
+"""Placements of one task by choice, if the migration policy sets no limit. Where nothing takes time, a policy that
 places without asking would pass a task on among full nodes for ever, at one instant."""
 
 IDEAL_CONFIG = CoreConfig(
@@ -102,12 +102,12 @@ IDEAL_CONFIG = CoreConfig(
     tokens_kept_max=1,
     gossip=GossipPreset(probe_s=NEVER_S, load_s=NEVER_S, loads_max=0, sync_s=NEVER_S),
 )
-"""Nothing is ever late, so no timer but a policy's own has a meaning."""
+"""Configuration without time-outs: nothing is ever late, so only a policy's own timers have a meaning."""
 
 
 class CompletedTask:
-    """One task at its end. Times in simulated seconds; home and node: where it arrived and where it ran; started_s:
-    when it began to run there; ended_s: when its home knew that it had ended."""
+    """Task at its end. Times in simulated seconds; home, node: where it arrived and where it ran; started_s: when it
+    began to run there; ended_s: when its home knew that it had ended."""
 
     __slots__ = ("arrival", "ended_s", "home", "node", "number", "started_s")
 
@@ -121,13 +121,13 @@ class CompletedTask:
 
     @property
     def response_s(self) -> float:
-        """From the arrival at the home node to the end."""
+        """Time from the arrival at the home node to the end."""
         return self.ended_s - self.arrival.at_s
 
 
 class _PendingTask:
-    """A task that has arrived and not ended; started_s: when it began to run, -1.0 before that; node, ends_s: where, and
-    when its home will know that it has ended."""
+    """Task that has arrived and not ended. started_s: when it began to run, -1.0 before that; node, ends_s: where it
+    runs, and when its home will know that it has ended."""
 
     __slots__ = ("arrival", "ends_s", "node", "number", "started_s")
 
@@ -227,7 +227,7 @@ class QueueingModel:
     # -- the clock -----------------------------------------------------------------------------------------------------
 
     def run(self, arrivals: Iterator[Arrival], *, tasks: int) -> None:
-        """Let these many more of the arrivals come; what has not ended by then goes on in the next run."""
+        """Submit this many more of the arrivals; tasks that have not ended by then go on in the next run."""
         until = self.arrived + tasks
         while self.arrived < until:
             arrival = next(arrivals, None)
@@ -241,7 +241,7 @@ class QueueingModel:
         self._until(at_s)
 
     def drain(self) -> None:
-        """No more arrivals: go on until every task has ended."""
+        """Go on without arrivals until every task has ended."""
         while self._unfinished and self._heap:
             self._until(self._heap[0][0])
 
@@ -251,11 +251,11 @@ class QueueingModel:
         return len(self._unfinished)
 
     def waiting(self) -> Iterator[tuple[int, Arrival]]:
-        """Those of them that have not begun to run, with their numbers."""
+        """Unfinished tasks that have not begun to run, with their numbers."""
         return ((task.number, task.arrival) for task in self._unfinished.values() if task.started_s < 0)
 
     def running(self) -> Iterator[CompletedTask]:
-        """The others, as they will be at their end, which is certain: a task that runs is left where it is."""
+        """Running tasks, as they will be at their end, which is certain: a task that runs stays where it is."""
         for task in self._unfinished.values():
             if task.started_s >= 0:
                 yield CompletedTask(task.number, task.arrival, task.node, task.started_s, task.ends_s)
@@ -269,7 +269,7 @@ class QueueingModel:
         return total
 
     def load_tasks(self) -> int:
-        """n of all nodes together, as they count it themselves."""
+        """Sum of n of all nodes, as they count it themselves."""
         return sum(node.ledger.load_tasks for node in self.nodes.values())
 
     def _until(self, at_s: float) -> None:
@@ -295,7 +295,7 @@ class QueueingModel:
         heapq.heappush(self._heap, (at_s, self._sequence, name, event))
 
     def _finish_instant(self) -> None:
-        """Whatever follows at this instant; then the timers that are still set."""
+        """Handle everything that follows at this instant; then arm the timers that are still set."""
         now = self._now
         while now:
             self._handle(*now.popleft())
@@ -310,7 +310,8 @@ class QueueingModel:
         self._at(at_s, name, events.TimerExpired(timer))
 
     def _is_due(self, name: str, timer: timers.Timer, due_s: float) -> bool:
-        """One entry of the heap serves a timer however often it is set anew: it comes early and goes in again."""
+        """Check a timer's entry of the heap. One entry serves a timer however often it is set anew: an entry that is
+        early goes in again."""
         if self._armed.get((name, timer)) != due_s:
             return False  # set to an earlier time since
         del self._armed[name, timer]

@@ -1,4 +1,4 @@
-"""Traces of tasks: what came when, for how long, and where; from CSV with a header or from JSON lines.
+"""Traces of tasks: arrival, duration and home of each, from CSV with a header or from JSON lines.
 
     arrival,duration,cpus,gpus,node
     0.0,12.5,1,0,ws1
@@ -30,7 +30,7 @@ DURATION_S_MAX = 1e9
 CPUS_MAX, GPUS_MAX = 65_536, 1024
 
 WHOLE = ("arrival", "duration")
-"""Columns that a trace of arrivals must have; one that durations are drawn from needs the last alone."""
+"""Columns that a trace of arrivals must have; a trace from which durations are drawn needs the last one only."""
 
 
 class TaskTrace(msgspec.Struct, frozen=True):
@@ -46,18 +46,18 @@ class TaskTrace(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
     def __len__(self) -> int:
-        """Tasks."""
+        """Number of tasks."""
         return len(self.arrivals)
 
     @property
     def span_s(self) -> float:
-        """How long they kept coming: the n - 1 pauses between them, and one more."""
+        """Time during which tasks arrived: the n - 1 pauses between them, and one more."""
         count = len(self.arrivals)
         return self.arrivals[-1] * count / (count - 1) if count > 1 else 0.0
 
     @property
     def work_s(self) -> float:
-        """Slot seconds in all."""
+        """Total work in slot seconds."""
         return sum(duration * max(math.ceil(cpus), 1) for duration, cpus in zip(self.durations, self.cpus, strict=True))
 
 

@@ -1,8 +1,7 @@
-"""A short play of a preset, which finds what reading it cannot show: a policy that fails, and one whose nodes do not each
-have a state of their own.
+"""Rehearsal of a preset: a short simulation that finds policies that fail, and policies whose nodes share state.
 
-Each node has policy instances of its own, so state in an instance is a node's. State in a class or in a module is shared
-by all nodes of a simulation, and by no two agents: such a policy behaves differently live.
+Each node has policy instances of its own, so state in an instance belongs to one node. State in a class or in a
+module is shared by all nodes of a simulation, and by no two agents: such a policy behaves differently live.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ if TYPE_CHECKING:
 
 NODES, TASKS, LOAD, SEED = 6, 400, 0.9, 1
 DEPTH_MAX = 8
-"""How deep values in values are looked at."""
+"""Depth to which values inside values are compared."""
 SHIPPED = "peerload"
-"""Modules whose name begins so are not looked at: their policies are examined by tests."""
+"""Prefix of modules that are skipped: tests examine the shipped policies."""
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """What became of it. policy_errors: how often a policy raised, or answered what cannot be; shared: names of classes' and
-    modules' variables that changed, so that nodes share them; repeats: whether the same seed gave the same run again."""
+    """Result of a rehearsal. policy_errors: how often a policy raised or gave an invalid answer; shared: names of
+    variables of classes and modules that changed, so that nodes share them; repeats: whether the same seed gave the
+    same run again."""
 
     nodes: int
     tasks: int
@@ -43,7 +43,7 @@ class Rehearsal(msgspec.Struct, frozen=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing was found."""
+        """Whether the rehearsal found nothing."""
         return not self.policy_errors and not self.shared and self.repeats
 
 
@@ -95,7 +95,7 @@ def _shown(prefix: str, variables: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 
 def _text(value: object, depth: int) -> str:
-    """The same text for the same value, as far as one can look into it."""
+    """Text of a value: equal for equal values, as far as their insides can be read."""
     inside: Any = getattr(value, "__dict__", None)
     if depth == 0:
         return "…"

@@ -1,4 +1,4 @@
-"""One replication: played, the warm-up thrown away, the rest measured in batches."""
+"""Replication: one simulated run, whose warm-up is thrown away and whose rest is measured in batches."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 BATCHES = 5
 """Batches of one replication; their spread gives the interval."""
 WARM_UP_SHARE, WARM_UP_SHARE_MAX, WARM_UP_S = 0.25, 0.5, 60.0
-"""What is thrown away: a quarter of the tasks; more, up to half of them, where a quarter is less than so many mean
+"""Length of the warm-up: a quarter of the tasks; more, up to half of them, where a quarter is less than so many mean
 service times (a thousand nodes that begin empty need that long, however many tasks it takes)."""
 PILOT_TASKS, PILOT_SHARE = 1000, 0.1
-"""Played to learn how many tasks fit into the time there is: these, and then this share of those that seem to fit."""
+"""Pilot run that finds out how many tasks fit into the given time: this many tasks, and then this share of those
+that seem to fit."""
 TASKS_MIN = 4000
-"""Of a replication whose length is found from the time there is."""
+"""Least tasks of a replication whose length follows from the given time."""
 AFTER_SHARE = 1.0
 """Arrivals go on until all measured tasks have ended, but for no more than this many times their number …"""
 AFTER_TASKS, AFTER_FACTOR = 20_000, 1.5
@@ -47,9 +48,9 @@ POLICY_ERRORS = metrics.POLICY_ERRORS
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """All that a run needs: who plays what, how often tasks come to each node, how long one takes and travels.
+    """Everything that a run needs: policies, nodes, arrival rates, service times and delays.
 
-    recorded: the arrivals themselves, in the place of a Poisson stream; its nodes are then those named there.
+    recorded: the arrivals themselves, in place of a Poisson stream; its nodes are then those named there.
     """
 
     policies: PolicySet
@@ -63,8 +64,8 @@ class Setup(msgspec.Struct, frozen=True):
     recorded: Callable[[random.Random], Iterator[Arrival]] | None = None
 
     def arrivals(self, rng: random.Random) -> Iterator[Arrival]:
-        """What was recorded; or a Poisson stream without end, in which each task goes to a node with a probability
-        proportional to its rate."""
+        """Recorded arrivals, or an endless Poisson stream in which each task goes to a node with a probability
+        proportional to the node's rate."""
         return self._poisson(rng) if self.recorded is None else self.recorded(rng)
 
     def _poisson(self, rng: random.Random) -> Iterator[Arrival]:
@@ -78,8 +79,8 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Replication:
-    """A cluster that is played step by step. Results lie in arrays by the number of the task (1, 2, …): response and
-    wait (until it begins to run), both in s; whether it ran elsewhere; the number of its home node."""
+    """Simulated cluster that is run step by step. Results lie in arrays by the number of the task (1, 2, …):
+    response and wait (until it begins to run), both in s; whether it ran elsewhere; the number of its home node."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Replication:
         self._left -= number <= self.last
 
     def play(self, tasks: int) -> None:
-        """So many more arrivals."""
+        """Run this many more arrivals."""
         self._room_for(tasks)
         self._left += tasks
         self.last += tasks
@@ -145,9 +146,9 @@ class Replication:
         self.homes.extend(array("l", [0]) * tasks)
 
     def finish(self, warm_up: int, unfinished: float) -> None:
-        """Go on with arrivals that are not measured until the measured ones have ended, or are sure to. In an unstable
-        system they do not: then a task that has not begun counts with its age. warm_up: so many of the first are not
-        measured; unfinished: how many there were in the mean while the others came."""
+        """Go on with arrivals that are not measured until the measured tasks have ended, or are sure to. In an
+        unstable system they do not: a task that has not begun then counts with its age. warm_up: so many of the
+        first tasks are not measured; unfinished: their mean number while the others came."""
         if self.is_recorded:
             self.drain()
         else:
@@ -174,11 +175,11 @@ class Replication:
             after += step
 
     def _is_any_waiting(self) -> bool:
-        """Of the measured tasks."""
+        """Whether a measured task has not begun yet."""
         return any(number <= self.last for number, _ in self.cluster.waiting())
 
     def drain(self) -> None:
-        """No more arrivals: go on until every task has ended."""
+        """Go on without arrivals until every task has ended."""
         self.cluster.drain()
 
     def counts(self) -> dict[str, float]:
@@ -193,7 +194,7 @@ class Replication:
 
 
 def warm_up_of(tasks: int, rate: float) -> int:
-    """How many of the first tasks are thrown away if nobody says; rate: arrivals per mean service time."""
+    """Default length of the warm-up in tasks; rate: arrivals per mean service time."""
     return int(min(max(tasks * WARM_UP_SHARE, WARM_UP_S * rate), tasks * WARM_UP_SHARE_MAX))
 
 
@@ -205,8 +206,8 @@ def replicate(
     cpu_s: float = math.inf,
     clock: Callable[[], float],
 ) -> Sample:
-    """At most ``tasks`` tasks, but at least TASKS_MIN; fewer if they would take more than this much of the time that
-    ``clock`` tells (s of CPU time)."""
+    """Run one replication of at most ``tasks`` tasks, but at least TASKS_MIN; fewer if they would take more than
+    ``cpu_s`` of the time that ``clock`` tells (s of CPU time)."""
     started_s = clock()
     player = Replication(setup, seed)
     ready_s = clock()
@@ -226,8 +227,8 @@ def replicate(
 
 
 def measure(player: Replication, tasks: int, *, clock: Callable[[], float], started_s: float) -> Sample:
-    """Play so many more tasks, in batches, and say what is to be said of them. What was played so far is the warm-up.
-    Of a recording the last tasks are followed to their end, and the time that takes is looked at, too."""
+    """Run this many more tasks, in batches, and sum them up. Everything before counts as the warm-up. The last tasks
+    of a recording are followed to their end, and that time is measured, too."""
     edges = [player.last + tasks * batch // BATCHES for batch in range(BATCHES + 1)]
     counts = [player.counts()]
     unfinished = []
@@ -317,8 +318,8 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
 
 
 def growth(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Of the unfinished tasks through the measured part: last batch over first, and as a share of the tasks that
-    arrived between the middles of these; 1.0 and 0.0 if it did not grow from each batch to the next."""
+    """Growth of the number of unfinished tasks through the measured part: last batch over first, and as a share of
+    the tasks that arrived between the middles of these; 1.0 and 0.0 if it did not grow from each batch to the next."""
     batches = [fmean(sample.batches["unfinished"][index] for sample in samples) for index in range(BATCHES)]
     if any(later <= earlier for earlier, later in itertools.pairwise(batches)):
         return 1.0, 0.0

@@ -1,4 +1,4 @@
-"""What is to be simulated, as plain values, and how it becomes something that can be played."""
+"""Scenario of a simulation as plain values, and its translation into a `Setup`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ SEEDS_APART = 100_000
 """Replication k of seed s draws from seed s times this plus k, so that no two seeds have a replication in common."""
 TASKS_LEAST, TASKS_USUAL, TASKS_MOST = 2_000, 20_000, 500_000
 TASKS_AT_REST, TASKS_AT_REST_COMPARED = 2_000, 1_000
-"""Tasks of a replication, if nobody says: so many over (1 - load), the second where there are several scenarios, within
-the first two bounds above; but never fewer than twice the warm-up. Where that turns out to be too short it is played
-again, up to the third (`outcome.longer`)."""
+"""Default length of a replication in tasks: this over (1 - load), the second where there are several scenarios,
+within the first two bounds above; never fewer than twice the warm-up. Where that turns out to be too short, the
+scenario is repeated, up to the third bound (`outcome.longer`)."""
 
 LIVE = CoreConfig()
 TIMINGS_REFERENCE = ("settle_s",)
 TIMINGS_LIVE = ("settle_s", "tell_s_min", "retry_s_min", "retry_s_max", "answer_backoff_s", "answer_wait_s")
-"""Settings of an agent that hold in the simulator, too, in each of its models; all others are those of an ideal world."""
+"""Settings of an agent that hold in the simulator, too, in each of its models; all others are those of an ideal
+world."""
 ANSWERS_LATE = 1.01
-"""Answers to a broadcast are waited for this many times as long as the last one may take."""
+"""Factor on the travel time of the last answer to a broadcast, for which answers are awaited."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,24 +70,24 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> float:
-        """Slots, each times its node's speed."""
+        """Number of slots, each times its node's speed."""
         return self.slots * (sum(self.speeds) if self.speeds else float(self.nodes))
 
     @property
     def is_in_seconds(self) -> bool:
-        """Whether a second is one of the real world; else it is the mean service time."""
+        """Whether times are real seconds; otherwise the unit is the mean service time."""
         return self.trace is not None or bool(self.durations)
 
     @property
     def mean_service_s(self) -> float:
-        """Of a task, on a node of speed 1."""
+        """Mean service time of a task on a node of speed 1."""
         if self.durations:
             return fmean(self.durations)
         return fmean(self.trace.durations) if self.trace is not None else 1.0
 
     @property
     def offered_load(self) -> float:
-        """What was asked for, or what is recorded (infinite if everything came at once)."""
+        """Load that was asked for, or recorded (infinite if everything came at once)."""
         if self.load is not None or self.trace is None:
             return self.load or 0.0
         if not self.trace.span_s:
@@ -101,7 +102,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self.mean_service_s * slots
 
     def setup(self) -> Setup:
-        """Ready to be played. Raises ConfigError if the preset cannot be used."""
+        """Setup of a replication. Raises ConfigError if the preset cannot be used."""
         return Setup(
             load_preset(self.policy, is_reference=not self.is_live),
             [self.slots] * self.nodes,
@@ -115,7 +116,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _config(self) -> CoreConfig:
-        """Nothing is ever late: who waits for the answers to a broadcast waits until they can have come."""
+        """Core configuration: a search by broadcast waits until all answers can have come, since nothing is ever
+        late."""
         names = TIMINGS_LIVE if self.is_live else TIMINGS_REFERENCE
         config = msgspec.structs.replace(IDEAL_CONFIG, **{name: getattr(LIVE, name) for name in names})
         on_the_way_s = 2 * self.message_s + config.answer_backoff_s
@@ -154,7 +156,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return arrivals
 
     def check(self) -> None:
-        """Raises ConfigError if some task could run nowhere, no work makes the load, or the preset cannot be used."""
+        """Validate the scenario. Raises ConfigError if some task could run nowhere, no work makes the load, or the
+        preset cannot be used."""
         if self.load is not None and not self.mean_service_s:
             raise ConfigError("trace", "all durations are 0", why=f"no number of such tasks is a load of {self.load:g}")
         if self.trace is not None:
@@ -170,7 +173,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:
-    """→ tasks of a replication and its warm-up, where nobody says."""
+    """→ default number of tasks of a replication, and its warm-up."""
     rate = nodes * slots * load
     usual = (TASKS_AT_REST_COMPARED if several else TASKS_AT_REST) / max(1 - load, 1e-9)
     tasks = int(max(min(max(usual, TASKS_LEAST), TASKS_USUAL), 2 * WARM_UP_S * rate))
@@ -180,7 +183,8 @@ def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> 
 def play(
     scenario: Scenario, seed: int, replication: int, *, clock: Callable[[], float], passed: Callable[[int], object]
 ) -> Sample:
-    """One replication. ``clock`` tells the time in s, for the record; ``passed`` is told how many more tasks have come."""
+    """Run one replication. ``clock`` tells the time in s, for the record; ``passed`` is called with the number of
+    tasks that have come since its last call."""
     started_s = clock()
     player = Replication(scenario.setup(), seed * SEEDS_APART + replication, watch=UtilizationMonitor(), passed=passed)
     player.play(scenario.warm_up)

@@ -1,4 +1,4 @@
-"""How long tasks take: distributions of mean 1, by the names they have on the command line and in reference cases."""
+"""Service times: distributions of mean 1, by the names they have on the command line and in reference cases."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ServiceTimes(msgspec.Struct, frozen=True):
     parameters: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        """As it is written: ``h2:10``."""
+        """Text as typed: ``h2:10``."""
         return ":".join((self.name, *([",".join(f"{value:g}" for value in self.parameters)] * bool(self.parameters))))
 
 
 def read_service(text: str) -> ServiceTimes:
-    """``exp``, ``det``, ``h2:10``, ``bpareto:1.5,1000``. Raises ConfigError that says what is allowed."""
+    """Parse ``exp``, ``det``, ``h2:10``, ``bpareto:1.5,1000``. Raises ConfigError that names what is allowed."""
     name, _, rest = text.partition(":")
     try:
         service = ServiceTimes(name, tuple(float(part) for part in rest.split(",") if part.strip()))
@@ -40,7 +40,7 @@ def read_service(text: str) -> ServiceTimes:
 
 
 def draw_of(name: str, parameters: Sequence[float]) -> Draw:
-    """A function that draws one value of mean 1. Raises ConfigError for a name or parameters that do not exist."""
+    """Make a function that draws one value of mean 1. Raises ConfigError for an unknown name or parameters."""
     match name, tuple(parameters):
         case "exp", ():
             return lambda rng: rng.expovariate(1.0)
@@ -56,13 +56,15 @@ def draw_of(name: str, parameters: Sequence[float]) -> Draw:
 
 
 def _hyperexponential(variation: float) -> Draw:
-    """Two phases with balanced means; variation: the squared coefficient of variation, ≥ 1."""
+    """Hyperexponential distribution: two phases with balanced means; variation: the squared coefficient of
+    variation, ≥ 1."""
     first = (1 + math.sqrt((variation - 1) / (variation + 1))) / 2
     return lambda rng: rng.expovariate(2 * first) if rng.random() < first else rng.expovariate(2 * (1 - first))
 
 
 def _bounded_pareto(shape: float, ratio: float) -> Draw:
-    """Density in proportion to 1 / x^(shape + 1), between a lowest value and ``ratio`` times that."""
+    """Bounded Pareto distribution: density in proportion to 1 / x^(shape + 1), between a lowest value and ``ratio``
+    times that."""
     cut = 1 - ratio**-shape
     drawn = math.log(ratio) if shape == 1 else shape / (shape - 1) * (1 - ratio ** (1 - shape))
     mean = drawn / cut

@@ -1,4 +1,4 @@
-"""From numbers to what they say: quantiles, and 95 % intervals from replications or their batches."""
+"""Statistics: quantiles, and 95 % intervals from replications or their batches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 T_OF_FEW = {1: 12.7062, 2: 4.3027}
-"""Where the expansion of Student's t is of no use."""
+"""Values of Student's t for which the expansion is too inexact."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What one replication says of each metric: its value over all measured tasks, and the values of its batches.
+    """Metrics of one replication: each with its value over all measured tasks, and the values of its batches.
 
     tasks: played, the warm-up included; homes: for each home node the number of measured tasks and the sum of their
-    response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors: how
-    often the policies failed, since the start; at_migrations_max: tasks, since the start, that were placed as often as a
+    response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors:
+    failures of policies since the start; at_migrations_max: tasks since the start that were placed as often as a
     task without a limit may be; executed_remotely: measured tasks that ran on another node than their home.
     """
 
@@ -54,15 +54,15 @@ def student_t(freedom: int) -> float:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half the 95 % interval of their mean, if they are independent; infinite for fewer than two."""
+    """Half the 95 % interval of the mean of independent values; infinite for fewer than two."""
     if len(values) < 2:  # noqa: PLR2004 -- one value has no spread
         return math.inf
     return student_t(len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def intervals(samples: Sequence[Sample]) -> dict[str, Interval]:
-    """metric → mean of the replications, and its interval from their spread; from that of the batches if there is only
-    one replication."""
+    """metric → mean of the replications and its interval: from their spread, or from the spread of the batches if
+    there is only one replication."""
     combined: dict[str, Interval] = {}
     for metric in dict.fromkeys(metric for sample in samples for metric in sample.values):
         values = [sample.values[metric] for sample in samples if metric in sample.values]
@@ -72,7 +72,7 @@ def intervals(samples: Sequence[Sample]) -> dict[str, Interval]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """By linear interpolation between the two nearest."""
+    """Quantile by linear interpolation between the two nearest values."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

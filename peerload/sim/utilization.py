@@ -1,4 +1,4 @@
-"""How much of the time slots were free while a task waited at another node: what load sharing is there to avoid."""
+"""Utilization: how long slots were free, and how long they were free while a task waited at another node."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class UtilizationMonitor:
-    """Keeps the areas under three curves, O(1) a change; all in slot seconds.
+    """Areas under three curves in slot seconds, O(1) a change.
 
     free: slots that run nothing; idle_while_waiting: those of them whose node is not the one where tasks wait, while
-    some wait; total: all there are. A task waits while it stands in the queue of a node; one on its way does not.
-    A task of several cpus holds as many slots.
+    some wait; total: all there are. A task waits while it stands in the queue of a node; one on its way does not. A
+    task of several cpus holds as many slots.
     """
 
     __slots__ = ("_free", "_free_now", "_since_s", "_slots_now", "_waiting", "free", "idle_while_waiting", "total")
@@ -30,13 +30,13 @@ class UtilizationMonitor:
         self._slots_now = 0
 
     def add(self, name: str, slots: int) -> None:
-        """A node, idle so far."""
+        """Add a node, idle so far."""
         self._free[name] = slots
         self._free_now += slots
         self._slots_now += slots
 
     def look(self, now_s: float, name: str, ledger: Ledger) -> None:
-        """This node may have changed."""
+        """Note the state of a node after an event."""
         held = max(len(ledger.running), math.ceil(ledger.cpus_running))
         free = ledger.profile.slots - held
         waits = ledger.waiting > 0
@@ -52,7 +52,7 @@ class UtilizationMonitor:
             self._waiting.pop(name, None)
 
     def count_until(self, now_s: float) -> None:
-        """Nothing has changed until now."""
+        """Add up the areas until now."""
         passed_s = now_s - self._since_s
         if passed_s <= 0:
             return

@@ -1,4 +1,4 @@
-"""What is submitted where and when, and how long it takes; drawn from a generator of its own."""
+"""Synthetic workloads: arrivals and service times, drawn from a generator of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """One submission: when (s), at which node, how long the task runs (s), and what it takes while it does."""
+    """Submission: when (s), at which node, how long the task runs (s), and the resources that it takes."""
 
     at_s: float
     node: str
@@ -36,7 +36,8 @@ def poisson(
     *,
     deterministic: bool = False,
 ) -> Iterator[Arrival]:
-    """Arrivals at ``rate`` per second in all, spread evenly over the nodes; service exponential or deterministic."""
+    """Poisson arrivals at ``rate`` per second in all, spread evenly over the nodes; service exponential or
+    deterministic."""
     at_s = 1.0
     for _ in range(tasks):
         at_s += rng.expovariate(rate)

@@ -1,5 +1,5 @@
-"""What a message may cost to be read: how deep its lists and tables lie within one another, and how many values it has. Looked at
-before anything is made of it."""
+"""Bounds on what a MessagePack message costs to read: nesting depth and number of values. Checked before anything is
+decoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CONTAINERS = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
 
 
 def _steps() -> tuple[int, ...]:
-    """By the first byte of a value: the bytes that it takes; 0 for those that say so themselves."""
+    """Table by the first byte of a value: the number of bytes that it takes; 0 for values that carry their length."""
     steps = [1] * 256
     for head in range(0xA0, 0xC0):
         steps[head] = 1 + head - 0xA0
@@ -40,8 +40,8 @@ _STEPS = _steps()
 
 
 def check(raw: bytes, values_max: int, depth_max: int = DEPTH_MAX) -> None:
-    """Raises ValueError for a MessagePack value that is deeper, or has more values within it. Of what is cut off, or is none, the
-    decoder has to tell."""
+    """Raise ValueError for a MessagePack value that is nested deeper, or has more values. The decoder rejects values
+    that are cut off or invalid."""
     if len(raw) - len(raw.translate(None, _CONTAINERS)) <= depth_max and len(raw) <= values_max:
         return  # so many can lie within one another only if there are as many
     at, size, left, seen = 0, len(raw), 1, 0
@@ -72,7 +72,7 @@ def check(raw: bytes, values_max: int, depth_max: int = DEPTH_MAX) -> None:
 
 
 def _within(raw: bytes, at: int, head: int) -> tuple[int, int]:
-    """How many values a list or a table has, and how long its beginning is."""
+    """→ number of values of a list or a table, and length of its header."""
     if head < 0x90:  # noqa: PLR2004 -- of MessagePack
         return 2 * (head & 15), 1
     if head < 0xA0:  # noqa: PLR2004 -- the same

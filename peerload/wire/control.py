@@ -1,8 +1,8 @@
-"""What clients may ask for, in one file because it is one vocabulary: a request is decoded into the union of all.
+"""Requests of clients, in one file since they are one vocabulary: a request is decoded into the union of all.
 
-One frame a request, ``{"id": n, "verb": …, …}``; answers are ``{"id": n, "ok": {…}}`` or
-``{"id": n, "error": {"code", "what", "why", "hint"}}``; a stream sends ``{"id": n, "more": {…}}`` any number of times
-before its ``ok``. Requests on one connection are answered in any order. docs/wire.md lists every key.
+One frame a request, ``{"id": n, "verb": …, …}``; answers are ``{"id": n, "ok": {…}}`` or ``{"id": n, "error":
+{"code", "what", "why", "hint"}}``; a stream sends ``{"id": n, "more": {…}}`` any number of times before its ``ok``.
+Requests on one connection are answered in any order. docs/wire.md lists every key.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a schema says of a wrong value, in the words of people: ``Expected `int` >= 1 - at `$.limit` `` is said as "limit: a
-whole number of at least 1 is wanted"."""
+"""Validation errors of msgspec in plain words: ``Expected `int` >= 1 - at `$.limit` `` becomes "limit: a whole
+number of at least 1 is wanted"."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _FORMS = {
     r"^/[^\x00]*\Z": "a whole path",
     r"^[0-9a-f]+$": "a number in hexadecimal digits",
 }
-"""The forms that texts may have, by their regular expressions."""
+"""Descriptions of the forms that texts may have, by their regular expressions."""
 _SIGNS = {">=": "at least {0}", "<=": "at most {0}", ">": "more than {0}", "<": "less than {0}", "==": "exactly {0}"}
 
 
 def in_words(error: Exception) -> str:
-    """What was wrong and where. What is no message of a schema comes back as it is."""
+    """Describe a validation error: the place and the problem. Any other message is returned unchanged."""
     text = str(error)
     where = _PLACE.search(text)
     place = ""

@@ -17,7 +17,7 @@ LAST_WORDS_BYTES_MAX = 2000
 
 
 def pack(body: object, size_bytes_max: int = CONTROL_BYTES_MAX) -> bytes:
-    """One frame. Raises ValueError if its body is larger than ``size_bytes_max``."""
+    """Encode one frame. Raises ValueError if its body is larger than ``size_bytes_max``."""
     raw: bytes = msgpack.packb(body)
     if len(raw) > size_bytes_max:
         raise ValueError(f"a frame of {len(raw)} bytes; at most {size_bytes_max} are allowed")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Sealed(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What lies within the seal."""
+    """Content of a sealed datagram."""
 
     protocol_min: Version
     protocol_max: Version
@@ -29,7 +29,7 @@ class _Sealed(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Datagram(msgspec.Struct, frozen=True):
-    """One that was read. skipped: messages of types that this version does not know."""
+    """Decoded datagram. skipped: messages of types that this version does not know."""
 
     protocol_min: int
     protocol_max: int
@@ -46,12 +46,12 @@ KNOWN_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in GossipMessage
 
 
 def encode(messages: Sequence[GossipMessage]) -> bytes:
-    """The plaintext of a datagram."""
+    """Encode the plaintext of a datagram."""
     return _encoder.encode((PROTOCOL_MIN, PROTOCOL_MAX, tuple(messages)))
 
 
 def decode(raw: bytes) -> Datagram:
-    """One datagram's plaintext. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
+    """Decode the plaintext of one datagram. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
     if len(raw) > DATAGRAM_BYTES_MAX:
         raise FrameTooLarge(len(raw), DATAGRAM_BYTES_MAX)
     try:
@@ -65,7 +65,7 @@ def decode(raw: bytes) -> Datagram:
 
 
 def _is_known(raw: msgspec.Raw) -> bool:
-    """Whether this version knows its type."""
+    """Whether this version knows the type of a message."""
     parts = _tags.decode(raw)
     if not parts:
         raise BadMessage("not a datagram of gossip", why="an empty message")

@@ -41,15 +41,15 @@ Signed = Annotated[bytes, Meta(max_length=SIGNED_BYTES_MAX)]
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
-    """Root of what is said here."""
+    """Root of the join messages."""
 
 
 class JoinAsk(_Message, frozen=True, tag="join-ask"):
-    """Who are you? Nothing secret is said before that is known."""
+    """Question for the node's identity. The newcomer says nothing secret before it knows the answer."""
 
 
 class JoinWho(_Message, frozen=True, tag="join-who"):
-    """The certificate of the cluster's CA, and what makes this connection another than every other."""
+    """Certificate of the cluster's CA, and a nonce that makes this connection different from every other."""
 
     ca: Pem
     nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
@@ -66,8 +66,8 @@ class JoinRequest(_Message, frozen=True, tag="join-request"):
 
 
 class JoinWelcome(_Message, frozen=True, tag="join-welcome"):
-    """You are a member. certificate: yours; seal_key: of gossip and MQTT; ca_key: only for who may let others in; trust:
-    what the CA has signed since (docs/wire.md); peers: members, to be dialled."""
+    """Admission. certificate: the newcomer's; seal_key: of gossip and MQTT; ca_key: only for nodes that may let
+    others in; trust: what the CA has signed since (docs/wire.md); peers: members, to be dialled."""
 
     certificate: Pem
     name: NodeName
@@ -79,7 +79,7 @@ class JoinWelcome(_Message, frozen=True, tag="join-welcome"):
 
 
 class JoinRefused(_Message, frozen=True, tag="join-refused"):
-    """You are none. code: `token` (which says nothing about why), `name`, `request` or `busy`."""
+    """Refusal. code: `token` (which says nothing about why), `name`, `request` or `busy`."""
 
     code: Annotated[str, Meta(max_length=20)]
     what: Annotated[str, Meta(max_length=300)] = ""
@@ -96,7 +96,7 @@ _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode
 
 
 def encode(message: FromNewcomer | FromNode) -> bytes:
-    """One frame: length and body. Raises FrameTooLarge."""
+    """Encode one frame: length and body. Raises FrameTooLarge."""
     raw = _encoder.encode(message)
     if len(raw) > FRAME_BYTES_MAX:
         raise FrameTooLarge(len(raw), FRAME_BYTES_MAX)
@@ -104,12 +104,12 @@ def encode(message: FromNewcomer | FromNode) -> bytes:
 
 
 def decode_newcomer(raw: bytes) -> FromNewcomer:
-    """What a newcomer says. Raises BadMessage, whatever the bytes are."""
+    """Decode a message of a newcomer. Raises BadMessage, whatever the bytes are."""
     return _decoded(_from_newcomer, raw)
 
 
 def decode_node(raw: bytes) -> FromNode:
-    """What the node says. Raises BadMessage, whatever the bytes are."""
+    """Decode a message of the node. Raises BadMessage, whatever the bytes are."""
     return _decoded(_from_node, raw)
 
 
@@ -122,13 +122,13 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Said], raw: bytes) -> _Said:
 
 
 def proof_key(token_id: bytes, secret: bytes) -> Ed25519PrivateKey:
-    """The key that only a token's secret gives. The node that made the token keeps its public half alone."""
+    """Key that is derived from a token's secret. The node that made the token keeps only the public half."""
     if len(secret) != SECRET_BYTES:
         raise ValueError("not a token's secret")
     return Ed25519PrivateKey.from_private_bytes(HKDF(SHA256(), 32, token_id, b"peerload join proof 1").derive(secret))
 
 
 def transcript(certificate: bytes, nonce: bytes, token_id: bytes, node: str, csr: bytes) -> bytes:
-    """What is signed: to whom (the certificate that TLS has proven, DER), in which connection, and for what."""
+    """Bytes that are signed: for whom (the certificate that TLS has proven, DER), in which connection, and for what."""
     parts = (certificate, nonce, token_id, node.encode(), csr)
     return b"peerload join 1\0" + b"".join(hashlib.sha256(part).digest() for part in parts)

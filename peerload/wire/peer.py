@@ -1,4 +1,4 @@
-"""Envelopes between nodes: encode, and a decode that is total (any bytes give an Envelope or a ProtocolError)."""
+"""Codec of envelopes between nodes. Decoding is total: any bytes give an Envelope or a ProtocolError."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode(envelope: Envelope) -> bytes:
-    """The body alone, as it is published on MQTT."""
+    """Encode the body alone, as it is published on MQTT."""
     return _encoder.encode(envelope)
 
 
 def encode_frame(envelope: Envelope) -> bytes:
-    """Length and body, as it is sent over the peer link."""
+    """Encode length and body, as they are sent over the peer link."""
     raw = _encoder.encode(envelope)
     if len(raw) > DATA_BYTES_MAX:
         raise FrameTooLarge(len(raw), DATA_BYTES_MAX)
@@ -34,7 +34,7 @@ def encode_frame(envelope: Envelope) -> bytes:
 
 
 def decode(raw: bytes, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
-    """One envelope. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
+    """Decode one envelope. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
     if len(raw) > size_bytes_max:
         raise FrameTooLarge(len(raw), size_bytes_max)
     try:

@@ -1,8 +1,8 @@
-"""Recordings: what a node was made of, then every event it was given, with what it decided, as bytes.
+"""Recordings of a node: its configuration, then every event with the actions that followed, as bytes.
 
-A file is MAGIC and frames: a 4-byte length and a MessagePack body, one of `Started`, `Handled` and `Ended`. Each start
-of an agent adds a `Started` with what follows from it. A file may break off anywhere (its agent was killed): a frame
-that is not whole is the end.
+A file is MAGIC and frames: a 4-byte length and a MessagePack body, one of `Started`, `Handled` and `Ended`. Each
+start of an agent adds a `Started` with what follows from it. A file may break off anywhere (its agent was killed):
+an incomplete frame is the end.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from peerload.model.actions import Action
 
 MAGIC = b"peerload recording 1\n"
-"""The number is that of this format; another one is not read."""
+"""First bytes of a recording, with the number of the format; other formats are refused."""
 HEADER_BYTES = 4
 RECORDING_BYTES_MAX = 256 << 20
-"""A recording grows no larger than this."""
+"""Bound on the size of a recording."""
 SEED_BITS = 128
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True):
-    """A `Node` was made of these. version: of peerload; preset: its name, its text, and the directory that the paths
-    of its policies count from; seed: of its chance, in hexadecimal."""
+    """Arguments from which a `Node` was made. version: of peerload; preset: its name, its text, and the directory
+    from which the paths of its policies count; seed: of its random generator, in hexadecimal."""
 
     version: Annotated[str, Meta(max_length=100)]
     config: CoreConfig
@@ -47,8 +47,8 @@ class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True):
 
 
 class Handled(msgspec.Struct, frozen=True, tag="handled", omit_defaults=True):
-    """One event, when it was handled, and the actions that came out, each in its own encoding. failure: how the core
-    broke, if it did; then there are no actions."""
+    """Event, when it was handled, and the actions that followed, each in its own encoding. failure: error of the
+    core, if there was one; then there are no actions."""
 
     now: Instant
     event: msgspec.Raw
@@ -57,7 +57,7 @@ class Handled(msgspec.Struct, frozen=True, tag="handled", omit_defaults=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """Nothing follows from this start, on purpose."""
+    """Regular end of a recording."""
 
     reason: str
 
@@ -66,7 +66,7 @@ Entry = Started | Handled | Ended
 
 
 def _foreign(value: Any) -> object:  # noqa: ANN401 -- msgspec hands over what it does not know
-    """An Answer's error, as what it says."""
+    """Encode an Answer's error by its texts."""
     if isinstance(value, PeerloadError):
         return {"error": type(value).__name__, "what": value.what, "why": value.why, "hint": value.hint}
     if isinstance(value, Exception):
@@ -80,30 +80,30 @@ _events = msgspec.msgpack.Decoder(Event)
 
 
 def encode(entry: Entry) -> bytes:
-    """One frame."""
+    """Encode one frame."""
     raw = _encoder.encode(entry)
     return len(raw).to_bytes(HEADER_BYTES, "big") + raw
 
 
 def encode_handled(now: Instant, event: Event, actions: Sequence[Action], failure: str = "") -> bytes:
-    """The frame of a `Handled`."""
+    """Encode the frame of a `Handled`."""
     raw_event = msgspec.Raw(_encoder.encode(event))
     return encode(Handled(now, raw_event, msgspec.Raw(encode_actions(actions)), failure))
 
 
 def encode_actions(actions: Sequence[Action]) -> bytes:
-    """What `Handled.actions` holds for these."""
+    """Encode actions for `Handled.actions`."""
     return _encoder.encode(actions)
 
 
 def decode_event(raw: msgspec.Raw) -> Event:
-    """The event of a `Handled`. Raises BadMessage."""
+    """Decode the event of a `Handled`. Raises BadMessage."""
     event: Event = _decoded(_events, bytes(raw), "not an event")
     return event
 
 
 def plain(raw: bytes | msgspec.Raw) -> Any:  # noqa: ANN401 -- whatever was encoded
-    """Any part of a recording as dictionaries, lists and numbers, for people. Raises BadMessage."""
+    """Decode any part of a recording into dictionaries, lists and numbers. Raises BadMessage."""
     return _decoded(_anything, bytes(raw), "not MessagePack")
 
 
@@ -111,13 +111,13 @@ _anything: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
 def encode_plain(value: Any) -> bytes:  # noqa: ANN401 -- what `plain` gave
-    """The reverse of `plain`."""
+    """Encode the result of `plain` again."""
     return _encoder.encode(value)
 
 
 def whole_bytes(data: memoryview) -> int:
-    """How many bytes of a recording are whole frames, with MAGIC; what follows was cut off. Raises BadMessage if it is
-    no recording of this format."""
+    """Number of bytes of a recording that are complete frames, with MAGIC; the rest was cut off. Raises BadMessage
+    if it is no recording of this format."""
     _check_magic(data)
     place = len(MAGIC)
     while (end := _frame_end(data, place)) is not None:
@@ -126,7 +126,7 @@ def whole_bytes(data: memoryview) -> int:
 
 
 def entries(data: memoryview) -> Iterator[Entry]:
-    """All that is whole in a recording. Raises BadMessage for anything that no agent has written."""
+    """Complete entries of a recording. Raises BadMessage for anything that no agent has written."""
     _check_magic(data)
     place = len(MAGIC)
     while (end := _frame_end(data, place)) is not None:
@@ -144,7 +144,7 @@ def _check_magic(data: memoryview) -> None:
 
 
 def _frame_end(data: memoryview, place: int) -> int | None:
-    """Where the frame that begins at ``place`` ends; None if it is not whole."""
+    """End of the frame that begins at ``place``; None if it is incomplete."""
     start = place + HEADER_BYTES
     size = int.from_bytes(data[place:start], "big")
     return start + size if size and start + size <= len(data) else None

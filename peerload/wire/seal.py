@@ -1,15 +1,16 @@
-"""Sealing: what travels where anybody may read and write (datagrams, a broker) is encrypted and authenticated.
+"""Sealing: encryption and authentication of messages that travel where others may read and write (datagrams, a
+broker).
 
-Whoever holds the cluster's key can seal and open; nobody else learns or forges anything, and each sealed message is
-taken once (rule J5). A sealed message is
+Only holders of the cluster's key can seal and open, and each sealed message is accepted once (rule J5). A sealed
+message is
 
     version (1 byte, 1) · length and bytes of src · length and bytes of src_boot · counter (8 bytes) · ciphertext and tag
 
-with ChaCha20-Poly1305 (RFC 8439). The key is one start of one sender's own: HKDF-SHA256 (RFC 5869) over the cluster's
-key, salted with the cluster's id, for (purpose, src, src_boot). So the counter alone is the nonce: it never repeats
-under one key, since a boot id never returns. While a key is being changed two of them open (`Sealer.use`): which one was
-used shows by which one fits. The header and the caller's ``aad`` are authenticated too: the topic, or the
-name of the node that it is for, so that it means nothing at another place.
+with ChaCha20-Poly1305 (RFC 8439). Each start of each sender has a key of its own: HKDF-SHA256 (RFC 5869) over the
+cluster's key, salted with the cluster's id, for (purpose, src, src_boot). So the counter alone is the nonce: it
+never repeats under one key, since a boot id never returns. While a key is being changed, two keys open
+(`Sealer.use`); both are tried. The header and the caller's ``aad`` are authenticated, too: the topic, or the name of
+the receiving node, so that a message is invalid anywhere else.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ TAG_BYTES = 16
 COUNTER_BYTES = 8
 NONCE_BYTES = 12
 NAME_BYTES_MAX = 40
-"""A node's name."""
+"""Bound on a node's name."""
 BOOT_BYTES_MAX = 64
 WINDOW_MESSAGES = 4096
 """A message this far behind the newest of its sender counts as replayed."""
 SENDERS_MAX = 4096
-"""Starts of agents whose counters are remembered; the one not heard of for longest is forgotten first. An old message of
-a forgotten one opens again: what is inside must say how new it is."""
+"""Starts of agents whose counters are remembered; the one not heard of for longest is forgotten first. An old
+message of a forgotten start opens again: the content must say how new it is."""
 
 
 class _Sender:
-    """One start of one sender: its keys, and which of its last WINDOW_MESSAGES counters were seen (bit i: newest - i)."""
+    """Start of one sender: its keys, and its last WINDOW_MESSAGES counters that were seen (bit i: newest - i)."""
 
     __slots__ = ("ciphers", "newest", "seen")
 
@@ -53,7 +54,7 @@ class _Sender:
         self.seen = 0
 
     def is_new(self, counter: int) -> bool:
-        """Whether this counter was not seen yet, and is not too old to tell."""
+        """Whether this counter was not seen yet, and is inside the window."""
         behind = self.newest - counter
         return behind < 0 or (behind < WINDOW_MESSAGES and not self.seen >> behind & 1)
 
@@ -68,11 +69,12 @@ class _Sender:
 
 
 class Sealer:
-    """Seals in the name of one start of one node, opens what others of the cluster sealed for the same purpose.
+    """Sealer in the name of one start of one node, and opener of what other nodes of the cluster sealed for the same
+    purpose.
 
-    key: KEY_BYTES random bytes, the cluster's; cluster: its id; node, boot: who seals; purpose: what for: messages of one
-    purpose do not open as another's. There is to be one sealer for each purpose in a start of an agent: two would use the
-    same counters under the same key.
+    key: KEY_BYTES random bytes, the cluster's; cluster: its id; node, boot: the sender; purpose: messages of one
+    purpose do not open as another's. There must be one sealer for each purpose in a start of an agent: two would use
+    the same counters under the same key.
     """
 
     def __init__(self, key: bytes, cluster: str, node: str, boot: str, *, purpose: str = "gossip") -> None:
@@ -94,16 +96,16 @@ class Sealer:
 
     @property
     def node(self) -> str:
-        """Who seals."""
+        """Name of the node that seals."""
         return self._own[0]
 
     @property
     def overhead_bytes(self) -> int:
-        """How much longer a message is once it is sealed."""
+        """Number of bytes by which sealing makes a message longer."""
         return len(self._header) + COUNTER_BYTES + TAG_BYTES
 
     def use(self, keys: Sequence[bytes]) -> None:
-        """From now on the first of these seals, and all of them open. The counter goes on, whatever the key."""
+        """Seal with the first of these keys, and open with all of them. The counter goes on, whatever the key."""
         if tuple(keys) == self._keys:
             return
         self._keys = tuple(keys)
@@ -112,7 +114,7 @@ class Sealer:
             sender.ciphers = {key: cipher for key, cipher in sender.ciphers.items() if key in self._keys}
 
     def seal(self, plaintext: bytes, aad: bytes = b"") -> bytes:
-        """A sealed message. ``aad`` does not travel: who opens it must have the same."""
+        """Seal a message. ``aad`` is not sent: the receiver must have the same."""
         counter = self._counter.to_bytes(COUNTER_BYTES, "big")
         self._counter += 1
         header = self._header + counter
@@ -182,7 +184,7 @@ def _parsed(datagram: bytes) -> tuple[int, bytes, bytes, bytes]:
 
 
 def _part(datagram: bytes, place: int, size_max: int) -> tuple[bytes, int]:
-    """The length-prefixed part at this place, and where the next one begins. Raises NotAuthentic."""
+    """→ length-prefixed part at this place, and where the next one begins. Raises NotAuthentic."""
     size = datagram[place] if place < len(datagram) else 0
     end = place + 1 + size
     if not 0 < size <= size_max or end > len(datagram):

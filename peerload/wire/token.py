@@ -31,8 +31,9 @@ _HINT = "copy it again, from  peerload join  to its last character; a new one:  
 
 
 class Token(NamedTuple):
-    """fingerprint: SHA-256 of the CA's certificate (DER); id: which invitation; secret: known to whoever holds the token;
-    addresses: `HOST:PORT` of nodes that let its holder in; node: the name it is for, "" for any."""
+    """Join token. fingerprint: SHA-256 of the CA's certificate (DER); id: of the invitation; secret: known to
+    holders of the token; addresses: `HOST:PORT` of nodes that let its holder in; node: the name it is for, "" for
+    any."""
 
     fingerprint: bytes
     id: bytes
@@ -44,14 +45,15 @@ class Token(NamedTuple):
         return f"Token({self.id.hex()})"
 
     def text(self) -> str:
-        """The word."""
+        """Text of the token, one word."""
         body = bytes((FORMAT,)) + self.fingerprint + self.id + self.secret + _prefixed(self.node)
         body += bytes((len(self.addresses),)) + b"".join(map(_prefixed, self.addresses))
         return PREFIX + base64.b32encode(body + _checksum(body)).decode().rstrip("=").lower()
 
 
 def parse(text: str) -> Token:
-    """The token of this word. Raises BadRequest, with nobody asked, if it is none or was copied wrongly."""
+    """Parse the text of a token. Raises BadRequest, without asking any node, if it is no token or was copied
+    wrongly."""
     word = "".join(text.split()).lower()
     if not word.startswith(PREFIX):
         raise BadRequest("this is no join token", why=f"one begins with {PREFIX}", hint=_HINT)

@@ -1,4 +1,4 @@
-"""Nothing is told; peers are probed one by one at the moment of need ([RM], [ELZ86])."""
+"""No announcements: peers are probed one by one at the moment of need ([RM], [ELZ86])."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from peerload.policy.api import Watch
+from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No broadcasts at all: the fewest messages at low load; the freshest facts, a round trip late.
+    """Load is never broadcast: the fewest messages at low load, and the newest facts, since they are asked for.
 
     Good: no messages without need.
     Bad: each search starts blind.
@@ -21,23 +21,24 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     reports_guide_probing = False
     period_s = 0.0
-    watches: ClassVar[Watch] = "nothing"
+    watches: ClassVar[WatchedChange] = "nothing"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """Only that it is there."""
+        """Announce only the start of the node."""
         del now
         return told is None
 
     def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
-        """Never."""
+        """Ask nobody."""
         del before, now
         return False
 
 
 class PollWhenIdle(Poll, frozen=True, forbid_unknown_fields=True):
-    """The receiver-initiated special case with threshold 1 ([RM]): a node tells nothing and, when a slot is free, polls
-    others one by one for a task. For presets with the receiver policy ``poll`` and ``receive_below`` = 1.
+    """The receiver-initiated special case with threshold 1 ([RM]): a node announces nothing and, when a slot is
+    free, polls others one by one for a task. For presets with the receiver policy ``poll`` and ``receive_below`` =
+    1.
 
-    Good: the plainest work stealing; nothing is said while everybody is busy.
-    Bad: a node that stays idle hears of new work only by its retries.
+    Good: the plainest work stealing; no messages while all nodes are busy.
+    Bad: a node that stays idle learns of new work only by its retries.
     """

@@ -1,4 +1,4 @@
-"""Broadcast when the load region changes ([RM]: state-change by region; the default over MQTT)."""
+"""Load is broadcast when the load region changes ([RM]: state-change by region; the default over MQTT)."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from peerload.policy.api import Watch
+from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
 
 
 class RegionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Few messages (a region is left only after it has held for a while) and searches that start in the right place;
-    reports choose whom to probe, they never replace the offer. ``period_s``: told again this often, besides (0: not).
+    """A node announces a new load region once the region has held for a while: few messages, and searches start in
+    the right place. Reports choose whom to probe; they never replace the offer. ``period_s``: time between further
+    announcements (0: none).
 
     Good: searches start in the right place, and a node with work is asked at once.
     Bad: each change goes to every node.
     """
 
     reports_guide_probing = True
-    watches: ClassVar[Watch] = "region"
+    watches: ClassVar[WatchedChange] = "region"
 
     period_s: Annotated[
         float, Meta(ge=0.0, le=86_400.0, description="seconds between further broadcasts, 0 = none")
     ] = 0.0
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """When the region differs from the one told last, or whether there is a task to give."""
+        """Announce when the region, or whether there is a task to give, differs from the last announcement."""
         return told is None or told.region is not now.region or told.gives is not now.gives
 
     def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
-        """Never."""
+        """Ask nobody."""
         del before, now
         return False

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class Composite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tasks per slot plus the share of the cores that programs keep busy which are no tasks; for tasks that ask for GPUs
-    the GPUs likewise.
+    """Tasks per slot plus the share of the cores that foreign programs keep busy; for tasks that ask for GPUs, the
+    same of GPUs.
 
-    Good: right at once about tasks, and sees half a core of foreign load.
-    Bad: what is foreign is measured, and so seconds old; follows each change of it.
+    Good: exact about tasks at once, and sees half a core of foreign load.
+    Bad: foreign load is measured, so it is seconds old, and the index follows each change of it.
     """
 
     steady = True

@@ -1,4 +1,5 @@
-"""Measured CPU utilization. Sees foreign programs too, but lags behind and saturates ([Kunz91] ranks it below tasks)."""
+"""Measured CPU utilization: sees foreign programs too, but lags behind and saturates ([Kunz91] ranks it below
+tasks)."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Cpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The busy share of the cores (0 … 1), sampled every second, averaged over 5 s, in whole percent; above 1, the tasks
-    that have no slot beside foreign load decide, since a machine cannot be busier than busy. Goes with marks below 1, such
-    as those of a double threshold of 0.5 and 0.9.
+    """Busy share of the cores (0 … 1), sampled every second, averaged over 5 s, in whole percent. Above 1, the tasks
+    without a slot count, since a machine cannot be busier than fully busy. Use it with thresholds below 1, such as a
+    double threshold of 0.5 and 0.9.
 
     Good: sees foreign programs.
     Bad: lags seconds behind, so that nodes look idle just after they were given work.

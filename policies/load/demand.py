@@ -1,4 +1,5 @@
-"""What the tasks ask for, beside what the node has ([RM]): for tasks of unequal width, and nodes of unequal speed."""
+"""Resources that the tasks ask for, in proportion to those of the node ([RM]): for tasks of different width, and
+nodes of different speed."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cores that running, waiting and inbound tasks ask for, and those that foreign programs keep busy, per core of the
-    node.
+    """Cores that running, waiting and inbound tasks ask for, and cores that foreign programs keep busy, per core of
+    the node.
 
-    Good: a task of eight cores weighs as eight.
+    Good: a task of eight cores counts as eight.
     Bad: believes what users ask for.
     """
 
@@ -26,7 +27,8 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Weighted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The same, divided by how fast the node works: of two nodes that are equally full the faster counts as less.
+    """`demand`, divided by the speed of the node: of two nodes that are equally full the faster one counts as less
+    loaded.
 
     Good: of two nodes that are equally full the faster is preferred.
     Bad: speed is measured on one kind of work, and yours may be of another.

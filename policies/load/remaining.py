@@ -1,8 +1,7 @@
-"""How long the work of a node will still take, by three guesses at what is left of a running task ([BF81], [RM]).
+"""Remaining time of the work of a node, by three estimates of the remaining time of a running task ([BF81], [RM]).
 
-All three count in seconds per slot, and take a waiting task for what its command took before (the mean of all commands
-where it is new). A slot that foreign programs occupy counts as one such task. They differ in what they believe of a task
-that has run for a while.
+All three are in seconds per slot, and take a waiting task for as long as its command took before (the mean of all
+commands if it is new). A slot that foreign programs occupy counts as one such task.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 class Memoryless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every task, running or not, has the same expected remaining time: the mean of the durations seen. Exact if
-    durations are exponential; compares nodes as the number of tasks does, but in seconds.
+    durations are exponential; ranks nodes as the number of tasks does, but in seconds.
 
     Good: right if durations are exponential, and needs next to no history.
-    Bad: compares nodes just as ``tasks`` does.
+    Bad: ranks nodes just as ``tasks`` does.
     """
 
     in_seconds = True
@@ -33,11 +32,11 @@ class Memoryless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PastRepeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What has run for t will run for another t: right where a few tasks are very long. A waiting task has no past
-    here; it would weigh nothing, and a long queue would look idle, so that it counts as its command is known.
+    """A task that has run for t will run for another t: right if a few tasks are very long. A waiting task has no
+    past; it counts with the expected duration of its command, since otherwise a long queue would look idle.
 
-    Good: where a few tasks are very long it keeps away from the nodes that hold them.
-    Bad: a task that was just started weighs nothing.
+    Good: if a few tasks are very long, avoids the nodes that run them.
+    Bad: a task that was just started counts as nothing.
     """
 
     in_seconds = True
@@ -49,11 +48,11 @@ class PastRepeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The expected remaining time given the time used, E[X - t | X > t], over the last runs of the command. A task that
-    has outlived all of them is believed to be of another kind: its past repeats.
+    """Expected remaining time given the time used, E[X - t | X > t], over the last runs of the command. A task that
+    has outlived all of them counts as by ``past-repeats``.
 
-    Good: the best guess where the same commands come again.
-    Bad: as good as the history; a new command counts as the mean of all.
+    Good: the best estimate if the same commands are run again.
+    Bad: only as good as the history; a new command counts as the mean of all.
     """
 
     in_seconds = True

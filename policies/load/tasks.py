@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class Tasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """n per slot: running, waiting and inbound tasks, and the slots that foreign programs occupy, divided by the slots of
-    the node.
+    """n per slot: running, waiting and inbound tasks, and the slots that foreign programs occupy, divided by the
+    slots of the node.
 
-    Good: right at once about tasks.
-    Bad: foreign load is measured, and so seconds old.
+    Good: exact about tasks at once.
+    Bad: foreign load is measured, so it is seconds old.
     """
 
     steady = True

@@ -1,4 +1,4 @@
-"""Nodes bid for a task ([RM], after the contract net of [Smi80])."""
+"""Contract net: nodes bid for a task ([RM], [Smi80])."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def wants_bids(self) -> bool:
-        """Whether bidders are to tell the expected completion."""
+        """Whether bidders tell the expected completion."""
         return self.price == "completion"
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Broadcast | Transfer | Keep:
-        """All requests at once; then the cheapest bids, one after the other."""
+        """Send all requests at once; then offer the task to the cheapest bidders, one after the other."""
         del task
         last = {reply.node: reply for reply in replies}  # a refusal overrides the bid
         bids = [reply for reply in last.values() if reply.accepts]
@@ -69,7 +69,7 @@ class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _bidders(view: NodeView, rng: random.Random, bidders: int) -> tuple[str, ...]:
-    """Different ones, drawn as probes are."""
+    """Draw different nodes, as probes are drawn."""
     drawn: list[Reply] = []
     while len(drawn) < bidders and (peer := draw_receiver(view, drawn, rng, bidders)) is not None:
         drawn.append(Reply(peer, accepts=False))

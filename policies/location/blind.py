@@ -1,4 +1,4 @@
-"""Placing without a probe: by chance ([ELZ86], "random"), or by the reports at hand ([Mit00] says what that costs)."""
+"""Placement without a probe: by chance ([ELZ86], "random"), or by known reports ([Mit00] says what that costs)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Random(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Any other node, which applies the same test to the task and may pass it on, until the migration limit. Costs no
-    probe and helps more than nothing; at high load most tasks move from one full node to another.
+    """A task goes to any other node, which applies the same test to it and may pass it on, until the migration
+    limit. At high load most tasks move from one full node to another.
 
     Good: costs no probe, and is better than nothing.
     Bad: at high load tasks move from one full node to another.
@@ -27,7 +27,7 @@ class Random(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     passes_on: Annotated[bool, Meta(description="a full node passes the task on, until its limit")] = True
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
-        """One of those that have not declined."""
+        """Choose one of the nodes that have not declined."""
         del task
         declined = {reply.node for reply in replies}
         left = [peer for peer in view.peers if peer not in declined]
@@ -35,11 +35,11 @@ class Random(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeastKnown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The least loaded by the reports at hand, of those that say they accept; equals by chance. Reports older than
-    ``age_s_max`` do not count. Old reports herd many senders to one node, which declines most of them.
+    """A task goes to the node with the least load by the known reports, of those that accept; ties are broken by
+    chance. Reports older than ``age_s_max`` do not count.
 
-    Good: no probe, a good choice while reports are fresh.
-    Bad: many senders believe the same reports and herd to one node, which declines most.
+    Good: no probe, and a good choice while reports are new.
+    Bad: old reports send herds of tasks to one node, which declines most of them.
     """
 
     wants_reports = True
@@ -47,7 +47,7 @@ class LeastKnown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     age_s_max: Annotated[float, Meta(gt=0.0, le=1e9, description="older reports do not count, in seconds")] = 10.0
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
-        """The best of those that have not declined."""
+        """Choose the best of the nodes that have not declined."""
         del task
         declined = {reply.node for reply in replies}
         known = [(view.report(peer), peer) for peer in view.peers if peer not in declined]

@@ -1,4 +1,4 @@
-"""Everybody is asked at once, and the first to accept gets the task ([RM]: sender-initiated by broadcasting)."""
+"""All nodes are asked at once, and the first to accept gets the task ([RM]: sender-initiated by broadcasting)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 
 class FirstReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request to all; nodes that accept answer after a random pause and are told when it is enough.
+    """One request goes to all nodes; those that accept answer after a random pause, until the asking node has
+    enough.
 
     Good: finds room wherever there is some.
-    Bad: each search is read by every node.
+    Bad: every node reads each request.
     """
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
     ) -> Broadcast | Transfer:
-        """The first that accepts and has not declined since."""
+        """Choose the first node that accepts and has not declined since."""
         del view, task, rng
         last = {reply.node: reply for reply in replies}
         return next((Transfer(reply.node) for reply in last.values() if reply.accepts), Broadcast())

@@ -1,4 +1,5 @@
-"""Probe L nodes and go where it is better, although it may not be good ([ELZ86], with the difference as the test)."""
+"""Probe L nodes and move a task to a less loaded one, even if that is loaded, too ([ELZ86], with the difference as
+the test)."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Improve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Spends every probe; the least loaded gets the task if its n + ``delta`` is at most this node's. So a crowd thins
-    out even when nobody is idle. Between nodes of different sizes n counts in their slots.
+    """Spends every probe; the least loaded node gets the task if its n + ``delta`` is at most this node's. So a
+    queue spreads even if no node is idle. Between nodes of different sizes, n is scaled to their slots.
 
-    Good: a crowd thins out even when nobody is idle.
+    Good: a queue spreads even if no node is idle.
     Bad: spends every probe; a task may be moved for little.
     """
 
@@ -32,17 +33,18 @@ class Improve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Transfer | Keep:
-        """One probe at a time until L are spent; then the least loaded, if that is an improvement."""
+        """Probe one node at a time until L are spent; then choose the least loaded one, if that is an improvement."""
         del task
         peer = None if was_declined(replies) else draw_receiver(view, replies, rng, self.probes)
         return Probe((peer,)) if peer is not None else better(view, replies, self.delta)
 
 
 class IdleFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first node that accepts gets the task, as in "threshold"; if none does, the least loaded of those probed, as
-    in "improve". With marks of 1 an idle node is taken where one is found, and a lesser crowd where none is.
+    """The first node that accepts gets the task, as in "threshold"; if none does, the least loaded of those probed,
+    as in "improve". With thresholds of 1, a task goes to an idle node if one is found, and to a shorter queue
+    otherwise.
 
-    Good: finds the idle with few probes, and the lesser crowd where nobody is.
+    Good: finds idle nodes with few probes, and a shorter queue if no node is idle.
     Bad: a task may move several times.
     """
 
@@ -52,7 +54,7 @@ class IdleFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Transfer | Keep:
-        """One probe at a time; the first that accepts gets the task."""
+        """Probe one node at a time; the first that accepts gets the task."""
         del task
         if replies and replies[-1].accepts:
             return Transfer(replies[-1].node)
@@ -61,8 +63,8 @@ class IdleFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def better(view: NodeView, replies: Sequence[Reply], delta: int) -> Transfer | Keep:
-    """The least loaded of those that answered and have not declined, the first of equals; it accepts while it is as much
-    of an improvement as it seems."""
+    """Choose the least loaded node of those that answered and have not declined, the first one of equals; it accepts
+    as long as it is as much of an improvement as it seems."""
     last = {reply.node: reply for reply in replies}  # a decline overrides the probe's reply
     answered = [(reply.report, node) for node, reply in last.items() if reply.report is not None]
     if not answered:

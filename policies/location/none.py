@@ -55,11 +55,11 @@ class NoPairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate = 0.0
 
     def partner(self, view: NodeView, rng: random.Random) -> str | None:
-        """Nobody."""
+        """Ask nobody."""
         del view, rng
         return None
 
     def moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
-        """Nothing moves."""
+        """Move nothing."""
         del richer, poorer
         return False

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every now and then, by chance, a node with at least ``asks_from`` tasks per slot asks any other to pair; one that is
-    paired already refuses. While their loads differ by ``difference`` tasks or more, waiting tasks of the richer move.
+    """At random times, a node with at least ``asks_from`` tasks per slot asks another node to pair; a node that is
+    already paired refuses. While their loads differ by ``difference`` tasks or more, waiting tasks of the richer
+    node move.
 
     With ``asks_from`` = 0 idle nodes ask, too, as the receivers of other policies do.
 
@@ -29,12 +30,12 @@ class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asks_from: Annotated[float, Meta(ge=0.0, le=1000.0, description="tasks per slot from which on a node asks")] = 2.0
 
     def partner(self, view: NodeView, rng: random.Random) -> str | None:
-        """Any peer, all alike."""
+        """Choose any peer with equal probability."""
         if view.load_tasks < self.asks_from * view.slots or not view.peers:
             return None
         return view.peers[rng.randrange(len(view.peers))]
 
     def moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
-        """By n; between nodes of different sizes the poorer one's counts in the richer one's slots."""
+        """Compare n; between nodes of different sizes, the poorer node's n is scaled to the richer node's slots."""
         same_size = poorer.load_tasks * richer.slots / max(poorer.slots, 1)
         return richer.load_tasks - same_size >= self.difference

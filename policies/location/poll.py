@@ -1,4 +1,4 @@
-"""The receiver's side: a node that falls below its mark asks others for a waiting task ([RM], [SK90])."""
+"""Receiver's side: a node below its threshold asks others for a waiting task ([RM], [SK90])."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.policy.api import Keep, Probe
-from peerload.policy.draw import draw_giver
+from peerload.policy.draw import draw_donor
 
 if TYPE_CHECKING:
     import random
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """On a completion, probe up to L nodes; the first with a task to give gives one. Costs nothing at high load and
-    drains bursts; at low load most probes are in vain.
+    """When a task has ended, the node probes up to L nodes; the first with a task to give gives one. Costs nothing
+    at high load and drains bursts; at low load most probes find nothing.
 
     Good: nearly free at high load, drains bursts.
-    Bad: at low load most probes are in vain, and a node asks only when a task has ended there, on a report, or (with
-    ``retry_rate``) by a timer.
+    Bad: at low load most probes find nothing, and a node asks only when a task has ended there, on a report, or
+    (with ``retry_rate``) by a timer.
     """
 
     probes: Annotated[int, Meta(ge=0, le=64, description="L: nodes asked in one search at most")] = 3
@@ -33,8 +33,8 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def locate(
         self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Keep:
-        """One node at a time."""
-        peer = draw_giver(view, replies, rng, self.probes if probes_max is None else probes_max)
+        """Probe one node at a time."""
+        peer = draw_donor(view, replies, rng, self.probes if probes_max is None else probes_max)
         if peer is not None:
             return Probe((peer,))
         return Keep(f"none of {len(replies)} probed nodes gives a task" if replies else "no node to probe")

@@ -1,4 +1,4 @@
-"""Probe exactly L nodes, take the least loaded if it would accept ([ELZ86], "shortest")."""
+"""Probe exactly L nodes, and choose the least loaded one if it would accept ([ELZ86], "shortest")."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Shortest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Transfer | Keep:
-        """One probe at a time until L are spent; then the least loaded that accepts."""
+        """Probe one node at a time until L are spent; then choose the least loaded one that accepts."""
         del task
         last: dict[str, Reply] = {reply.node: reply for reply in replies}  # a decline overrides the probe's reply
         idle = self.stop_at_zero and bool(replies) and _load(replies[-1]) == 0 and replies[-1].accepts

@@ -1,4 +1,4 @@
-"""Probe up to L nodes, take the first that would not be pushed over its threshold ([ELZ86], "threshold")."""
+"""Probe up to L nodes, and choose the first that stays below its threshold ([ELZ86], "threshold")."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class Threshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nearly as good as "shortest" for fewer probes [ELZ86]. Alone it cannot spread a burst that arrives at one node
-    faster than tasks end: once the others are full the rest stays.
+    faster than tasks end: once the others are full, the rest stays.
 
     Good: few probes, nearly as good as ``shortest``.
     Bad: alone it does not spread a burst at one node: when the others are full the rest stays.
@@ -30,7 +30,7 @@ class Threshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Transfer | Keep:
-        """One probe at a time; the first that accepts gets the task."""
+        """Probe one node at a time; the first that accepts gets the task."""
         del task
         if replies and replies[-1].accepts:
             return Transfer(replies[-1].node)

@@ -1,4 +1,5 @@
-"""How often a task may be placed away from its home by choice ([RM]: uncontrolled, controlled, irrevocable)."""
+"""Limit on how often a task may be placed away from its home by choice ([RM]: uncontrolled, controlled,
+irrevocable)."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from msgspec import Meta
 
 
 class Controlled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At most ``limit`` migrations: processor thrashing stays bounded.
+    """A task migrates at most ``limit`` times, which bounds processor thrashing.
 
-    Good: a wrong move can be put right, and wandering has an end.
+    Good: a wrong move can be corrected, and moving has an end.
     Bad: more moves cost messages.
     """
 
@@ -24,10 +25,10 @@ class Controlled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Irrevocable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Once placed elsewhere a task stays there: controlled with n = 1.
+    """A task that was placed elsewhere stays there: controlled with n = 1.
 
     Good: a task cannot wander.
-    Bad: the one move may have been the wrong one.
+    Bad: the one move may have been wrong.
     """
 
     @property
@@ -37,13 +38,13 @@ class Irrevocable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Uncontrolled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No limit: a task may go on to a better place each time, and wander where loads hover around a mark.
+    """The number of migrations has no limit: a task may move on to a better node each time.
 
     Good: a task always goes where it is better.
-    Bad: tasks wander where loads hover around a mark.
+    Bad: tasks wander if loads are near a threshold.
     """
 
     @property
     def migrations_max(self) -> int | None:
-        """None."""
+        """None: no limit."""
         return None

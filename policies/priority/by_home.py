@@ -1,4 +1,4 @@
-"""Local tasks (at their home) against remote ones, non-preemptive, first come first served within each ([RM])."""
+"""Local tasks (at their home) against remote ones, non-preemptive, first come first served within each class ([RM])."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Selfish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Local tasks first: an owner notices little of the guests, which wait long on a busy node.
+    """Local tasks first: the owner of a node notices little of remote tasks, which wait long on a busy node.
 
     Good: the owner of a node waits less; the mean over all stays the same.
-    Bad: guests wait so much longer.
+    Bad: remote tasks wait so much longer.
     """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
@@ -24,9 +24,9 @@ class Selfish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Altruistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Remote tasks first: who has travelled waits no more; the owner waits behind the guests.
+    """Remote tasks first: a task that was moved waits no more; the owner waits behind them.
 
-    Good: who has travelled waits less; the mean over all stays the same.
+    Good: a task that was moved waits less; the mean over all stays the same.
     Bad: the owner waits so much longer.
     """
 
@@ -39,8 +39,8 @@ class Altruistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Intermediate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The larger class first: local while the node's local tasks are at least as many as its remote ones.
 
-    Good: whoever is more in number waits less; the mean over all stays the same.
-    Bad: the lesser class waits so much longer.
+    Good: the larger class waits less; the mean over all stays the same.
+    Bad: the smaller class waits so much longer.
     """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:

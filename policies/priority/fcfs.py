@@ -14,7 +14,7 @@ class Fcfs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The order of arrival at this node decides.
 
     Good: fair between homes.
-    Bad: guests can keep a node's own tasks waiting.
+    Bad: remote tasks can keep a node's own tasks waiting.
     """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:

@@ -1,4 +1,4 @@
-"""Which waiting task goes: the newest (its wait so far is the shortest) or the oldest ([RM])."""
+"""Transfer of the newest waiting task (its wait so far is the shortest) or of the oldest ([RM])."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Newest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last arrival: it would have waited longest, and nobody is overtaken at home.
+    """The last arrival goes: it would have waited longest, and the order at home stays.
 
-    Good: nobody's turn at home is touched.
+    Good: the order at home stays.
     Bad: long tails; early tasks wait on.
     """
 
@@ -23,10 +23,10 @@ class Newest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Oldest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first arrival: first come, first served across nodes; the same mean response, shorter tails.
+    """The first arrival goes: first come, first served across nodes; the same mean response, shorter tails.
 
     Good: first come, first served across nodes.
-    Bad: at home the next in line leaves, and with a slow transfer it starts later than if it had stayed.
+    Bad: the next task in line at home leaves, and with a slow transfer it starts later than if it had stayed.
     """
 
     def select(self, waiting: WaitingView) -> TaskView | None:

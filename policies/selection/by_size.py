@@ -1,4 +1,4 @@
-"""Which waiting task goes: the cheapest to move, or the one for which a move pays most ([RM])."""
+"""Transfer of the waiting task that is cheapest to move, or for which a move pays most ([RM])."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ LookedAtMax = Annotated[int, Meta(description="tasks that are looked at, of thos
 
 
 class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fewest bytes to move, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals.
+    """The task with the fewest bytes to move goes, of the ``looked_at_max`` tasks that have waited longest; the
+    oldest of equals.
 
-    Good: where the network is slow.
-    Bad: what waits tells nothing of how long it will run; large ones never go.
+    Good: if the network is slow.
+    Bad: bytes say nothing of how long a task runs; large tasks never go.
     """
 
     looked_at_max: LookedAtMax = 200
@@ -30,11 +31,11 @@ class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Longest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The longest expected time, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals. A
-    command that nothing is known of goes after those that are.
+    """The task with the longest expected time goes, of the ``looked_at_max`` tasks that have waited longest; the
+    oldest of equals. Commands without history go last.
 
     Good: a move that costs something pays most for a long task.
-    Bad: where nothing was learned yet it is ``oldest``.
+    Bad: without history it is ``oldest``.
     """
 
     looked_at_max: LookedAtMax = 200

@@ -1,4 +1,4 @@
-"""A node has work or it has none ([RM])."""
+"""A node either has work or is idle ([RM])."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One threshold at one task per slot: whoever is idle takes, whoever is not gives what it cannot start. With
-    ``processing_margin`` at two, so that no node idles while its next task travels. Any mark may be set by hand.
+    """One threshold at one task per slot: an idle node accepts, any other gives what it cannot start. With
+    ``processing_margin`` at two, so that no node idles while its next task travels. Any threshold may be set by
+    hand.
 
-    Good: no work waits beside an idle node for want of a mark.
+    Good: no task waits beside an idle node because of a threshold.
     Bad: without the margin a node idles while its next task is on its way.
     """
 
@@ -29,9 +30,9 @@ class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receive_below: ReceiveBelow | None = None
     give_above: GiveAbove | None = None
 
-    def marks(self, view: NodeView) -> Thresholds:
+    def thresholds(self, view: NodeView) -> Thresholds:
         """All four at 1, or 2, unless set by hand."""
         del view
         threshold = 2.0 if self.processing_margin else 1.0
         chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
-        return Thresholds(*(threshold if mark is None else mark for mark in chosen))
+        return Thresholds(*(threshold if given is None else given for given in chosen))

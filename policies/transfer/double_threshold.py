@@ -8,25 +8,25 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.load import Thresholds
-from peerload.policy.thresholds import MARK_MAX, AcceptBelow, GiveAbove, ReceiveBelow, SendAt
+from peerload.policy.thresholds import THRESHOLD_MAX, AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
     from peerload.policy.api import NodeView
 
 
 class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node accepts and asks below ``low``, sends and gives from ``high``; between them it neither seeks nor gives,
-    which saves messages when loads hover around one value. Any mark may be set by hand.
+    """A node accepts and asks below ``low``, sends and gives from ``high``; between them it does neither, which
+    saves messages if loads vary around one value. Any threshold may be set by hand.
 
-    Good: quiet between the two.
-    Bad: a node in the quiet zone takes nothing although it may be the least loaded.
+    Good: no messages between the two.
+    Bad: a node between the two accepts nothing although it may be the least loaded.
     """
 
     steady = True
     low: Annotated[
-        float, Meta(ge=0.0, le=MARK_MAX, description="others' tasks are wanted below so many tasks per slot")
+        float, Meta(ge=0.0, le=THRESHOLD_MAX, description="others' tasks are wanted below so many tasks per slot")
     ] = 1.0
-    high: Annotated[float, Meta(ge=0.0, le=MARK_MAX, description="tasks go elsewhere from so many per slot")] = 2.0
+    high: Annotated[float, Meta(ge=0.0, le=THRESHOLD_MAX, description="tasks go elsewhere from so many per slot")] = 2.0
     send_at: SendAt | None = None
     accept_below: AcceptBelow | None = None
     receive_below: ReceiveBelow | None = None
@@ -36,7 +36,7 @@ class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} lies above high = {self.high:g}")
 
-    def marks(self, view: NodeView) -> Thresholds:
+    def thresholds(self, view: NodeView) -> Thresholds:
         """low: accept_below, receive_below; high: send_at, give_above; unless set by hand."""
         del view
         return Thresholds(

@@ -1,4 +1,4 @@
-"""One threshold that follows the load of all ([RM])."""
+"""One threshold that follows the load of all nodes ([RM])."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 
 class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """T = ``factor`` times the average load index, over this node and every unexpired report, but never
-    below ``threshold_min``. Evens loads out at any level; wrong when reports are old. Needs an information policy that
-    tells. Any mark may be set by hand.
+    """T = ``factor`` times the average load index, over this node and every unexpired report, but never below
+    ``threshold_min``. Needs an information policy that announces. Any threshold may be set by hand.
 
-    Good: evens out at any level of load.
-    Bad: as wrong as the reports are old, so it wants an information policy that tells; looks at every report.
+    Good: evens out loads at any level.
+    Bad: as wrong as the reports are old, so it needs an information policy that announces; reads every report.
     """
 
     wants_reports = True
@@ -35,10 +34,10 @@ class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receive_below: ReceiveBelow | None = None
     give_above: GiveAbove | None = None
 
-    def marks(self, view: NodeView) -> Thresholds:
+    def thresholds(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""
         known = [view.report(peer) for peer in view.peers]
         loads = [told.report.load for told in known if told is not None]
         threshold = max(self.factor * fmean([view.load, *loads]) / view.load_unit, self.threshold_min)
         chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
-        return Thresholds(*(threshold if mark is None else mark for mark in chosen))
+        return Thresholds(*(threshold if given is None else given for given in chosen))

@@ -8,32 +8,31 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.load import Thresholds
-from peerload.policy.thresholds import MARK_MAX, AcceptBelow, GiveAbove, ReceiveBelow, SendAt
+from peerload.policy.thresholds import THRESHOLD_MAX, AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
     from peerload.policy.api import NodeView
 
 
 class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node sends at n ≥ T, accepts and asks at n < T, gives at n > T. Good and simple; with slow transfers a node
-    near T both sends and asks. Any mark may be set by hand. ``prefetch``: a node asks for so many tasks more, so
-    that one is at hand when a short task ends.
+    """A node sends at n ≥ T, accepts and asks at n < T, gives at n > T. Any threshold may be set by hand.
+    ``prefetch``: a node asks for so many tasks more, so that one is ready when a short task ends.
 
     Good: simple, acts early.
-    Bad: near T a node may both send and ask.
+    Bad: with slow transfers, a node near T may both send and ask.
     """
 
     steady = True
-    threshold: Annotated[float, Meta(ge=0.0, le=MARK_MAX, description="T, in tasks per slot; sets all four marks")] = (
-        2.0
-    )
+    threshold: Annotated[
+        float, Meta(ge=0.0, le=THRESHOLD_MAX, description="T, in tasks per slot; sets all four thresholds")
+    ] = 2.0
     send_at: SendAt | None = None
     accept_below: AcceptBelow | None = None
     receive_below: ReceiveBelow | None = None
     give_above: GiveAbove | None = None
-    prefetch: Annotated[int, Meta(ge=0, le=1000, description="tasks asked for beyond the mark, to be at hand")] = 0
+    prefetch: Annotated[int, Meta(ge=0, le=1000, description="tasks asked for beyond the threshold, to be at hand")] = 0
 
-    def marks(self, view: NodeView) -> Thresholds:
+    def thresholds(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""
         del view
         threshold = self.threshold

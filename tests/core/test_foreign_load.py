@@ -153,7 +153,7 @@ def test_why_tells_how_many_slots_other_programs_take() -> None:
     assert "4 of 4 slots taken (3 by other programs)" in words
 
 
-# -- the load index is what the marks are compared with ----------------------------------------------------------------
+# -- the load index is what the thresholds are compared with ----------------------------------------------------------------
 
 
 def indexed(index: str, location: dict[str, Any], **transfer: object) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def test_a_node_that_is_full_accepts_nothing_however_idle_its_cores_are() -> Non
 
 @pytest.mark.parametrize("policy", ["tasks", "demand", "memoryless", "composite"])
 def test_indices_that_agree_on_equal_tasks_agree_with_every_mark(policy: str) -> None:
-    """Whatever unit an index has, a mark of 1 is one task per slot."""
+    """Whatever unit an index has, a threshold of 1 is one task per slot."""
     given = Given(slots=3, policies=indexed(policy, BOTH, policy="single-threshold", threshold=1.0))
     for number in range(1, 5):
         assert report(given).accepts

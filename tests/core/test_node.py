@@ -110,7 +110,7 @@ def _raising(policy: object) -> object:
     def fail(*args: object) -> None:
         raise RuntimeError("on purpose")
 
-    methods = ("load", "marks", "select", "tells", "asks", "locate", "prefer", "partner", "moves")
+    methods = ("load", "thresholds", "select", "tells", "asks", "locate", "prefer", "partner", "moves")
     body = {name: fail for name in methods if hasattr(policy, name)}
     data = ("rate", "retry_rate", "retry_probes", "period_s", "reports_guide_probing", "watches")
     body.update({name: getattr(policy, name) for name in data if hasattr(policy, name)})
@@ -178,7 +178,7 @@ class Marking:
         self.steady = steady
         self.asked = 0
 
-    def marks(self, view: object) -> Thresholds:
+    def thresholds(self, view: object) -> Thresholds:
         del view
         self.asked += 1
         return Thresholds(2.0, 2.0, 2.0, 2.0)

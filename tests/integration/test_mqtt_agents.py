@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.doctor.broker import Probed, Way, anybody_may_publish, probed
+from peerload.cli.doctor.broker import BrokerAccess, BrokerProbe, anybody_may_publish, probe_broker
 from peerload.cli.doctor.cluster import _of_tls
 from peerload.cli.doctor.facts import DoctorInput
 from tests.integration.broker_fixtures import need_broker
@@ -112,17 +112,17 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
     environment = {"HOME": str(tmp_path), "PEERLOAD_CLUSTER": str(cluster_of().directory)}
     facts = DoctorInput(str(tmp_path / "no-agent"), environment=environment)
     assert facts.cluster is not None
-    way = Way(cluster_ca=cluster_of().authority.certificate, certificate=broker.pem_of("n1"))
+    way = BrokerAccess(cluster_ca=cluster_of().authority.certificate, certificate=broker.pem_of("n1"))
     assert not anybody_may_publish(broker.url, way, facts)
-    assert probed(broker.url, way).why == ""
-    left_s = (probed(broker.url, way).ends_at or 0.0) - time.time()
+    assert probe_broker(broker.url, way).why == ""
+    left_s = (probe_broker(broker.url, way).ends_at or 0.0) - time.time()
     assert 729 * 86_400 < left_s < 731 * 86_400
-    assert "certificate" in probed(broker.url, way._replace(certificate=None)).why
-    assert "CA that is not believed" in probed(broker.url, way._replace(ca="system")).why
+    assert "certificate" in probe_broker(broker.url, way._replace(certificate=None)).why
+    assert "CA that is not believed" in probe_broker(broker.url, way._replace(ca="system")).why
     expired = TlsBroker(cluster_of(), tmp_path / "expired", made_at=datetime.now(UTC) - timedelta(days=3650))
     expired.start()
     try:
-        assert "its certificate has expired" in probed(expired.url, way).why
+        assert "its certificate has expired" in probe_broker(expired.url, way).why
     finally:
         expired.stop()
     open_to_all = TlsBroker(cluster_of(), tmp_path / "open")
@@ -135,10 +135,10 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
     concern = _of_tls(facts, [], ["mqtts://me:***@broker.lab:8883"])
     assert concern is not None
     assert (concern.result, "ANYBODY who reaches" in concern.says, "secret" in concern.says) == ("warn", True, False)
-    told = _of_tls(facts, [Probed("mqtt://broker.lab:1883", sends_password=True)], [])
+    told = _of_tls(facts, [BrokerProbe("mqtt://broker.lab:1883", sends_password=True)], [])
     assert told is not None
     assert "in the clear" in told.says
-    ending = _of_tls(facts, [Probed("mqtts://b:8883", ends_at=facts.now + 86_400.0)], [])
+    ending = _of_tls(facts, [BrokerProbe("mqtts://b:8883", ends_at=facts.now + 86_400.0)], [])
     assert ending is not None
     assert "broker-certificate" in ending.fix
 

@@ -63,7 +63,7 @@ class NeverGivesUp(Struct, frozen=True):
 
 class ChangesTheMarks(Struct, frozen=True):
     def locate(self, view: Any, task: Any, replies: Any, rng: Any) -> Any:
-        view.marks = Thresholds(9.0, 9.0, 9.0, 9.0)
+        view.thresholds = Thresholds(9.0, 9.0, 9.0, 9.0)
         return Keep("changed")
 
 
@@ -139,7 +139,7 @@ class NoNumber(Struct, frozen=True):
 
 
 class NoMarks(Struct, frozen=True):
-    def marks(self, view: Any) -> Any:
+    def thresholds(self, view: Any) -> Any:
         return Thresholds(1.0, 1.0, float("nan"), 1.0)
 
 

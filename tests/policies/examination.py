@@ -36,7 +36,7 @@ from peerload.model.task import task_home
 from peerload.policy import api
 from peerload.policy.parameters import parameters, why_not
 from peerload.policy.preset import PolicySet
-from peerload.policy.preset_loader import members_of
+from peerload.policy.preset_loader import protocol_members
 from peerload.policy.registry import build_preset, policy_class
 from tests.policies.town import PROFILES, TASKS, UNUSABLE, Town
 
@@ -53,7 +53,7 @@ VIEW = (
     "cpus_requested",
     "cpus_busy",
     "gpu_tasks",
-    "marks",
+    "thresholds",
     "reports_guide_probing",
 )
 SURROUNDINGS: dict[str, Any] = {
@@ -179,7 +179,7 @@ def is_in_range(method: str, arguments: Sequence[Any], answer: Any) -> bool:
     match method:
         case "load":
             return isinstance(answer, float | int) and math.isfinite(answer) and answer >= 0
-        case "marks":
+        case "thresholds":
             values = msgspec.structs.astuple(answer) if isinstance(answer, Thresholds) else (math.nan,)
             return all(math.isfinite(value) and value >= 0 for value in values)
         case "select":
@@ -201,7 +201,7 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._policy, name)
-        if name not in members_of(self._examiner.kind) or not callable(value):
+        if name not in protocol_members(self._examiner.kind) or not callable(value):
             return value
         examiner, policy = self._examiner, self._policy
 

@@ -25,7 +25,7 @@ from peerload.model.resources import Placement, ResourceRequest
 from peerload.policy import api
 from peerload.policy.describe import member
 from peerload.policy.preset import KINDS
-from peerload.policy.preset_loader import members_of
+from peerload.policy.preset_loader import protocol_members
 from peerload.policy.registry import DEFAULTS, build_preset, load_preset, policies, policy_class, presets
 from tests.policies import examination
 from tests.policies.examination import Examiner, Found, examine, examine_parameters, preset_with, replaced
@@ -173,7 +173,7 @@ class Spoilt:
     def __getattr__(self, name: str) -> Any:
         kind, policy, answer = self._inside
         value = getattr(policy, name)
-        if name not in members_of(kind) or not callable(value):
+        if name not in protocol_members(kind) or not callable(value):
             return value
 
         def called(*arguments: Any) -> Any:
@@ -205,7 +205,7 @@ def test_an_exception_is_contained_counted_and_shown(kind: str, name: str) -> No
     assert len(town.ended) == town.tasks
     assert set(town.ended.values()) == {"done"}
     assert town.count(metrics.POLICY_ERRORS) == policy.asked
-    assert policy.asked or all(isinstance(member_, property) for member_ in members_of(kind).values())
+    assert policy.asked or all(isinstance(member_, property) for member_ in protocol_members(kind).values())
     assert examiner.found == {}
     if kind in ("location.sender", "location.receiver"):
         assert any("the policy failed" in decided.reason for decided in town.decided)
@@ -229,7 +229,9 @@ def test_nonsense_is_contained(kind: str, name: str) -> None:
     answers = itertools.cycle(NONSENSE)
     policy, town, examiner = spoilt(kind, name, lambda *_: next(answers))
     assert len(town.ended) == town.tasks
-    assert policy.asked >= len(NONSENSE) or all(isinstance(member_, property) for member_ in members_of(kind).values())
+    assert policy.asked >= len(NONSENSE) or all(
+        isinstance(member_, property) for member_ in protocol_members(kind).values()
+    )
     assert examiner.found == {}
 
 
@@ -307,7 +309,7 @@ VIEWS = st.builds(
     running=st.lists(st.builds(Running, st.floats(0.0, 1e6), ASCENDING), max_size=3).map(tuple),
     load=st.floats(0.0, 1e12),
     load_unit=POSITIVE,
-    marks=st.builds(Thresholds, *[st.floats(0.0, 1e6)] * 4),
+    thresholds=st.builds(Thresholds, *[st.floats(0.0, 1e6)] * 4),
     reports_guide_probing=st.booleans(),
     idle_list=LISTS,
     busy_list=LISTS,
@@ -331,7 +333,7 @@ def ask(kind: str, policy: Any, data: st.DataObject, rng: random.Random) -> None
         case "load":
             policy.load(data.draw(VIEWS))
         case "transfer":
-            policy.marks(data.draw(VIEWS))
+            policy.thresholds(data.draw(VIEWS))
         case "selection":
             policy.select(data.draw(WAITING))
         case "priority":

@@ -134,26 +134,26 @@ def test_the_priority_policies() -> None:
 
 
 def test_all_or_nothing() -> None:
-    assert made("transfer", "all-or-nothing").marks(View()) == Thresholds(1, 1, 1, 1)
-    assert made("transfer", "all-or-nothing", processing_margin=True).marks(View()) == Thresholds(2, 2, 2, 2)
-    assert made("transfer", "all-or-nothing", give_above=3).marks(View()) == Thresholds(1, 1, 1, 3)
+    assert made("transfer", "all-or-nothing").thresholds(View()) == Thresholds(1, 1, 1, 1)
+    assert made("transfer", "all-or-nothing", processing_margin=True).thresholds(View()) == Thresholds(2, 2, 2, 2)
+    assert made("transfer", "all-or-nothing", give_above=3).thresholds(View()) == Thresholds(1, 1, 1, 3)
 
 
 def test_dynamic_threshold_follows_the_average_of_what_is_known() -> None:
     told = {node: KnownReport(LoadReport(load=n), 1.0) for node, n in (("a", 1.0), ("b", 3.0))}
     policy = made("transfer", "dynamic-threshold", factor=1.5)
-    assert policy.marks(View(5, told=told)) == Thresholds(4.5, 4.5, 4.5, 4.5)
-    assert policy.marks(View(0)) == Thresholds(1, 1, 1, 1)
+    assert policy.thresholds(View(5, told=told)) == Thresholds(4.5, 4.5, 4.5, 4.5)
+    assert policy.thresholds(View(0)) == Thresholds(1, 1, 1, 1)
     in_seconds = View(5, told=told)
     in_seconds.load_unit = 0.5
-    assert policy.marks(in_seconds) == Thresholds(9, 9, 9, 9), (
-        "the marks are in tasks per slot whatever the index is in"
+    assert policy.thresholds(in_seconds) == Thresholds(9, 9, 9, 9), (
+        "the thresholds are in tasks per slot whatever the index is in"
     )
 
 
 def test_prefetch_is_beside_the_marks() -> None:
     policy = made("transfer", "single-threshold", threshold=1.0, prefetch=1)
-    assert policy.marks(View()) == Thresholds(1, 1, 1, 1, prefetch=1)
+    assert policy.thresholds(View()) == Thresholds(1, 1, 1, 1, prefetch=1)
 
 
 def test_limits() -> None:

@@ -434,5 +434,5 @@ def test_a_broker_that_is_not_spoken_to_by_tls(facts: DoctorInput) -> None:
 
 def test_a_broker_by_tls_where_the_cluster_cannot_be_read() -> None:
     with pytest.raises(ConfigError):
-        broker.Way().tls(shows_us=False).context()
-    assert broker.probed("mqtts://127.0.0.1:9").why
+        broker.BrokerAccess().tls(shows_us=False).context()
+    assert broker.probe_broker("mqtts://127.0.0.1:9").why

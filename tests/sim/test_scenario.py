@@ -489,7 +489,7 @@ def test_erlang_c() -> None:
 def test_the_presets_reference_table_changes_what_it_names() -> None:
     live, reference = load_preset("adaptive"), load_preset("adaptive", is_reference=True)
     assert (live.names["information"], reference.names["information"]) == ("region-change", "poll")
-    assert live.transfer.marks(None).prefetch == 1  # type: ignore[arg-type]
-    assert reference.transfer.marks(None).prefetch == 0  # type: ignore[arg-type]
+    assert live.transfer.thresholds(None).prefetch == 1  # type: ignore[arg-type]
+    assert reference.transfer.thresholds(None).prefetch == 0  # type: ignore[arg-type]
     assert live.sender == reference.sender
     assert load_preset("threshold") == load_preset("threshold", is_reference=True)

@@ -15,7 +15,7 @@ from typing import Any
 from peerload.model.errors import ConfigError
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
-from peerload.policy.thresholds import MARK_MAX
+from peerload.policy.thresholds import THRESHOLD_MAX
 from peerload.sim.queueing_model import Delays
 from peerload.sim.replication import Setup
 from peerload.sim.service import Draw, draw_of
@@ -72,7 +72,7 @@ def _preset(parameters: Parameters, slots: int) -> PolicySet:
     sender = str(parameters.get("sender", "none"))
     table: dict[str, Any] = {
         "load": {"policy": "tasks"},
-        "transfer": _marks(parameters, slots),
+        "transfer": _thresholds(parameters, slots),
         "information": _information(parameters),
         "priority": {"policy": str(parameters.get("priority", "fcfs"))},
         "selection": {"policy": "oldest" if parameters.get("steal") == "head" else "newest"},
@@ -133,8 +133,8 @@ def _receiver(parameters: Parameters) -> dict[str, Any]:
     return table
 
 
-def _marks(parameters: Parameters, slots: int) -> dict[str, Any]:
-    """T's in marks per slot. One that a case does not name is one that its policies do not ask for."""
+def _thresholds(parameters: Parameters, slots: int) -> dict[str, Any]:
+    """T's in thresholds per slot. One that a case does not name is one that its policies do not ask for."""
     send = float(parameters.get("T_send", 0 if parameters.get("sender") == "jsqd" else 1))
     receive = float(parameters.get("T_recv", 1))
     return {
@@ -147,12 +147,12 @@ def _marks(parameters: Parameters, slots: int) -> dict[str, Any]:
 
 
 def _per_slot(tasks: float, slots: int, *, up: bool = False) -> float:
-    """The mark that means so many tasks when it is multiplied by the slots again. Where no float does that exactly it
+    """The threshold that means so many tasks when it is multiplied by the slots again. Where no float does that exactly it
     is a little less, which is the same to n ≥ and n <, or with ``up`` a little more, for n >."""
-    mark = min(tasks / slots, MARK_MAX)  # a case says "always" with a number no queue ever reaches
-    while mark < MARK_MAX and ((mark * slots < tasks) if up else (mark * slots > tasks)):
-        mark = math.nextafter(mark, math.inf if up else 0.0)
-    return mark
+    threshold = min(tasks / slots, THRESHOLD_MAX)  # a case says "always" with a number no queue ever reaches
+    while threshold < THRESHOLD_MAX and ((threshold * slots < tasks) if up else (threshold * slots > tasks)):
+        threshold = math.nextafter(threshold, math.inf if up else 0.0)
+    return threshold
 
 
 def service_of(name: str, parameters: list[float] | tuple[float, ...]) -> Draw:

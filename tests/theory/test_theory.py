@@ -124,8 +124,8 @@ def test_threshold_without_probes_or_peers_is_no_sharing(slots: int) -> None:
 )
 def test_both_sides_that_ask_everybody_are_one_central_queue(nodes: int, slots: int) -> None:
     """Equal service times: work leaves a work-conserving system at the same moments, whoever does it."""
-    marks = dict.fromkeys(("T_send", "T_accept", "T_recv", "T_give"), slots)
-    everybody = {**BOTH, **marks, "N": nodes, "c": slots, "L": nodes - 1, "L_recv": nodes - 1}
+    thresholds = dict.fromkeys(("T_send", "T_accept", "T_recv", "T_give"), slots)
+    everybody = {**BOTH, **thresholds, "N": nodes, "c": slots, "L": nodes - 1, "L_recv": nodes - 1}
     shared = played({**everybody, "rho": 0.9, "service": "det"}, 1000)
     central = played({"N": 1, "c": nodes * slots, "rho": 0.9, "service": "det"}, 1000)
     assert fmean(shared) == pytest.approx(fmean(central), rel=1e-9)
@@ -306,9 +306,9 @@ def test_a_case_that_cannot_be_played_says_why(parameters: Parameters) -> None:
 def test_marks_in_tasks_of_the_node_survive_the_division_by_its_slots() -> None:
     for slots in range(1, 60):
         for tasks in (slots, slots + 1, 2 * slots + 1):
-            marks = {"sender": "threshold", "T_send": tasks, "L": 1, "T_recv": tasks, "L_recv": 1}
-            preset = setup_of({"N": 2, "c": slots, "rho": 0.5, **marks}).policies
-            found = preset.transfer.marks(None)  # type: ignore[arg-type]
+            thresholds = {"sender": "threshold", "T_send": tasks, "L": 1, "T_recv": tasks, "L_recv": 1}
+            preset = setup_of({"N": 2, "c": slots, "rho": 0.5, **thresholds}).policies
+            found = preset.transfer.thresholds(None)  # type: ignore[arg-type]
             assert tasks - 1 < found.send_at * slots <= tasks
             assert tasks - 1 < found.accept_below * slots <= tasks
             assert tasks - 1 < found.receive_below * slots <= tasks

@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, cast
 
 from peerload.agent.security_events import untold
+from peerload.model import rules
 from peerload.model.errors import ProtocolError
 from peerload.security.address import plain_host
 from peerload.security.invitations import InvitationRefused
@@ -103,13 +104,13 @@ class JoinServer:
         now_s = asyncio.get_running_loop().time()
         if self.refusals.are_too_many(newcomer.address, now_s):
             self._counters["join dropped: refused too often"] += 1
-            self._broken("J2", newcomer.address, "refused too often, and not heard")
+            self._broken(rules.JOINS_LIMITED, newcomer.address, "refused too often, and not heard")
             return False
         network = network_of(newcomer.address)
         of_one = sum(network_of(one.address) == network for one in self.newcomers)
         if len(self.newcomers) >= NEWCOMERS_MAX or of_one >= NEWCOMERS_OF_ONE_MAX:
             self._counters["join dropped: too many newcomers"] += 1
-            self._broken("J2", newcomer.address, "too many newcomers at the door")
+            self._broken(rules.JOINS_LIMITED, newcomer.address, "too many newcomers at the door")
             return False
         self.newcomers.add(newcomer)
         return True
@@ -131,7 +132,7 @@ class JoinServer:
     def refused(self, newcomer: JoiningNode, why: str) -> None:
         """Count it, and note it now and then."""
         self._counters["join refused"] += 1
-        self._broken("J2", newcomer.address, why)
+        self._broken(rules.JOINS_LIMITED, newcomer.address, why)
         if self.refusals.add(newcomer.address, asyncio.get_running_loop().time()):
             self._happened("refused", f"somebody at {newcomer.address}: {why}")
             _log.warning("somebody at %s was not let in: %s", newcomer.address, why)

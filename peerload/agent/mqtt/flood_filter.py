@@ -11,6 +11,8 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from peerload.model import rules
+
 if TYPE_CHECKING:
     from collections import Counter
 
@@ -76,5 +78,5 @@ class FloodFilter:
 
     def _mute(self, name: str) -> None:
         self._counters["mqtt publishers muted"] += 1
-        self._broken("P2", name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s")
+        self._broken(rules.PEERS_LIMITED, name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s")
         _log.warning("publisher muted for a flood: node=%s muted_s=%g", name, MUTED_S)

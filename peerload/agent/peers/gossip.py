@@ -15,6 +15,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from peerload.agent.security_events import untold
+from peerload.model import rules
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.security.address import ANY, join_address, looked_up, plain_host
@@ -154,7 +155,7 @@ class GossipSocket(Generic[Said, Heard]):
         self._counters["gossip received bytes"] += len(datagram)
         if len(datagram) > DATAGRAM_BYTES_MAX:
             self._counters["gossip dropped: too large"] += 1
-            self._broken("P1", host, "a datagram too large")
+            self._broken(rules.FRAMES_BOUNDED, host, "a datagram too large")
             return
         node = ""
         try:
@@ -165,10 +166,10 @@ class GossipSocket(Generic[Said, Heard]):
             self._broken("J5", host, "a datagram that is not of this cluster, or for another node")
         except Replayed:
             self._counters["gossip dropped: replayed"] += 1
-            self._broken("P5", host, "datagrams that have come before", tolerated=REPEATED_MAX)
+            self._broken(rules.REPEATS_HARMLESS, host, "datagrams that have come before", tolerated=REPEATED_MAX)
         except ProtocolError as error:
             self._counters["gossip dropped: malformed"] += 1
-            self._broken("P1", node or host, str(error))
+            self._broken(rules.FRAMES_BOUNDED, node or host, str(error))
         else:
             self._deliver(node, boot, join_address(host, port), messages)
 

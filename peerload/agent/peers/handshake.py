@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from peerload.agent.peers.peer_table import Bans
+from peerload.model import rules
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -51,7 +52,9 @@ class Handshakes:
         if told.node != ours.node and (other is None or other.store == told.store):
             return False
         self._counters["peer clashes"] += 1
-        self._broken("J1", told.node, f"another agent has that name; the one at {told.address[:100]} is refused")
+        self._broken(
+            rules.NAME_UNIQUE, told.node, f"another agent has that name; the one at {told.address[:100]} is refused"
+        )
         self.clashes = dict([*self.clashes.items(), (told.node, told.address)][-CLASHES_MAX:])
         _log.error(
             "two agents call themselves %s: the one at %r is refused; start the newer one with  --node NAME",
@@ -79,7 +82,9 @@ class Handshakes:
         if not self._bans.add((told.node, told.boot), asyncio.get_running_loop().time()):
             return True
         self._counters["peer bans"] += 1
-        self._broken("P1", told.node, "it sent malformed frames again and again, and stays out for a while")
+        self._broken(
+            rules.FRAMES_BOUNDED, told.node, "it sent malformed frames again and again, and stays out for a while"
+        )
         _log.warning("%s sent malformed frames and stays out for a while", told.node)
         return False
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.model import rules
+
 if TYPE_CHECKING:
     from peerload.agent.peers.connection import PeerConnection
     from peerload.model.messages import Identity, Message
@@ -25,26 +27,26 @@ BAN_S = 60.0
 BANS_MAX = 1024
 BROKEN_RULES = {
     "a certificate that was revoked": "J4",
-    "a frame in another's name": "P3",
-    "a frame that does not go on": "P1",
-    "a frame too large": "P1",
+    "a frame in another's name": rules.ROLES_CHECKED,
+    "a frame that does not go on": rules.FRAMES_BOUNDED,
+    "a frame too large": rules.FRAMES_BOUNDED,
     "a name that its certificate does not have": "J3",
-    "a second introduction": "P1",
-    "banned": "P1",
-    "malformed": "P1",
-    "malformed frames": "P1",
+    "a second introduction": rules.FRAMES_BOUNDED,
+    "banned": rules.FRAMES_BOUNDED,
+    "malformed": rules.FRAMES_BOUNDED,
+    "malformed frames": rules.FRAMES_BOUNDED,
     "no certificate of a node": "J3",
-    "no common protocol version": "P6",
-    "no introduction": "P1",
+    "no common protocol version": rules.VERSIONS_CHECKED,
+    "no introduction": rules.FRAMES_BOUNDED,
     "no introduction in time": "J3",
-    "no output request": "P1",
+    "no output request": rules.FRAMES_BOUNDED,
     "no proof": "J3",
-    "not for us": "P3",
+    "not for us": rules.ROLES_CHECKED,
     "other cluster": "J3",
-    "too many messages at once": "P2",
-    "too many peers": "P2",
+    "too many messages at once": rules.PEERS_LIMITED,
+    "too many peers": rules.PEERS_LIMITED,
     "too many strangers": "J3",
-    "too many streams": "P2",
+    "too many streams": rules.PEERS_LIMITED,
 }
 """Why a peer is refused, up to a colon: which rule of security it has broken. What is not here may be nobody's fault."""
 

@@ -23,7 +23,7 @@ from peerload.agent.sensors.gpu_usage import Averaged, shared_out
 from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
 from peerload.agent.sensors.process_owner import ProcessOwners
-from peerload.config.configured_devices import listed
+from peerload.config.configured_devices import configured_devices
 from peerload.core.resources.placement import is_meant
 from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
@@ -492,4 +492,4 @@ def node_gpus(
         return claims.claim(left) if library is None else left
 
     faults = GpuFaults(machine_boot_id(), Path(config.state) / FAULTS_FILE)
-    return Gpus(put, library, listed(config.device), usable, faults)
+    return Gpus(put, library, configured_devices(config.device), usable, faults)

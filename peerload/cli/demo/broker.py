@@ -53,7 +53,7 @@ log_dest file {log}
 
 
 class BrokerUnavailable(PeerloadError):
-    """No broker could be started; ``why`` has its last words."""
+    """No broker could be started; ``why`` has its last log lines."""
 
     code = "broker-unavailable"
 
@@ -113,12 +113,12 @@ class BrokerProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens, as `peerload agent --mqtt` takes it."""
+        """Address of the broker, as `peerload agent --mqtt` takes it."""
         return f"mqtt://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Its process; 0 if it does not run."""
+        """Process id; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> Self:
@@ -157,7 +157,8 @@ class BrokerProcess:
                 raise BrokerUnavailable(f"{self.kind} does not start", why=str(error)) from error
 
     def _await_start(self, port: int) -> str:
-        """Why it does not run; "" as soon as it does. Its own word first: somebody else may answer at the port."""
+        """Wait until it runs → "", or the reason why it does not. Its own log comes first: another program may
+        answer at the port."""
         process, pause = self._process, threading.Event()
         if process is None or process.stdout is None:
             return "no process"

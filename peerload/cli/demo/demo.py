@@ -36,9 +36,9 @@ PATH_BYTES_MAX = 60
 LOG_LINES_SHOWN = 5
 
 
-def carried_out(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, list[tuple[int, str]]]:
-    """Do it, and remove everything whatever comes of it → its account, None if it was interrupted, and what did
-    not end when asked. Raises what ``act`` raises, with the agents' last words shown."""
+def run_and_clean(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, list[tuple[int, str]]]:
+    """Run a demonstration, and remove everything whatever happens → its account, None if it was interrupted, and the
+    processes that did not end when asked. Raises what ``act`` raises, after the agents' last log lines are shown."""
     account: dict[str, Any] | None = None
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -48,7 +48,7 @@ def carried_out(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[str
         raise
     finally:
         left = demo.clean()
-        tell_left(left, demo.started)
+        report_leftovers(left, demo.started)
     return account, left
 
 
@@ -67,8 +67,8 @@ class Demo:
         os.environ[MARK] = str(directory)
 
     def clean(self) -> list[tuple[int, str]]:
-        """End all that was started and remove the directory → (pid, command line) of what did not end when asked; it
-        was killed. Takes two times GONE_WITHIN_S at most, and is not interrupted."""
+        """Stop everything and remove the directory → (pid, command line) of processes that did not end when asked
+        and were killed. Takes at most two times GONE_WITHIN_S, and is not interrupted."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         told: list[str] = []
@@ -113,11 +113,11 @@ class Demo:
                     sys.stderr.write(f"  {node}: {printable(line)}\n")
 
     def socket(self, node: str) -> str:
-        """Where this node's agent answers."""
+        """Path of this node's socket."""
         return str(self.directory / f"{node}.sock")
 
     def processes(self) -> list[int]:
-        """Every living process that carries our mark, after reaping our own children."""
+        """Process ids of all living processes with the mark of this demonstration, after reaping children."""
         mark = f"{MARK}={self.directory}".encode()
         found = []
         for entry in os.listdir("/proc"):  # noqa: PTH208 -- hundreds of names, ten times a second
@@ -138,7 +138,7 @@ class Demo:
 
 
 def temporary_directory() -> Path:
-    """A new one for a demonstration."""
+    """Make a temporary directory for a demonstration."""
     base = tempfile.gettempdir()
     if len(os.fsencode(base)) > PATH_BYTES_MAX:
         base = "/tmp"  # noqa: S108 -- mkdtemp makes a directory there that nobody else can enter
@@ -146,12 +146,12 @@ def temporary_directory() -> Path:
 
 
 def interrupt(_number: int, _frame: object) -> None:
-    """For signals that mean: clean up and go."""
+    """Signal handler that raises KeyboardInterrupt: clean up and exit."""
     raise KeyboardInterrupt
 
 
 def wait(predicate: Callable[[], bool], otherwise: str, within_s: float = MEET_WITHIN_S) -> None:
-    """Return as soon as it is true. Raises PeerloadError saying ``otherwise``."""
+    """Wait until the predicate is true. Raises PeerloadError saying ``otherwise``."""
     pause = threading.Event()
     deadline_s = time.monotonic() + within_s
     while not predicate():
@@ -173,8 +173,8 @@ def _command_line(pid: int) -> str:
     return raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
-def tell_left(left: Sequence[tuple[int, str]], started: set[int]) -> None:
-    """Say on stderr what became of the processes."""
+def report_leftovers(left: Sequence[tuple[int, str]], started: set[int]) -> None:
+    """Say on stderr which processes had to be killed."""
     if not left:
         sys.stderr.write(f"\nStopped: none of {len(started)} processes is left, the directory is removed.\n")
         return

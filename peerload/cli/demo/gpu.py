@@ -18,7 +18,7 @@ import peerload
 from peerload.cli.common import agent_process
 from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options
-from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
+from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, interrupt, run_and_clean, temporary_directory, wait
 from peerload.client import environment
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
@@ -36,7 +36,7 @@ GPUS = 4
 GPU_BYTES = 24 << 30
 ENDS_WITHIN_S = 60.0
 QUARTER, LITTLE = 0.25, 0.1
-"""Of a GPU's memory: three quarters and a little fit, four quarters do not, since some is kept back."""
+"""Shares of a GPU's memory: three quarters and a little fit, four quarters do not, since some is reserved."""
 
 USE = """
 import os, sys, time
@@ -53,18 +53,18 @@ while not os.path.exists(gate):
 time.sleep(max(began_s + seconds - time.monotonic(), seconds / 10))
 os.unlink(mine)
 """
-"""What each task does: it takes the memory that it was promised of the cards that it sees, and gives it back at the end.
-However slow the machine, it has not ended before all that are to run beside it do."""
+"""Program of each task: it takes the promised memory on the cards that it sees, and gives it back at the end.
+However slow the machine, it does not end before all tasks run that should run beside it."""
 
 COLUMNS = ("STATUS", "ID", "MODE", "PREFERRED", "GIVEN", "MEMORY", "REGISTERED", "STARTED", "ENDED")
 RIGHT = ("MEMORY", "REGISTERED", "STARTED", "ENDED")
 
 _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\ndevice = []\n[gpu]\nmax_tasks = 10\n[load]\nforeign = "ignore"\n'
-"""Nothing of this machine's own configuration counts."""
+"""Configuration that excludes this machine's own."""
 
 
-class GpuRequestOfDemo:
-    """One task of the experiment: what it asks, how long it takes, and what is to be seen of it."""
+class DemoGpuTask:
+    """Task of the experiment: what it asks for, how long it takes, and what it shows."""
 
     def __init__(self, share: float, mode: str, seconds: float, story: str) -> None:
         self.share = share
@@ -74,14 +74,14 @@ class GpuRequestOfDemo:
 
 
 FIRST = (
-    GpuRequestOfDemo(QUARTER, "queue", 3.0, "takes a quarter of GPU 0"),
-    GpuRequestOfDemo(QUARTER, "queue", 4.0, "takes a quarter of GPU 0"),
-    GpuRequestOfDemo(QUARTER, "queue", 5.0, "takes a quarter of GPU 0"),
+    DemoGpuTask(QUARTER, "queue", 3.0, "takes a quarter of GPU 0"),
+    DemoGpuTask(QUARTER, "queue", 4.0, "takes a quarter of GPU 0"),
+    DemoGpuTask(QUARTER, "queue", 5.0, "takes a quarter of GPU 0"),
 )
 THEN = (
-    GpuRequestOfDemo(LITTLE, "queue", 1.5, "is small: it runs beside them on GPU 0"),
-    GpuRequestOfDemo(QUARTER, "queue", 1.0, "waits for GPU 0"),
-    GpuRequestOfDemo(QUARTER, "schedule", 1.0, "takes another GPU"),
+    DemoGpuTask(LITTLE, "queue", 1.5, "is small: it runs beside them on GPU 0"),
+    DemoGpuTask(QUARTER, "queue", 1.0, "waits for GPU 0"),
+    DemoGpuTask(QUARTER, "schedule", 1.0, "takes another GPU"),
 )
 
 
@@ -95,7 +95,7 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     demo = GpuDemo(temporary_directory(), "adaptive")
-    account, left = carried_out(demo, lambda: demo.play(is_quiet=flags.json))
+    account, left = run_and_clean(demo, lambda: demo.play(is_quiet=flags.json))
     if account is None:
         return INTERRUPTED
     account["processes_left"] = len(left)
@@ -162,7 +162,7 @@ class GpuDemo(Demo):
     def _gate(self) -> Path:
         return self.directory / "gate"
 
-    def _submit(self, client: Client, asked: GpuRequestOfDemo) -> str:
+    def _submit(self, client: Client, asked: DemoGpuTask) -> str:
         argv = [sys.executable, "-I", "-c", USE, str(self.directory / "on"), str(self._gate), str(asked.seconds)]
         variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), MARK.encode(): bytes(self.directory)}
         spec = {
@@ -222,8 +222,8 @@ def _output(client: Client, task: str) -> str:
 
 
 def _account(tasks: list[dict[str, Any]], saw: Sequence[str]) -> dict[str, Any]:
-    """What came of it: whether each went where it should and saw that GPU alone (``saw``), and how long the one that waited
-    waited for nothing."""
+    """Account of the experiment: whether each task went where it should and saw only that GPU (``saw``), and how
+    long the waiting task waited after a GPU was free."""
     *first, little, queued, scheduled = tasks
     freed_s = min(task["ended_s"] for task in first)
     right = [task["given"] == [0] for task in (*first, little, queued)]

@@ -1,4 +1,4 @@
-"""The agent of `peerload demo gpu`: the same as any, on GPUs that are played. The file that describes them comes first,
+"""Agent of `peerload demo gpu`: a normal agent with simulated GPUs. Arguments: the file that describes the GPUs,
 then the flags of `peerload agent`. No verb leads here."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from peerload.cli.demo.played_nvml import PlayedNvml
 
 
 def main() -> int:
-    """Until told to stop."""
+    """Run the agent until it is told to stop."""
     machine, *words = sys.argv[1:]
     settings = given_settings(agent_options("agent", "The agent of a demonstration.").read(words))
     defaults = {"state": default_state(), "socket": settings["socket"]}

@@ -1,9 +1,9 @@
-"""GPUs that are not there, for `peerload demo gpu`: what `pynvml` would say of a machine that a file describes.
+"""Simulated GPUs for `peerload demo gpu`: the functions of `pynvml` for a machine that a file describes.
 
-Nothing in an agent as it is installed chooses this: only the demonstration starts an agent with it. The file is JSON,
-read again at each call: ``{"gpus": [{"uuid", "name", "mem_bytes"}], "processes": DIRECTORY}``, a GPU with ``"lost": true``
-if it is to be. A process is on the GPUs that the file of its number in that directory names, one a line (``UUID BYTES
-PERCENT``), for as long as it lives. It lies as the real library does: how busy a card is, is told late.
+Only the demonstration starts an agent with it. The file is JSON, read again at each call: ``{"gpus": [{"uuid",
+"name", "mem_bytes"}], "processes": DIRECTORY}``; ``"lost": true`` marks a GPU as lost. A process uses the GPUs that
+the file of its number in that directory names, one a line (``UUID BYTES PERCENT``), as long as it lives. Like the
+real library, it reports utilization late.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 DRIVER = "played"
 LAG_S = 0.5
-"""How busy a card is, is told so much later."""
+"""Delay with which utilization is reported."""
 TEMPERATURE_C = 35
 INVALID, NOT_SUPPORTED, DRIVER_NOT_LOADED, LOST = 2, 3, 9, 15
 PROCESSES_MAX = 4096
 WORDS = 3
-"""In a line of a process's file."""
+"""Words in a line of a process's file."""
 
 
 class PlayedError(Exception):
-    """As `pynvml.NVMLError`: ``value`` is the number of the error."""
+    """Error like `pynvml.NVMLError`: ``value`` is the number of the error."""
 
     def __init__(self, value: int) -> None:
         super().__init__(f"NVML error {value}")
@@ -36,7 +36,7 @@ class PlayedError(Exception):
 
 
 class Memory(NamedTuple):
-    """As NVML has it, in bytes."""
+    """Memory of a card, in bytes."""
 
     total: int
     free: int
@@ -44,27 +44,27 @@ class Memory(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Shares of the last moments, in percent."""
+    """Utilization in the last moments, in percent."""
 
     gpu: int
     memory: int
 
 
 class Info(NamedTuple):
-    """One process on a card."""
+    """Process on a card."""
 
     pid: int
     usedGpuMemory: int  # noqa: N815 -- as pynvml names it
 
 
 class Pci(NamedTuple):
-    """Where a card is."""
+    """PCI address of a card."""
 
     busId: str  # noqa: N815 -- as pynvml names it
 
 
 class PlayedNvml:
-    """One machine; ``now_s``: a clock that only goes forward."""
+    """Simulated driver of one machine; ``now_s``: a clock that only goes forward."""
 
     NVMLError = PlayedError
 
@@ -83,11 +83,11 @@ class PlayedNvml:
         """End it."""
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802 -- as above
-        """Not a number, so that nobody takes it for a real one."""
+        """Version of the driver: no number, so that it cannot be taken for a real one."""
         return DRIVER
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802 -- as above
-        """How many cards."""
+        """Number of cards."""
         return len(self._gpus())
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802 -- as above
@@ -100,27 +100,27 @@ class PlayedNvml:
         return str(self._gpu(handle)["uuid"])
 
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802 -- as above
-        """Its model."""
+        """Model of a card."""
         return str(self._gpu(handle)["name"])
 
     def nvmlDeviceGetPciInfo_v3(self, handle: int) -> Pci:  # noqa: N802 -- as above
-        """Its place."""
+        """PCI address of a card."""
         self._gpu(handle)
         return Pci(f"00000000:{handle + 1:02X}:00.0")
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int = 0) -> Memory:  # noqa: N802 -- as above
-        """Of it all, free, used."""
+        """Total, free and used memory."""
         del version
         total = int(str(self._gpu(handle)["mem_bytes"]))
         used = min(sum(size for _, size, _ in self._processes(handle)), total)
         return Memory(total, total - used, used)
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Info]:  # noqa: N802 -- as above
-        """Who is on it."""
+        """Processes on a card."""
         return [Info(pid, size) for pid, size, _ in self._processes(handle)]
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Rates:  # noqa: N802 -- as above
-        """How busy it was a moment ago."""
+        """Utilization of a card a moment ago."""
         now_s, busy = self._now_s(), min(sum(percent for *_, percent in self._processes(handle)), 100)
         since_s, before, last = self._busy.get(handle, (now_s - LAG_S, busy, busy))
         if busy != last:

@@ -1,4 +1,4 @@
-"""What `peerload demo` shows: how the tasks spread while it runs, and the account at the end."""
+"""Output of `peerload demo`: how the tasks spread while it runs, and the account at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UP_TO_START = "\x1b[{lines}F\x1b[J"
 
 
 class DemoScreen:
-    """How the tasks spread, on stderr: redrawn on a terminal, else a line a second."""
+    """Live view of how the tasks spread, on stderr: redrawn on a terminal, otherwise a line a second."""
 
     def __init__(self, slots: Mapping[str, int], home: str) -> None:
         self._slots = slots
@@ -73,7 +73,7 @@ class DemoScreen:
 
 
 def tally(tasks: Sequence[Mapping[str, Any]], node: str) -> tuple[int, int, int]:
-    """How many of the tasks run on this node, are held there to run next, and have ended there."""
+    """→ numbers of tasks that run on this node, are held there to run next, and have ended there."""
     there = [task["state"] for task in tasks if task["node"] == node]
     running, held = there.count("running"), there.count("leased")
     return running, held, len(there) - running - held - there.count("queued")

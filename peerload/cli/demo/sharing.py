@@ -37,8 +37,8 @@ TASK_WITHIN_S = 1.0
 SHOWN_AT_A_TIME = 500
 
 _CONFIG = 'cluster = "{cluster}"\npeer = []\nlabel = []\n[load]\nforeign = "ignore"\n'
-"""Nothing of this machine's own configuration may bring the demo's agents into a cluster in use. They share one machine, where
-each would take the tasks of the others for foreign load."""
+"""Configuration that keeps the demo's agents out of a cluster in use. They share one machine, where each would take
+the tasks of the others for foreign load."""
 
 
 class SharingDemo(Demo):
@@ -145,7 +145,8 @@ def _counters(client: Client) -> dict[str, int]:
 
 
 def _checked(client: Client, tasks: Sequence[dict[str, Any]], work: Sequence[Command]) -> dict[str, Any]:
-    """Whether each task's output, read at its home, is the known answer; and one that came from elsewhere to show."""
+    """Compare each task's output, read at its home, with the known answer → how many are right, and one that came
+    from another node, to show."""
     right = 0
     example: dict[str, Any] | None = None
     for task, command in zip(tasks, work, strict=True):

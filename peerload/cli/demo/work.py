@@ -54,7 +54,7 @@ def commands(count: int) -> list[Command]:
 
 
 def list_schedule_s(durations_s: Iterable[float], slots: int) -> float:
-    """How long tasks of these durations take on one node that starts them in this order, ``slots`` at a time."""
+    """Time that tasks of these durations take on one node that starts them in this order, ``slots`` at a time."""
     free_at = [0.0] * slots
     for duration_s in durations_s:
         heapq.heapreplace(free_at, free_at[0] + duration_s)

@@ -1,4 +1,4 @@
-"""What `doctor` looks at of the agent itself: that it runs, its place on the disk, its launcher and its Python."""
+"""Checks of `doctor` on the agent: that it runs, its place on the disk, its launcher and its Python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VOLATILE = ("tmpfs", "ramfs")
 
 
 def settings(facts: DoctorInput) -> Finding:
-    """Whether an agent started now would take its settings."""
+    """Check that an agent started now would take its settings."""
     if facts.config_error is not None:
         error = facts.config_error
         return Finding(FAIL, str(error), error.hint or "peerload config check")
@@ -47,7 +47,7 @@ def settings(facts: DoctorInput) -> Finding:
 
 
 def restart(facts: DoctorInput) -> Finding:
-    """Whether the agent runs with other settings than those written down."""
+    """Check that the agent runs with the settings in its files."""
     if not facts.settings or facts.config is None:
         return Finding(SKIP, "no agent to ask" if not facts.info else "cannot be compared")
     from peerload.cli.common.agent_flags import compared
@@ -60,7 +60,7 @@ def restart(facts: DoctorInput) -> Finding:
 
 
 def agent(facts: DoctorInput) -> Finding:
-    """Whether one answers."""
+    """Check that an agent answers."""
     if facts.info:
         says = (
             f"node {facts.info.get('node')} answers in {facts.answered_s * 1000:.0f} ms (pid {facts.info.get('pid')})"
@@ -73,7 +73,7 @@ def agent(facts: DoctorInput) -> Finding:
 
 
 def version(facts: DoctorInput) -> Finding:
-    """Whether agent and command line are of one version."""
+    """Check that agent and command line are of one version."""
     if not facts.info:
         return Finding(SKIP, "no agent to ask")
     theirs = str(facts.info.get("version"))
@@ -84,7 +84,7 @@ def version(facts: DoctorInput) -> Finding:
 
 
 def socket(facts: DoctorInput) -> Finding:
-    """Whether nobody else can speak to the agent, or put a socket in its place."""
+    """Check that no other user can connect to the agent's socket or replace it."""
     path = Path(facts.socket)
     try:
         status, above = path.lstat(), path.parent.stat()
@@ -104,7 +104,7 @@ def socket(facts: DoctorInput) -> Finding:
 
 
 def state(facts: DoctorInput) -> Finding:
-    """Whether the state directory is ours, can be written, and keeps what is written."""
+    """Check that the state directory belongs to this user, can be written, and keeps what is written."""
     if facts.state is None:
         return Finding(SKIP, "where it is cannot be told until the settings are sound")
     place = facts.state
@@ -129,7 +129,7 @@ def state(facts: DoctorInput) -> Finding:
 
 
 def _synced_s(place: Path) -> float:
-    """How long it takes until a small file is on disk. Raises OSError."""
+    """Time until a small file is on disk. Raises OSError."""
     path = place / f"doctor-{os.getpid()}"
     began_s = time.monotonic()
     try:
@@ -145,7 +145,7 @@ def _synced_s(place: Path) -> float:
 
 
 def file_system(facts: DoctorInput) -> Finding:
-    """Whether the state directory lies on a disk of this machine."""
+    """Check that the state directory lies on a disk of this machine."""
     if facts.state is None:
         return Finding(SKIP, "where the state is cannot be told")
     kind, mounted = mounted_at(facts, facts.state)
@@ -172,7 +172,7 @@ def mounted_at(facts: DoctorInput, path: Path) -> tuple[str, str]:
 
 
 def room(facts: DoctorInput) -> Finding:
-    """Whether there is room for what tasks write, and for the reserve."""
+    """Check that there is room for the output of tasks, and for the reserve."""
     if facts.state is None:
         return Finding(SKIP, "where the state is cannot be told")
     place = next(path for path in (facts.state, *facts.state.parents) if path.exists())
@@ -199,7 +199,7 @@ def room(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def damaged(facts: DoctorInput) -> Finding:
-    """Whether tasks cannot be read from the database any more."""
+    """Check that all tasks can be read from the database."""
     rows = facts.checkup["damaged"]
     if lost := facts.checkup.get("lost"):
         fix = "look at the disk (dmesg); submit again what is missing; held tasks:  peerload ls, peerload release ID"
@@ -213,7 +213,7 @@ def damaged(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def kept(facts: DoctorInput) -> Finding:
-    """Whether ended tasks or their outputs were removed soon after their end, since there is no room for more."""
+    """Check that ended tasks and their outputs were not removed soon after their end, for lack of room."""
     early = facts.checkup.get("removed_early")
     if early:
         says = f"{counted(early['tasks'], 'task')} or outputs were removed within a day of their end: {early['why']}"
@@ -226,7 +226,7 @@ def kept(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def launcher(facts: DoctorInput) -> Finding:
-    """Whether the process that starts tasks is there and answers."""
+    """Check that the launcher runs and answers."""
     told = facts.checkup["launcher"]
     if not told["pid"]:
         is_service = facts.info.get("mode") == "system"
@@ -242,7 +242,7 @@ def launcher(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def containment(facts: DoctorInput) -> Finding:
-    """How tasks are held together, and what that does not hold."""
+    """Check how tasks are contained, and what that does not enforce."""
     told = facts.checkup["launcher"]
     kinds = f"tasks are held by {told['units']}, their memory by {told['memory'] or 'nothing'}"
     says = kinds + (f". Not enforced: {'; '.join(told['unenforced'])}" if told["unenforced"] else "")
@@ -252,7 +252,7 @@ def containment(facts: DoctorInput) -> Finding:
 
 
 def python(facts: DoctorInput) -> Finding:
-    """Whether this Python is new enough, and the agent has its quick event loop."""
+    """Check that this Python is new enough, and that the agent runs on uvloop."""
     from importlib.util import find_spec
 
     fix = "make setup        or:  python3.11 -m pip install peerload"

@@ -1,5 +1,5 @@
-"""Whether a broker answers, lets us in, and which one it is; and whether it lets in anybody else. Asked by a client of our
-own, not by the agent's."""
+"""Probe of an MQTT broker: whether it answers, lets this node in, its version, and whether it lets anybody else in.
+It uses a client of its own, not the agent's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSION_CHARACTERS_MAX = 80
 ENDS_WITHIN_S = 30 * 86_400.0
 
 
-class Probed(NamedTuple):
+class BrokerProbe(NamedTuple):
     """url: without user and password; why: why it cannot be used, "" if it can; version: as it says itself, or "";
     ends_at: until when its certificate is valid (Unix s), None without TLS; sends_password: without TLS."""
 
@@ -38,9 +38,9 @@ class Probed(NamedTuple):
     sends_password: bool = False
 
 
-class Way(NamedTuple):
-    """How brokers are reached: the settings `mqtt_ca` and `mqtt_password_file`, the cluster's CA (PEM, empty: none), and this
-    node's certificate, None where only the agent can read it."""
+class BrokerAccess(NamedTuple):
+    """Access to brokers: the settings `mqtt_ca` and `mqtt_password_file`, the cluster's CA (PEM, empty: none), and
+    this node's certificate, None if only the agent can read it."""
 
     ca: str = ""
     password_file: str = ""
@@ -48,8 +48,8 @@ class Way(NamedTuple):
     certificate: Path | None = None
 
     @classmethod
-    def of(cls, facts: DoctorInput) -> Way:
-        """As the settings here say."""
+    def of(cls, facts: DoctorInput) -> BrokerAccess:
+        """Make it from the settings."""
         if facts.config is None:
             return cls()
         certificate = Path(str(facts.info.get("state") or facts.config.state), "tls", "node.pem")
@@ -59,24 +59,24 @@ class Way(NamedTuple):
         return cls(config.mqtt_ca, config.mqtt_password_file, cluster_ca, certificate if is_ours else None)
 
     def tls(self, *, shows_us: bool) -> BrokerTls:
-        """With this node's certificate, or as anybody."""
+        """TLS with this node's certificate, or without one."""
         from peerload.security.broker_tls import BrokerTls
 
         return BrokerTls(self.ca, self.cluster_ca, self.certificate if shows_us else None)
 
 
-def probed(address: str, way: Way | None = None) -> Probed:
+def probe_broker(address: str, way: BrokerAccess | None = None) -> BrokerProbe:
     """Connect with certificate, user and password as the agent would."""
     from peerload.model.errors import ConfigError
     from peerload.security.broker_address import BrokerUrl
     from peerload.security.broker_tls import broker_valid_until
 
-    way = way or Way()
+    way = way or BrokerAccess()
     try:
         url = BrokerUrl.parse(address).known_as(way.password_file)
         client, answered, found = _client(url, way, shows_us=True)
     except ConfigError as error:
-        return Probed("a broker", str(error))
+        return BrokerProbe("a broker", str(error))
     told = threading.Event()
 
     def received(_client: mqtt.Client, _data: object, message: mqtt.MQTTMessage) -> None:
@@ -92,12 +92,14 @@ def probed(address: str, way: Way | None = None) -> Probed:
     why = _tried(client, url, answered, found, let_in)
     if why and url.tls and way.certificate is None and way.ca == "" and "for want of a certificate" in why:
         why += " (the node's own cannot be read by this user: the agent's word counts)"
-    return Probed(url.text, why, found.get("version", ""), found.get("ends_at"), bool(url.password and not url.tls))
+    return BrokerProbe(
+        url.text, why, found.get("version", ""), found.get("ends_at"), bool(url.password and not url.tls)
+    )
 
 
-def anybody_may_publish(address: str, way: Way, facts: DoctorInput) -> bool:
-    """Whether somebody without name, password and certificate gets a message through below this node's topics. It goes to
-    a topic that no agent listens to, and means nothing."""
+def anybody_may_publish(address: str, way: BrokerAccess, facts: DoctorInput) -> bool:
+    """Whether a client without name, password and certificate can publish below this node's topics. The message goes
+    to a topic that no agent listens to, and means nothing."""
     from peerload.model.errors import ConfigError
     from peerload.security.broker_address import ROOT, BrokerUrl
 
@@ -123,7 +125,9 @@ def anybody_may_publish(address: str, way: Way, facts: DoctorInput) -> bool:
     return came.is_set()
 
 
-def _client(url: BrokerUrl, way: Way, *, shows_us: bool) -> tuple[mqtt.Client, threading.Event, dict[str, Any]]:
+def _client(
+    url: BrokerUrl, way: BrokerAccess, *, shows_us: bool
+) -> tuple[mqtt.Client, threading.Event, dict[str, Any]]:
     """A client that is not connected yet, an event that is set when it was let in or not, and what is known of that."""
     import paho.mqtt.client as mqtt
     from paho.mqtt.enums import CallbackAPIVersion

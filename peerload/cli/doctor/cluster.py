@@ -1,4 +1,4 @@
-"""What `doctor` looks at between nodes: the cluster's directory, addresses, datagrams, names, clocks, the broker."""
+"""Checks of `doctor` between nodes: the cluster directory, addresses, datagrams, names, clocks, the broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peerload.text.format import counted, duration_text, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.cli.doctor.broker import Probed
+    from peerload.cli.doctor.broker import BrokerProbe
 
 REJOIN = "peerload invite  on a node that lets others in, then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
@@ -28,7 +28,7 @@ TCP_LISTENS = "0A"
 
 
 def cluster(facts: DoctorInput) -> Finding:
-    """Whether the cluster's directory can be used, for how long, and is the one that the agent uses."""
+    """Check that the cluster directory can be used, for how long, and is the one that the agent uses."""
     if facts.cluster_error is not None:
         return Finding(FAIL, str(facts.cluster_error), facts.cluster_error.hint or "peerload cluster show")
     if facts.cluster is None:
@@ -60,7 +60,7 @@ def cluster(facts: DoctorInput) -> Finding:
 
 
 def listen(facts: DoctorInput) -> Finding:
-    """Whether peers on other machines can reach this node at all."""
+    """Check that peers on other machines can reach this node at all."""
     if facts.config is None and not facts.info:
         return Finding(SKIP, "cannot be told until the settings are sound")
     address = str(facts.info.get("listen") or (facts.config.listen if facts.config is not None else ""))
@@ -85,8 +85,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def port(facts: DoctorInput) -> Finding:
-    """Whether the agent listens at the port that is told to others, by TCP and by UDP. Nothing is connected to it: the agent
-    would take that for a stranger."""
+    """Check that the agent listens at the port that is told to others, by TCP and by UDP. Nothing connects to it:
+    the agent would take that for a stranger."""
     address = str(facts.info.get("listen") or "")
     if not address:
         return Finding(SKIP, "no agent to ask")
@@ -104,7 +104,7 @@ def port(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def datagrams(facts: DoctorInput) -> Finding:
-    """Whether gossip gets through from peers that the link reaches."""
+    """Check that gossip arrives from peers that the link reaches."""
     alive = [peer for peer in facts.peers("alive", "suspect") if (peer["met_s"] or 0.0) > MET_S_MIN]
     if not alive:
         return Finding(SKIP, "no peer has been here for long enough")
@@ -126,7 +126,7 @@ def datagrams(facts: DoctorInput) -> Finding:
 
 
 def peers(facts: DoctorInput) -> Finding:
-    """Whether those that this node is to meet are found."""
+    """Check that configured peers are found."""
     if not facts.info:
         return Finding(SKIP, "no agent to ask")
     sought = facts.info.get("sought") or {}
@@ -150,7 +150,7 @@ def peers(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def ways(facts: DoctorInput) -> Finding:
-    """Whether of each two nodes, this one and a peer, one can dial the other."""
+    """Check that of this node and each peer one can dial the other."""
     here = facts.info.get("node")
     alive = [peer for peer in facts.peers("alive", "suspect") if "way" in peer]
     parted = [peer for peer in alive if peer["way"] == "none"]
@@ -181,7 +181,7 @@ def ways(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def names(facts: DoctorInput) -> Finding:
-    """Whether two agents have one name."""
+    """Check that no two agents have one name."""
     clashes = facts.checkup["clashes"]
     refused = [why for why in (facts.info.get("sought") or {}).values() if "another agent is called" in why]
     refused += [f"the one at {by} knows another" for by in facts.checkup.get("refused_by", ())]
@@ -196,7 +196,7 @@ def names(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def clocks(facts: DoctorInput) -> Finding:
-    """How far the clocks of peers are from this one."""
+    """Check the difference between the clocks of peers and this one."""
     told = {peer["node"]: peer["clock_ahead_s"] for peer in facts.peers("alive", "suspect")}
     known = {name: ahead_s for name, ahead_s in told.items() if ahead_s is not None}
     if not known:
@@ -211,15 +211,15 @@ def clocks(facts: DoctorInput) -> Finding:
 
 
 def broker(facts: DoctorInput) -> Finding:
-    """Whether the brokers named answer, let us in, and send without delay."""
+    """Check that the configured brokers answer, let this node in, and send without delay."""
     urls = list(facts.config.mqtt) if facts.config is not None else []
     told = facts.checkup.get("broker")
     if not urls and not told:
         return Finding(SKIP, "none is configured: nodes tell each other")
-    from peerload.cli.doctor.broker import Way, anybody_may_publish, probed
+    from peerload.cli.doctor.broker import BrokerAccess, anybody_may_publish, probe_broker
 
-    way = Way.of(facts)
-    answers = [probed(url, way) for url in urls]
+    way = BrokerAccess.of(facts)
+    answers = [probe_broker(url, way) for url in urls]
     fix = "systemctl status mosquitto        by TLS, or with user and password: docs/mqtt.md"
     failed = [answer for answer in answers if answer.why]
     if told and told["url"] is not None and not told.get("heard", True):
@@ -245,8 +245,8 @@ def broker(facts: DoctorInput) -> Finding:
     return Finding(OK, says or f"in use: {told['url'] if told else ''}")
 
 
-def _of_tls(facts: DoctorInput, answers: list[Probed], is_open: list[str]) -> Finding | None:
-    """What is not as safe as it could be, if anything. is_open: where anybody may publish."""
+def _of_tls(facts: DoctorInput, answers: list[BrokerProbe], is_open: list[str]) -> Finding | None:
+    """Security problem of the brokers, if there is one. is_open: addresses where anybody may publish."""
     from peerload.cli.doctor.broker import ENDS_WITHIN_S
 
     elsewhere = [url for url in is_open if not _is_here(url.rpartition("@")[2])]
@@ -270,7 +270,7 @@ def _is_here(url: str) -> bool:
 
 
 def _may_delay(facts: DoctorInput) -> bool:
-    """Whether a Mosquitto runs here that was not told to send at once."""
+    """Whether a Mosquitto runs here that was not configured to send at once."""
     files = []
     for path in (facts.root / "proc").glob("[0-9]*/cmdline"):
         try:
@@ -287,7 +287,7 @@ def _may_delay(facts: DoctorInput) -> bool:
 
 
 def drained(facts: DoctorInput) -> Finding:
-    """Whether this node takes no tasks, on purpose or for trouble."""
+    """Check that this node takes tasks."""
     if not facts.me:
         return Finding(SKIP, "no agent to ask")
     if facts.me.get("drained"):
@@ -304,7 +304,7 @@ def drained(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def frozen(facts: DoctorInput) -> Finding:
-    """Whether tasks of other homes are held still, since their home is silent."""
+    """Check for tasks of other homes that are frozen because their home is silent."""
     held = facts.checkup["frozen"]
     if held:
         home = held[0].partition("/")[0]

@@ -1,6 +1,5 @@
-"""What `peerload doctor` looks at: this machine, the settings as an agent started now would have them, and the agent that
-runs, as far as one does. Gathered once; the checks only judge.
-"""
+"""Facts that `peerload doctor` examines: this machine, the settings that an agent started now would have, and the
+running agent, if there is one. They are gathered once; the checks only judge."""
 
 from __future__ import annotations
 
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
     from peerload.security.cluster_dir import ClusterDirectory
 
 AGENT_S_MAX = 5.0
-"""So long the agent may take to answer."""
+"""Time that the agent may take to answer."""
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 AS_SERVICE = (
     f"sudo peerload service install        or one of your own, with Delegate=yes:  {deployed('peerload-user.service')}"
 )
-"""The fix where the agent has no cgroups of its own to give to tasks."""
+"""Fix if the agent has no cgroups of its own to give to tasks."""
 
 
 class Finding(NamedTuple):
-    """What one check found. result: OK, WARN (works, and may not for long or not as it should), FAIL, or SKIP (does not
-    apply here); fix: the command, or what else is to be done."""
+    """Result of one check. result: OK, WARN (works, but may not for long or not as it should), FAIL, or SKIP (does
+    not apply here); fix: the command, or what else to do."""
 
     result: str
     says: str
@@ -40,7 +39,7 @@ class Finding(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One thing that goes wrong: its name, and what looks at it."""
+    """Check: its name, and its function."""
 
     name: str
     look: Callable[[DoctorInput], Finding]
@@ -72,13 +71,13 @@ class DoctorInput:
 
     @property
     def state(self) -> Path | None:
-        """The state directory, of the agent that runs or of one that would be started."""
+        """State directory of the running agent, or of one that would be started."""
         named = self.info.get("state") or (self.config.state if self.config is not None else "")
         return Path(str(named)) if named else None
 
     @property
     def security(self) -> dict[str, Any]:
-        """What the agent says of its own security; empty without one that can."""
+        """Facts of the agent about its own security; empty without an agent that has them."""
         return dict(self.checkup.get("security") or {})
 
     @property
@@ -87,24 +86,24 @@ class DoctorInput:
         return next((node for node in self.nodes if node.get("self")), {})
 
     def peers(self, *states: str) -> list[dict[str, Any]]:
-        """What the agent knows of its peers in these states."""
+        """Facts of the agent about its peers in these states."""
         return [peer for peer in self.checkup.get("peers") or [] if peer["state"] in states]
 
     def text(self, path: str) -> str:
-        """A small file below the root; "" if it is not there, or cannot be read."""
+        """Content of a small file below the root; "" if it does not exist or cannot be read."""
         try:
             return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
     def settings_files(self, named: str | None) -> list[Path]:
-        """The configuration files there are for an agent of this user; named: what its `--config` says. Raises ConfigError."""
+        """Configuration files of an agent of this user; named: the value of its `--config`. Raises ConfigError."""
         from peerload.config import loader
 
         return loader.files(named, self.environment)
 
     def has(self, path: str) -> bool:
-        """Whether this lies below the root."""
+        """Whether this path exists below the root."""
         return (self.root / path.lstrip("/")).exists()
 
     def _default_socket(self) -> str:
@@ -163,7 +162,7 @@ def _existing(named: str, environment: dict[str, str], cluster: Any) -> ClusterD
 
 
 def needs_agent(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
-    """A check that has nothing to look at unless an agent runs that can tell."""
+    """Skip a check unless an agent runs that can tell."""
 
     def looked(facts: DoctorInput) -> Finding:
         if not facts.info:

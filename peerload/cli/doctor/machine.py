@@ -1,4 +1,4 @@
-"""What `doctor` looks at of the machine: clock, GPUs, limits, memory, and whether an agent outlives a logout."""
+"""Checks of `doctor` on the machine: clock, GPUs, limits, memory, and whether an agent outlives a logout."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PROCESSES_LEFT_MIN = 256
 TMP_BYTES_MIN = 256 << 20
 SWAPPED_SHARE_MAX = 0.5
 CLOCK_ERROR = 5
-"""What adjtimex answers where the kernel's clock is kept by nobody."""
+"""Answer of adjtimex if nothing synchronizes the kernel's clock."""
 SMI_S_MAX = 5.0
 _TIMEX_BYTES = 512
 
 
 def clock(facts: DoctorInput) -> Finding:
-    """Whether this machine's clock can be right, and is kept."""
+    """Check that this machine's clock is plausible and synchronized."""
     installed_at = Path(peerload.__file__).stat().st_mtime
     fix = "sudo timedatectl set-ntp true        now:  date"
     if facts.now < installed_at - 86_400:
@@ -39,13 +39,13 @@ def clock(facts: DoctorInput) -> Finding:
 
 
 def clock_state() -> int:
-    """What the kernel says of its clock: 0 to 4 if it is kept, CLOCK_ERROR if not, below 0 if it does not say."""
+    """State of the kernel's clock: 0 to 4 if it is synchronized, CLOCK_ERROR if not, below 0 if it is not known."""
     libc = ctypes.CDLL(None, use_errno=True)
     return int(libc.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
 
 
 def gpus(facts: DoctorInput) -> Finding:
-    """Whether the GPUs that there are can be used."""
+    """Check that the GPUs of this machine can be used."""
     driver = facts.text("/proc/driver/nvidia/version").partition("\n")[0]
     found = facts.me.get("gpus") or []
     why = facts.info.get("no_gpus_because") if facts.info else _why_no_driver()
@@ -81,7 +81,7 @@ def _why_no_driver() -> str:
 
 
 def _without_persistence() -> list[str]:
-    """The GPUs whose driver is unloaded whenever nobody uses it; none where that cannot be asked."""
+    """GPUs whose driver is unloaded while it is not used; none if that is not known."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -99,7 +99,7 @@ def _without_persistence() -> list[str]:
 
 
 def open_files(facts: DoctorInput) -> Finding:
-    """How many files the agent and the launcher may have open."""
+    """Check how many files the agent and the launcher may open."""
     told = {name: _limit(facts, pid, "Max open files") for name, pid in _processes(facts).items()}
     least = min(told.values(), default=None)
     if least is None:
@@ -123,7 +123,7 @@ def _limit(facts: DoctorInput, pid: str, name: str) -> int:
 
 
 def inotify(facts: DoctorInput) -> Finding:
-    """Whether one more can be told of files that change: the agent needs one."""
+    """Check that another inotify instance is available: the agent needs one."""
     most = facts.text("/proc/sys/fs/inotify/max_user_instances").strip()
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(os.O_CLOEXEC)
@@ -137,7 +137,7 @@ def inotify(facts: DoctorInput) -> Finding:
 
 
 def processes(facts: DoctorInput) -> Finding:
-    """How many more processes this user, or the agent's cgroup, may start."""
+    """Check how many more processes this user, or the agent's cgroup, may start."""
     pid = str(facts.info["launcher_pid"]) if facts.info else "self"
     most = _limit(facts, pid, "Max processes")
     left = most - _running_of(facts) if facts.user_id != 0 and most < 1 << 62 else 1 << 62
@@ -152,7 +152,7 @@ def processes(facts: DoctorInput) -> Finding:
 
 
 def _running_of(facts: DoctorInput) -> int:
-    """The threads of this user."""
+    """Number of threads of this user."""
     count = 0
     for path in (facts.root / "proc").glob("[0-9]*"):
         try:
@@ -164,7 +164,7 @@ def _running_of(facts: DoctorInput) -> int:
 
 
 def _own_cgroups(facts: DoctorInput, pid: str) -> list[str]:
-    """The cgroup (version 2) of a process and those above it."""
+    """Cgroup (version 2) of a process and those above it."""
     found = re.search(r"^0::(/.*)$", facts.text(f"/proc/{pid}/cgroup"), re.MULTILINE)
     path = found[1] if found is not None else "/"
     parts = [part for part in path.split("/") if part]
@@ -172,7 +172,7 @@ def _own_cgroups(facts: DoctorInput, pid: str) -> list[str]:
 
 
 def temporary(facts: DoctorInput) -> Finding:
-    """Whether there is room where programs put temporary files."""
+    """Check that there is room for temporary files."""
     place = Path(facts.environment.get("TMPDIR") or "/tmp")  # noqa: S108 -- only looked at
     fix = f"make room in {place}, or set TMPDIR before the agent is started"
     try:
@@ -186,7 +186,7 @@ def temporary(facts: DoctorInput) -> Finding:
 
 
 def swap(facts: DoctorInput) -> Finding:
-    """Whether the machine lives on its swap."""
+    """Check that the machine does not depend on its swap."""
     told = {
         name: int(amount) << 10
         for name, amount in re.findall(r"^(SwapTotal|SwapFree): +(\d+) kB", facts.text("/proc/meminfo"), re.MULTILINE)
@@ -202,7 +202,7 @@ def swap(facts: DoctorInput) -> Finding:
 
 
 def lingering(facts: DoctorInput) -> Finding:
-    """Whether an agent of one's own outlives the session of its user."""
+    """Check that a user's own agent outlives the user's session."""
     if facts.user_id == 0 or not facts.has("/run/systemd/system"):
         return Finding(SKIP, "you are root" if facts.user_id == 0 else "this machine has no systemd")
     try:

@@ -41,19 +41,20 @@ RENEW = "peerload down && peerload up        on a node without the CA's key, and
 
 
 class Fault(NamedTuple):
-    """Why a path is not its owner's alone, and what mends that."""
+    """Fault of a path that is not its owner's alone, and the fix."""
 
     says: str
     fix: str
 
 
 def owner_of(facts: DoctorInput) -> int:
-    """The user of the agent, or of one that would be started."""
+    """User of the agent, or of one that would be started."""
     return int(facts.security.get("user_id", facts.user_id))
 
 
 def exposed(path: Path, owner: int, others: int = 0o077) -> Fault | None:
-    """Why this is not its owner's alone; None if it is, or is not there. others: the mode bits that must not be set."""
+    """Fault of a path itself; None if it is its owner's alone, or does not exist. others: mode bits that must not be
+    set."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -71,7 +72,7 @@ def exposed(path: Path, owner: int, others: int = 0o077) -> Fault | None:
 
 
 def replaceable(path: Path, owner: int) -> Fault | None:
-    """The first parent directory in which somebody else may replace the path, and why; None if there is none."""
+    """Fault of the first parent directory in which another user may replace the path; None if there is none."""
     for above in Path(os.path.realpath(path)).parents:
         status, quoted = above.stat(), shlex.quote(str(above))
         if status.st_uid not in (owner, 0):
@@ -83,7 +84,7 @@ def replaceable(path: Path, owner: int) -> Fault | None:
 
 
 def agent(facts: DoctorInput) -> Finding:
-    """An agent that can be examined runs here."""
+    """Check that an agent runs that can be examined."""
     if not facts.info:
         return Finding(FAIL, str(facts.agent_error or "no agent is running here"), "peerload up")
     if not facts.security:
@@ -96,7 +97,7 @@ def agent(facts: DoctorInput) -> Finding:
 
 
 def state(facts: DoctorInput) -> Finding:
-    """Modes of the state directory and the keys in it."""
+    """Check the modes of the state directory and of the keys in it."""
     place, owner = facts.state, owner_of(facts)
     if place is None or not os.path.lexists(place):
         return Finding(SKIP, "no state directory yet")
@@ -109,14 +110,14 @@ def state(facts: DoctorInput) -> Finding:
 
 
 def cluster_directory(facts: DoctorInput) -> Path | None:
-    """The cluster directory of the agent that runs, or else of one that would be started."""
+    """Cluster directory of the running agent, or of one that would be started."""
     if named := facts.info.get("cluster_directory"):
         return Path(str(named))
     return facts.cluster.directory if facts.cluster is not None else None
 
 
 def cluster(facts: DoctorInput) -> Finding:
-    """Modes of the cluster directory."""
+    """Check the modes of the cluster directory."""
     place, owner = cluster_directory(facts), owner_of(facts)
     if facts.cluster_error is not None and not facts.info:
         return Finding(FAIL, str(facts.cluster_error), facts.cluster_error.hint or "peerload cluster show")
@@ -131,7 +132,7 @@ def cluster(facts: DoctorInput) -> Finding:
 
 
 def ca_key(facts: DoctorInput) -> Finding:
-    """The CA's key does not lie where tasks of others can read it."""
+    """Check that tasks of others cannot read the CA's key."""
     place = cluster_directory(facts)
     if place is None:
         return Finding(SKIP, "no cluster yet")
@@ -148,7 +149,8 @@ def ca_key(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def settings(facts: DoctorInput) -> Finding:
-    """Only the agent's user (in system mode: root) can change the settings and what the system launcher keeps."""
+    """Check that only the agent's user (in system mode: root) can change the settings and the files of the system
+    launcher."""
     if facts.security["mode"] == "system":
         return _system_settings(facts)
     words, owner = facts.text(f"/proc/{facts.info['pid']}/cmdline").split("\0"), owner_of(facts)
@@ -176,7 +178,7 @@ def _system_settings(facts: DoctorInput) -> Finding:
 
 
 def socket(facts: DoctorInput) -> Finding:
-    """Only the agent's user (in system mode: its group) can connect to the agent's socket or replace it."""
+    """Check that only the agent's user (in system mode: its group) can connect to the agent's socket or replace it."""
     path = Path(facts.socket)
     try:
         status = path.lstat()
@@ -207,7 +209,7 @@ def _group_id(name: str) -> int:
 
 
 def code(facts: DoctorInput) -> Finding:
-    """Nobody else can change the code that the agent runs: peerload and its libraries."""
+    """Check that no other user can change the code that the agent runs: peerload and its libraries."""
     from importlib.util import find_spec
 
     specs = (find_spec(name) for name in PACKAGES)
@@ -233,7 +235,7 @@ def code(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def certificate(facts: DoctorInput) -> Finding:
-    """The node's certificate is valid, and was renewed in time."""
+    """Check that the node's certificate is valid, and was renewed in time."""
     told = facts.security.get("certificate") or {}
     ends_at = facts.checkup.get("certificate_until") or told.get("valid_until")
     if facts.info.get("cluster_local") or ends_at is None:
@@ -248,7 +250,7 @@ def certificate(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def gossip_key(facts: DoctorInput) -> Finding:
-    """The key of gossip and MQTT is not older than a year."""
+    """Check that the key of gossip and MQTT is not older than a year."""
     place = cluster_directory(facts)
     since = facts.security.get("sealed_since")
     if not since and place is not None and (place / "seal.key").exists():
@@ -266,7 +268,7 @@ def gossip_key(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def users(facts: DoctorInput) -> Finding:
-    """The users as whom tasks of others run here."""
+    """Check the users as whom tasks of others run here."""
     uid = owner_of(facts)
     if facts.security["mode"] == "system":
         if uid == 0:
@@ -290,7 +292,7 @@ def users(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def hardening(facts: DoctorInput) -> Finding:
-    """The agent of a service can gain no rights, and its memory is not written to a file."""
+    """Check that the agent of a service can gain no rights, and that its memory is not written to a file."""
     if facts.security["mode"] != "system":
         return Finding(SKIP, "user mode: the agent has the rights of its user, and so have its tasks")
     lines = facts.text(f"/proc/{facts.info['pid']}/status").splitlines()
@@ -305,7 +307,7 @@ def hardening(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def enforcement(facts: DoctorInput) -> Finding:
-    """Limits of tasks that this machine does not enforce."""
+    """List limits of tasks that this machine does not enforce."""
     told = facts.checkup["launcher"]
     if told["unenforced"]:
         return Finding(WARN, f"not enforced here: {'; '.join(told['unenforced'])}", AS_SERVICE)
@@ -313,7 +315,7 @@ def enforcement(facts: DoctorInput) -> Finding:
 
 
 def broker(facts: DoctorInput) -> Finding:
-    """The connection to each broker is encrypted. `peerload doctor` tries who may publish there."""
+    """Check that the connection to each broker is encrypted. `peerload doctor` tries who may publish there."""
     told = (facts.checkup.get("broker") or {}).get("urls") or []
     urls = list(dict.fromkeys([*(facts.config.mqtt if facts.config is not None else ()), *told]))
     if not urls:
@@ -330,7 +332,7 @@ def broker(facts: DoctorInput) -> Finding:
 
 
 def _permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
-    """The same check; a file that this user may not look at is skipped."""
+    """Skip a check if this user may not read a file that it needs."""
 
     def looked(facts: DoctorInput) -> Finding:
         try:

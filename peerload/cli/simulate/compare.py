@@ -88,7 +88,7 @@ def _mark(told: Told) -> str:
 
 
 def _footnotes(results: Sequence[Told]) -> list[str]:
-    """What the marks mean: one line a kind of warning and policy, or for all policies that have it at the same loads."""
+    """Footnotes: one line for each kind of warning and policy, or for all policies that have it at the same loads."""
     found = []
     for mark, says in ((" !", "! NOT STABLE: the number only says how long the run was"), (" ?", "? not sure:")):
         kinds: dict[str, dict[str, list[tuple[Told, str]]]] = {}
@@ -101,7 +101,7 @@ def _footnotes(results: Sequence[Told]) -> list[str]:
 
 
 def _notes(by_policy: dict[str, list[tuple[Told, str]]]) -> list[str]:
-    """Of one kind of warning; of several loads the last has its numbers told."""
+    """Warnings of one kind; if there are several loads, the numbers of the last one."""
     together: dict[str, list[str]] = {}
     for policy, warned in by_policy.items():
         loads = ", ".join(load_text(told["load"]) for told, _ in warned)

@@ -1,4 +1,4 @@
-"""What `peerload sim` is told on the command line, and the scenarios that follow from it."""
+"""Flags of `peerload sim`, and the scenarios that follow from them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def policies(flags: argparse.Namespace) -> list[str]:
 
 
 def workers(flags: argparse.Namespace) -> int:
-    """As told, or one for each cpu that this process may use."""
+    """Number of worker processes: as given, or one for each cpu that this process may use."""
     return flags.workers or len(os.sched_getaffinity(0))
 
 

@@ -170,7 +170,7 @@ def _draw_policy(axes: Axes, index: int, told: Sequence[dict[str, Any]], top: fl
 
 
 def _explain(axes: Axes, results: Sequence[dict[str, Any]], *, is_beyond: bool) -> None:
-    """What no curve's own entry in the legend says."""
+    """Add what the curves' own entries in the legend do not say."""
     if any(one["stable"] is not False and one["warnings"] for one in results):
         axes.plot([], [], linestyle="", marker="$?$", color="black", label="not sure: see the table")
     if is_beyond:

@@ -105,7 +105,7 @@ def _service(scenario: Scenario) -> str:
 
 
 def load_text(load: float | None) -> str:
-    """Of a trace that arrives all at once there is none."""
+    """Text of the offered load; none for a trace that arrives all at once."""
     return "without bound" if load is None else f"{load:.4g}"
 
 
@@ -161,7 +161,7 @@ def _aligned(rows: list[list[str]]) -> list[list[str]]:
 
 
 def _point(number: str) -> int:
-    """Where its decimal point is, or would be."""
+    """Index of the decimal point, or of where it would be."""
     digits = len(number.removesuffix(" %"))
     return number.find(".") if "." in number else digits
 

@@ -38,8 +38,8 @@ BAR_WIDTH = 30
 
 
 def run(scenarios: Sequence[Scenario], replications: int, seed: int, workers: int) -> list[list[Sample]]:
-    """For each scenario the samples of its replications, which do not depend on the number of workers. Ctrl-C and
-    SIGTERM end the workers and raise KeyboardInterrupt; what goes wrong in one is raised here, its death too."""
+    """Run all scenarios → the samples of the replications of each, which do not depend on the number of workers.
+    Ctrl-C and SIGTERM end the workers and raise KeyboardInterrupt; an error in a worker is raised here."""
     jobs = [(index, seed, number) for index in range(len(scenarios)) for number in range(replications)]
     jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that nobody is idle at the end
     found: list[list[Sample | None]] = [[None] * replications for _ in scenarios]
@@ -88,8 +88,8 @@ def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress
 
 @contextlib.contextmanager
 def _workers(number: int) -> Iterator[dict[Connection, BaseProcess]]:
-    """So many processes by the connections to them. They share nothing, no lock either, so that none can keep the others
-    waiting by its death. On the way out they are ended, whatever happens."""
+    """Start worker processes → the connections to them. They share nothing, not even a lock, so that the death of
+    one does not block the others. They are ended on the way out, whatever happens."""
     context = multiprocessing.get_context("spawn")
     started: dict[Connection, BaseProcess] = {}
     try:
@@ -111,7 +111,7 @@ def _workers(number: int) -> Iterator[dict[Connection, BaseProcess]]:
 
 @contextlib.contextmanager
 def _watched(process: BaseProcess) -> Iterator[None]:
-    """If it turns out to be dead, say of what."""
+    """Raise an error that names the cause if the worker is dead."""
     try:
         yield
     except (EOFError, OSError):
@@ -133,8 +133,8 @@ def _death(code: int | None) -> PeerloadError:
 
 
 def _work(connection: Connection) -> None:
-    """What a worker does: it is sent the scenarios, then job after job, and sends how many more tasks have come, and what
-    came of each job."""
+    """Main function of a worker: receives the scenarios, then one job after the other; sends progress, and the
+    result of each job."""
     with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
         scenarios: Sequence[Scenario] = connection.recv()
         while True:
@@ -198,11 +198,11 @@ class SimProgress:
             sys.stderr.flush()
 
     def add(self, tasks: int) -> None:
-        """So many more."""
+        """Add to the number of tasks."""
         self.reach(self._so_far + tasks)
 
     def reach(self, tasks: int) -> None:
-        """So many in all."""
+        """Set the number of tasks."""
         self._so_far = tasks
         now_s = time.monotonic()
         if not self._is_shown or now_s - self._shown_s < DRAW_S:

@@ -1,4 +1,4 @@
-"""`peerload demo`: three agents and a broker on this machine, sharing real commands; `peerload demo gpu`."""
+"""`peerload demo`: three agents and a broker on this machine, which share real commands; `peerload demo gpu`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options, whole
-from peerload.cli.demo.demo import carried_out, interrupt, temporary_directory
+from peerload.cli.demo.demo import interrupt, run_and_clean, temporary_directory
 from peerload.cli.demo.sharing import TASKS_MAX, SharingDemo, told
 from peerload.text.format import print_json
 
@@ -37,7 +37,7 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     demo = SharingDemo(temporary_directory(), policy)
-    account, left = carried_out(demo, lambda: demo.run(flags.tasks, flags.broker))
+    account, left = run_and_clean(demo, lambda: demo.run(flags.tasks, flags.broker))
     if account is None:
         return INTERRUPTED
     account |= {"policy": flags.policy, "broker": demo.broker, "processes_left": len(left)}

@@ -1,4 +1,4 @@
-"""`peerload doctor`: what usually goes wrong here, looked at one by one, with what mends it."""
+"""`peerload doctor`: checks for common problems, each with its fix."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ CHECKS = (
     Check("swap", machine.swap),
     Check("lingering", machine.lingering),
 )
-"""Each is a function of what was gathered; the names are what people and scripts know them by."""
+"""Checks, each a function of the gathered facts; people and scripts know them by these names."""
 
 LOOK_S_MAX = 10.0
-"""So long one check may take."""
+"""Time that one check may take."""
 COLOURS = {OK: "green", WARN: "yellow", FAIL: "red", SKIP: "dim"}
 
 
@@ -86,8 +86,7 @@ def main(words: list[str]) -> int:
 
 
 def looked_at(check: Check, facts: DoctorInput) -> Finding:
-    """What a check finds. One that breaks, or hangs (in a mount whose server is gone), says so, and the others are done all
-    the same."""
+    """Run a check. A check that raises, or hangs (in a mount whose server is gone), gives a finding that says so."""
     found: list[Finding] = []
 
     def look() -> None:

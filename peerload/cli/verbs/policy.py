@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from peerload.policy.describe import CheckedPolicy, Chosen, PolicyChoice, Preset
+    from peerload.policy.describe import CheckedPolicy, ChosenPolicy, PolicyDescription, PresetDescription
     from peerload.policy.parameters import Parameter
     from peerload.sim.rehearsal import Rehearsal
 
@@ -110,7 +110,7 @@ def _show(flags: Namespace) -> int:
             return 0
         lines = preset_lines(shown)
     else:
-        found = describe.find_member(name)
+        found = describe.find_policy(name)
         if flags.json:
             print_json(describe.plain(found))
             return 0
@@ -211,7 +211,7 @@ def _as_json(name: str, checked: CheckedPolicy, played: Rehearsal | None) -> dic
 WIDTH_MAX = 100
 
 
-def preset_lines(preset: Preset) -> list[str]:
+def preset_lines(preset: PresetDescription) -> list[str]:
     """A preset: its description, then each kind with the policy chosen, and its parameters."""
     from peerload.policy.parameters import shown
 
@@ -241,7 +241,7 @@ def _changes(tables: Mapping[str, Any], path: str = "") -> list[str]:
     return lines
 
 
-def _chosen_lines(chosen: Chosen) -> list[str]:
+def _chosen_lines(chosen: ChosenPolicy) -> list[str]:
     member = chosen.member
     by = "" if chosen.written else "   (the preset does not say; this is the default)"
     first = member.says.partition(". ")[0].rstrip(".")
@@ -252,7 +252,7 @@ def _chosen_lines(chosen: Chosen) -> list[str]:
     ]
 
 
-def member_lines(member: PolicyChoice) -> list[str]:
+def member_lines(member: PolicyDescription) -> list[str]:
     """A policy: what it is, when it is good and bad, and its parameters."""
     own = f"{member.kind}: {printable(member.name)}" if ".py:" in member.name else f"{member.kind}.{member.name}"
     lines = [own, *_wrapped(member.says or "It does not say what it is.", "  ")]

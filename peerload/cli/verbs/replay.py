@@ -187,7 +187,7 @@ def replays(entries: Iterable[recording.Entry]) -> Iterator[Replay]:
 
 
 def _made(started: recording.Started) -> Node:
-    preset = registry.Source(started.preset, started.preset_text, base=started.preset_directory)
+    preset = registry.PresetSource(started.preset, started.preset_text, base=started.preset_directory)
     policies = registry.build_preset(*preset.tables())
     chance = random.Random(int(started.seed, 16))  # noqa: S311 -- the chance that the agent had
     return Node(started.config, policies, started.identity, started.profile, chance)

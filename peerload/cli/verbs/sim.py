@@ -1,4 +1,4 @@
-"""`peerload sim`: what a preset of policies does to response times, from a simulation with the agent's own code."""
+"""`peerload sim`: effect of a preset of policies on response times, from a simulation with the agent's own code."""
 
 from __future__ import annotations
 

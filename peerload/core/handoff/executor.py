@@ -17,7 +17,7 @@ from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.resources.admission import why_never
 from peerload.core.tasks.work import RemotePhase, RemoteTask
-from peerload.model import metrics, timers
+from peerload.model import metrics, rules, timers
 from peerload.model.actions import (
     Answer,
     DropExecution,
@@ -93,7 +93,7 @@ class ExecutorHandoff:
         objection = self._objection(src, offer.task, offer.uid)
         if objection:
             self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code="cannot"))
-            self._state.broken("P3", src, f"OFFER of {offer.task}: {objection}")
+            self._state.broken(rules.ROLES_CHECKED, src, f"OFFER of {offer.task}: {objection}")
             self._state.send(
                 src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self._mediator.own_report())
             )
@@ -151,7 +151,7 @@ class ExecutorHandoff:
         if guest is None or guest.home == src:
             return guest
         self._state.count(metrics.MESSAGES_FROM_NON_HOME)
-        self._state.broken("P3", src, f"it speaks of {guest.task}, whose home is {guest.home}")
+        self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {guest.task}, whose home is {guest.home}")
         return None
 
     def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
@@ -159,7 +159,7 @@ class ExecutorHandoff:
         if not (objection := self._objection(src, task, uid)):
             return False
         self._state.count(metrics.MESSAGES_FROM_NON_HOME)
-        self._state.broken("P3", src, f"it speaks of {task}: {objection}")
+        self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {task}: {objection}")
         return True
 
     def _accept(self, guest: RemoteTask) -> None:
@@ -221,7 +221,7 @@ class ExecutorHandoff:
     def _too_many(self, src: str) -> str:
         """Why nothing more of src is taken, whatever room there is; "" if something is."""
         if len(self._reserved.get(src, ())) >= OFFERS_MAX:
-            self._state.broken("P2", src, f"more than {OFFERS_MAX} offers outstanding")
+            self._state.broken(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return f"{OFFERS_MAX} offers of {src} are outstanding here already"
         if len(self.guests) >= self._state.config.guests_max:
             return f"{len(self.guests)} tasks of other homes are here already"

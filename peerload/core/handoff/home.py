@@ -15,7 +15,7 @@ from peerload.core.handoff.parking import TaskParking
 from peerload.core.sharing.effective_request import asked_of
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.tasks.work import Collection, GrantedLease, HomePhase, Offering
-from peerload.model import metrics, timers
+from peerload.model import metrics, rules, timers
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
 from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
@@ -199,7 +199,9 @@ class HomeHandoff:
             if message.attempt > record.attempt and not self._home.may_be_lost(
                 task, message.attempt
             ):  # else it may be late
-                self._state.broken("P3", src, f"it speaks of attempt {message.attempt} of {task.task}; there is none")
+                self._state.broken(
+                    rules.ROLES_CHECKED, src, f"it speaks of attempt {message.attempt} of {task.task}; there is none"
+                )
             return False
         if granted(task).is_forgotten or (message.store and record.store and message.store != record.store):
             self._state.count(metrics.PROMISES_OF_OTHER_STORE)
@@ -254,7 +256,9 @@ class HomeHandoff:
                 self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
                 return
             self._state.count(metrics.RESULTS_OF_UNGRANTED_ATTEMPTS)
-            self._state.broken("P3", src, f"RESULT of {task.task}: attempt {message.attempt} was never given to it")
+            self._state.broken(
+                rules.ROLES_CHECKED, src, f"RESULT of {task.task}: attempt {message.attempt} was never given to it"
+            )
             return
         if message.exit.signal and not self._may_have(task, src, message.attempt):
             # It was given up, and revoked: that it was killed there is no result.

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from peerload.core.estimates.history import command_keys
+from peerload.model import rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,5 +122,5 @@ class CircuitBreaker:
         self._skipped[node] = self._state.now.boot_s + skip_s, f"skipped for {skip_s:g} s: {because}"
         if is_new:
             self._state.note("node", "skipped", node=node, reason=because)
-            self._state.broken("P4", node, because)
+            self._state.broken(rules.CLAIMS_HARMLESS, node, because)
             self._changed()

@@ -1,9 +1,9 @@
-"""What this node knows and tells of its own load: the load index, the marks, the region, the report, announcements.
+"""What this node knows and tells of its own load: the load index, the thresholds, the region, the report, announcements.
 
 The information policy says what it watches: the load region, n, or nothing. A load region, or that there is a task to
 give by now, is told when it has held for settle_s and the information policy says so, and besides at the policy's
 period, if it has one. It is also told again when something else was mentioned to somebody meanwhile, in a probe or a
-reply: who heard that would believe it until the next change. The transfer policy is asked for its marks once an event,
+reply: who heard that would believe it until the next change. The transfer policy is asked for its thresholds once an event,
 or once for all if they are steady.
 """
 
@@ -19,7 +19,7 @@ from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Region, Thresholds
 from peerload.model.messages import UNASKED, State, StateAnswer
 from peerload.policy.api import KnownReport
-from peerload.policy.validation import sound_answer, sound_audience, sound_marks
+from peerload.policy.validation import valid_answer, valid_audience, valid_thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Standing = tuple[Region, bool, bool]
 
-MARKS_AT_FIRST = Thresholds(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
+THRESHOLDS_AT_FIRST = Thresholds(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Until the transfer policy has spoken, and while it fails."""
 NOT_SETTLED = (-1, 0, 0, 0)
 LEVEL_DIGITS = 6
@@ -72,7 +72,7 @@ class Information:
         self._watches = state.policies.information.watches
         self._mediator = mediator
         self._due: Standing | None = None
-        self._marks = MARKS_AT_FIRST
+        self._thresholds = THRESHOLDS_AT_FIRST
         self._marks_at: Instant | None = None
         self._steady: TransferPolicy | None = None
         self._settled_version = NOT_SETTLED
@@ -106,7 +106,7 @@ class Information:
         leaves out. request: of the task that is to be placed."""
         view = self._view(peers, uncounted)
         view.for_request = request if request is not None and request.gpus else None
-        view.marks = self.marks()
+        view.thresholds = self.thresholds()
         if self._told is not None:
             view.told = KnownReport(self._told, self._state.now.boot_s - self._told_s)
         return view
@@ -114,34 +114,34 @@ class Information:
     def _view(self, peers: Sequence[str] | None, uncounted: Work | None) -> View:
         return View(self._observed, self._sensed, peers, uncounted)
 
-    def marks(self) -> Thresholds:
-        """The transfer policy's marks; asked for once an event."""
+    def thresholds(self) -> Thresholds:
+        """The transfer policy's thresholds; asked for once an event."""
         policy = self._state.policies.transfer
         if policy is self._steady or self._marks_at is self._state.now:
-            return self._marks
+            return self._thresholds
         view = self._view(None, None)
-        view.marks = self._marks
+        view.thresholds = self._thresholds
         try:
-            marks = policy.marks(view)
-            self._marks = marks if marks == self._marks else sound_marks(marks)
+            thresholds = policy.thresholds(view)
+            self._thresholds = thresholds if thresholds == self._thresholds else valid_thresholds(thresholds)
             self._steady = policy if getattr(policy, "steady", False) else None
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
         self._marks_at = self._state.now
-        return self._marks
+        return self._thresholds
 
-    # -- the marks, which are on the load index ------------------------------------------------------------------------
+    # -- the thresholds, which are on the load index ------------------------------------------------------------------------
     #
-    # A mark of at most one task per slot counts tasks as well: whatever the index says, a node with a task in every slot
+    # A threshold of at most one task per slot counts tasks as well: whatever the index says, a node with a task in every slot
     # asks for and accepts no more, and sends and gives what it cannot start.
 
     def level(self, uncounted: Work | None = None) -> float:
-        """The load index in slots, which the marks are compared with: of the index `tasks` it is n. ``uncounted``: a waiting
+        """The load index in slots, which the thresholds are compared with: of the index `tasks` it is n. ``uncounted``: a waiting
         task that is left out."""
         at = self._ledger.version, self._samples, self._ledger.profile
         if uncounted is None and at == self._level_at:
             return self._level
-        view = self._own_view(self._marks) if uncounted is None else self._view(None, uncounted)
+        view = self._own_view(self._thresholds) if uncounted is None else self._view(None, uncounted)
         level = round(view.load / view.load_unit * max(view.slots, 1), LEVEL_DIGITS)
         if uncounted is None and self._is_index_steady:
             self._level, self._level_at = level, at
@@ -154,27 +154,27 @@ class Information:
 
     def sends(self, uncounted: Work | None = None) -> bool:
         """Whether an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
-        return self.level(uncounted) >= self.marks().send_at * self._slots
+        return self.level(uncounted) >= self.thresholds().send_at * self._slots
 
     def accepts(self) -> bool:
         """Whether a task of another home is welcome, as far as the load tells."""
-        below = self.marks().accept_below
+        below = self.thresholds().accept_below
         return self.level() < below * self._slots and (below > 1.0 or self._ledger.load_tasks < self._slots)
 
     def wants(self, expected: int = 0) -> bool:
         """Whether this node is to ask for a task, beside so many that it has asked for already."""
-        marks = self.marks()
-        if self.level() + expected >= marks.receive_below * self._slots + marks.prefetch:
+        thresholds = self.thresholds()
+        if self.level() + expected >= thresholds.receive_below * self._slots + thresholds.prefetch:
             return False
-        return marks.receive_below > 1.0 or self._ledger.load_tasks + expected < self._slots + marks.prefetch
+        return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < self._slots + thresholds.prefetch
 
     def asks_ahead(self) -> bool:
         """Whether a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
-        return self.level() >= self.marks().receive_below * self._slots
+        return self.level() >= self.thresholds().receive_below * self._slots
 
     def gives(self) -> bool:
         """Whether there are so many tasks here that one may go, if any waits."""
-        above = self.marks().give_above
+        above = self.thresholds().give_above
         return self.level() > above * self._slots or (above <= 1.0 and self._ledger.load_tasks > self._slots)
 
     @property
@@ -184,13 +184,13 @@ class Information:
     def report(self) -> LoadReport:
         """What this node says of itself now."""
         self._sequence += 1
-        report = self._described(self.marks())
+        report = self._described(self.thresholds())
         self.was_told(report)
         return report
 
     def shown(self) -> LoadReport:
         """What this node said of itself, or would have, at the end of the last event; changes nothing."""
-        return self._described(self._marks)
+        return self._described(self._thresholds)
 
     def was_told(self, report: LoadReport) -> None:
         """Somebody has this report: does it stand elsewhere than everybody knows?"""
@@ -202,7 +202,7 @@ class Information:
             self._said = report
             self._settled_version = NOT_SETTLED
 
-    def _described(self, marks: Thresholds) -> LoadReport:
+    def _described(self, thresholds: Thresholds) -> LoadReport:
         ledger, sensed = self._ledger, self._sensed
         n, slots = ledger.load_tasks, ledger.profile.slots
         stranded, devices = len(self._stranded), ledger.devices
@@ -211,7 +211,7 @@ class Information:
                 "gpus": ledger.profile.gpus,
                 "gpus_free": devices.gpus_free(),
                 "gpu_tasks": ledger.gpu_tasks,
-                "gpu_load": self._own_view(marks).gpu_load,
+                "gpu_load": self._own_view(thresholds).gpu_load,
                 "devices": devices.loads(ledger.now_s) if ledger.profile.devices else (),
                 "cpus_free": ledger.cpus_free,
             }
@@ -223,7 +223,7 @@ class Information:
             running=len(ledger.running),
             waiting=ledger.waiting + stranded,
             movable=len(self._queue) + stranded,
-            load=self._own_view(marks).load,
+            load=self._own_view(thresholds).load,
             region=self._region(),
             accepts=self.accepts() and self._state.takes_guests,
             gives=self._gives(),
@@ -246,12 +246,12 @@ class Information:
         return report.region, report.gives and guides, report.gpus_free > 0
 
     def _region(self) -> Region:
-        """Underloaded below the low mark, overloaded from the high one on."""
+        """Underloaded below the low threshold, overloaded from the high one on."""
         if self.level() > 0 and self.sends():
             return Region.OVERLOADED
         if self.accepts():
             return Region.UNDERLOADED
-        is_full = self.marks().send_at <= 1.0 and self._ledger.load_tasks >= max(self._slots, 1)
+        is_full = self.thresholds().send_at <= 1.0 and self._ledger.load_tasks >= max(self._slots, 1)
         return Region.OVERLOADED if is_full else Region.NORMAL
 
     def _gives(self) -> bool:
@@ -260,13 +260,13 @@ class Information:
             return True
         return len(self._queue) > 0 and self.gives()
 
-    def _own_view(self, marks: Thresholds) -> View:
+    def _own_view(self, thresholds: Thresholds) -> View:
         """A report goes with every probe and reply, so one view is kept for it."""
         view = self._own
         if view is None:
             view = self._own = self._view(None, None)
         view.sensed = self._sensed
-        view.marks = marks
+        view.thresholds = thresholds
         return view
 
     # -- told to everybody ---------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Information:
         version = self._ledger.version, seen, len(self._stranded), self._samples
         is_steady = self._state.policies.transfer is self._steady and self._is_index_steady
         if version == self._settled_version and is_steady:
-            return  # neither a task nor a reading nor a mark has changed since
+            return  # neither a task nor a reading nor a threshold has changed since
         self._settled_version = version
         guides = self._state.policies.information.reports_guide_probing
         standing = self._region(), guides and self._gives(), bool(devices.states and devices.gpus_free())
@@ -324,7 +324,7 @@ class Information:
         self._settled_version = NOT_SETTLED
         policy = self._state.policies.information
         try:
-            tells, asks = sound_answer(policy.tells(told, now)), sound_answer(policy.asks(before, now))
+            tells, asks = valid_answer(policy.tells(told, now)), valid_answer(policy.asks(before, now))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
             return
@@ -348,7 +348,7 @@ class Information:
             return None
         view = self.view()
         try:
-            return sound_audience(choose(view, self._state.rng), view.peers)
+            return valid_audience(choose(view, self._state.rng), view.peers)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
             return ()

@@ -14,7 +14,7 @@ import msgspec
 from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import PAIR_MOVES_MAX, PairReply, PairRequest, Unpair
-from peerload.policy.validation import sound_answer, sound_partner
+from peerload.policy.validation import valid_answer, valid_partner
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
@@ -77,7 +77,7 @@ class PairProtocol:
         peers = [node for node in self._information.view().peers if node not in self._refused]
         view = self._information.view(peers)
         try:
-            node = sound_partner(self._state.policies.pairing.partner(view, self._state.rng))
+            node = valid_partner(self._state.policies.pairing.partner(view, self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
             return
@@ -162,7 +162,7 @@ class PairProtocol:
 
     def _moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
         try:
-            return sound_answer(self._state.policies.pairing.moves(richer, poorer))
+            return valid_answer(self._state.policies.pairing.moves(richer, poorer))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
             return False

@@ -14,7 +14,7 @@ from peerload.core.sharing.search import STEPS_MAX
 from peerload.model import metrics, timers
 from peerload.model.messages import GiveReply, GiveRequest, Need
 from peerload.policy.api import Probe as ProbeStep
-from peerload.policy.validation import sound_step
+from peerload.policy.validation import valid_step
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
@@ -125,7 +125,7 @@ class Receiver:
         search.steps += 1
         try:
             replies = tuple(search.replies)
-            step = sound_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
+            step = valid_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
             self._searches.decide(search, "nothing", f"the policy failed: {error!r}")

@@ -68,7 +68,7 @@ class RemoteAdmission:
         return self.would_accept(home, need, offer.load_tasks_max)
 
     def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
-        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its marks
+        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
         say."""
         profile = self._state.profile
         if not self._state.takes_guests:
@@ -82,4 +82,4 @@ class RemoteAdmission:
             return True
         if not self._information.accepts():
             return False
-        return self._information.marks().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
+        return self._information.thresholds().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)

@@ -21,7 +21,7 @@ from peerload.model.devices import GpuWait
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
-from peerload.policy.validation import sound_step
+from peerload.policy.validation import valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ class Sender:
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends():
             return True
-        return self._information.marks().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
+        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
         """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
@@ -154,7 +154,7 @@ class Sender:
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends(uncounted=task):
             return True
-        return self._information.marks().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
+        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
 
     def _with_good_gpus(self, task: HomeTask) -> list[str]:
         """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
@@ -223,7 +223,7 @@ class Sender:
         shown = task_view(task, self._state)
         search.steps += 1
         try:
-            step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
+            step = valid_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
             return Keep(f"the policy failed: {error!r}")

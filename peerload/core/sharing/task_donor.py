@@ -18,7 +18,7 @@ from peerload.model.actions import Decided
 from peerload.model.messages import Need
 from peerload.model.task import task_home
 from peerload.policy.api import Transfer
-from peerload.policy.validation import sound_step
+from peerload.policy.validation import valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -131,7 +131,7 @@ class TaskDonor:
         )
         shown = task_view(guest, self._state)
         try:
-            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
+            step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
             return

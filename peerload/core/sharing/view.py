@@ -8,7 +8,7 @@ from peerload.core.resources.gpu_terms import seen_by
 from peerload.model import metrics
 from peerload.model.messages import Need
 from peerload.policy.api import KnownReport, TaskView
-from peerload.policy.validation import sound_load
+from peerload.policy.validation import valid_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,8 +50,8 @@ class View:
         "_state",
         "_uncounted",
         "for_request",
-        "marks",
         "sensed",
+        "thresholds",
         "told",
     )
 
@@ -66,7 +66,7 @@ class View:
         self._uncounted = uncounted
         self.sensed = sensed
         self.for_request: ResourceRequest | None = None
-        self.marks: Thresholds
+        self.thresholds: Thresholds
         self.told: KnownReport | None = None
 
     @property
@@ -90,7 +90,7 @@ class View:
         if self.for_request is not None:
             return self.gpu_load
         try:
-            return sound_load(self._state.policies.load.load(self))
+            return valid_load(self._state.policies.load.load(self))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count(metrics.POLICY_ERRORS)
             return self.load_tasks / max(self.slots, 1) * self.load_unit
@@ -107,7 +107,7 @@ class View:
         policy_load = getattr(self._state.policies.load, "gpu_load", None)
         if policy_load is not None:
             try:
-                return sound_load(policy_load(self))
+                return valid_load(policy_load(self))
             except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
                 self._state.count(metrics.POLICY_ERRORS)
         return self.gpu_tasks / max(self.gpus, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from peerload.cli.doctor import agent, broker, cluster, machine
-from peerload.cli.doctor.broker import Probed
+from peerload.cli.doctor.broker import BrokerProbe
 from peerload.cli.doctor.facts import Check, DoctorInput, Finding
 from peerload.cli.verbs import doctor
 from tests.each import each
@@ -335,7 +335,7 @@ def test_what_was_lost_and_what_was_removed_early(facts: DoctorInput) -> None:
 def test_a_broker_of_this_machine_that_holds_small_messages_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, result: str
 ) -> None:
-    monkeypatch.setattr(broker, "probed", lambda url, _: Probed(url))
+    monkeypatch.setattr(broker, "probe_broker", lambda url, _: BrokerProbe(url))
     monkeypatch.setattr(broker, "anybody_may_publish", lambda *_: False)
     environment = {"HOME": str(tmp_path), "PEERLOAD_MQTT": "mqtt://127.0.0.1:1883"}
     facts = DoctorInput(str(tmp_path / "none"), root=tmp_path, environment=environment)

@@ -78,7 +78,7 @@ def test_every_preset_and_every_policy_is_shown() -> None:
         lines = (
             preset_lines(describe.preset(name))
             if name in registry.presets()
-            else member_lines(describe.find_member(name))
+            else member_lines(describe.find_policy(name))
         )
         assert len(lines) > 2, name
 

@@ -288,7 +288,7 @@ def test_a_file_that_cannot_be_loaded_is_told_with_its_line(own: Path, text: str
 
 def test_what_is_shown_of_a_policy(own: Path) -> None:
     name = f"{own}:Plain"
-    assert (describe.find_member(name).kind, describe.find_member(name).parameters) == ("location.sender", ())
+    assert (describe.find_policy(name).kind, describe.find_policy(name).parameters) == ("location.sender", ())
     shown = describe.member("location.sender", "own.py:Good", type(_good(own)))
     assert (shown.says, shown.good, shown.bad, shown.sources) == (
         "It keeps. It does so [RM].",
@@ -301,7 +301,7 @@ def test_what_is_shown_of_a_policy(own: Path) -> None:
     assert (mood.default, names.default) == ("calm", [])
     for wrong in (f"{own}:Good", f"{own}:Idle", f"{own}:Fails", "poll", "symetric", "locaton.sender.none", "load.none"):
         with pytest.raises(ConfigError):
-            describe.find_member(wrong)
+            describe.find_policy(wrong)
 
 
 def _good(own: Path) -> object:
