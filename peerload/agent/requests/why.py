@@ -9,8 +9,14 @@ import msgspec
 
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
-from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons, holds_words, uncollected_words
-from peerload.core.explain.suggestion import Suggestion, smallest_change
+from peerload.core.explain import (
+    EligibilityVerdict,
+    Suggestion,
+    WaitReasons,
+    holding_reason,
+    smallest_change,
+    uncollected_reason,
+)
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import needs_text
 from peerload.core.tasks.work import HomePhase
@@ -76,8 +82,8 @@ class WhyRequest:
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         task = self._node.home.tasks.get(record.uid)
         told = self._describe(record, spec)
-        if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_words(task)):
-            told["says"] = uncollected_words(task) or holds_words(task)
+        if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_reason(task)):
+            told["says"] = uncollected_reason(task) or holding_reason(task)
         return told | self._waiting(task) if task is not None and is_waiting(task) else told
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
@@ -144,7 +150,7 @@ class WhyRequest:
         elif not any(verdict.now for verdict in verdicts):
             change = smallest_change(node, reasons, task.spec) or _another_directory(task, node.state.node)
         return {
-            "says": gate or holds_words(task),
+            "says": gate or holding_reason(task),
             "nodes": [
                 {
                     "node": verdict.node,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.estimates.gpu_history import ANY_MODEL
 from peerload.core.estimates.history import RUNS_KNOWN_MIN
-from peerload.core.explain.reasons import uncollected_words
+from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
 from peerload.core.tasks.work import HomePhase
 from peerload.model.devices import GPU
@@ -83,7 +83,7 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
     task = node.home.tasks.get(record.uid)
     names = device_names(node, record.node, devices_of(node, record))
     told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
-    waits = uncollected_words(task) if task is not None else ""
+    waits = uncollected_reason(task) if task is not None else ""
     return told | {"reason": waits} if waits else told
 
 
