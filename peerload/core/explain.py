@@ -26,7 +26,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import EPSILON, lacks, why_never
 from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.placement import Scope, is_meant, place
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, MIB, DeviceMode, GpuShare, GpuWait
 from peerload.model.load import Region
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from peerload.core.resources.backfill import Backfill
     from peerload.core.resources.devices import DeviceState
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.devices import Device, DeviceLoad
     from peerload.model.load import LoadReport
     from peerload.model.resources import Placement, Profile, ResourceRequest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import HomeTask, Offering, RemoteTask, Work
+    from peerload.core.work import HomeTask, Offering, RemoteTask, Work
     from peerload.model.actions import Row
     from peerload.model.events import TaskSubmitted
     from peerload.model.gossip import Load

@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from peerload.core import validation
+from peerload.core.coordination.clients import ClientRequests
+from peerload.core.coordination.dispatch import TaskDispatch
+from peerload.core.coordination.drain import NodeDrain
+from peerload.core.coordination.intake import Intake
+from peerload.core.coordination.leaving import TaskEvacuation
+from peerload.core.coordination.peer_events import PeerEvents
+from peerload.core.coordination.runs import RunningTasks
+from peerload.core.coordination.shortage import ResourceShortage
+from peerload.core.coordination.termination_tracker import WORDS, TerminationTracker
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
 from peerload.core.membership.membership import Membership
 from peerload.core.membership.own_profile import OwnProfile
-from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.resources.admission import Ledger
-from peerload.core.resources.shortage import ResourceShortage
 from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import CoreState
 from peerload.core.tasks.batched_requests import BatchedRequests
 from peerload.core.tasks.client_binding import ClientBinding
-from peerload.core.tasks.clients import ClientRequests
-from peerload.core.tasks.dispatch import TaskDispatch
-from peerload.core.tasks.drain import NodeDrain
 from peerload.core.tasks.eligibility import Eligibility
 from peerload.core.tasks.home import Home
-from peerload.core.tasks.intake import Intake
-from peerload.core.tasks.leaving import TaskEvacuation
 from peerload.core.tasks.queue import WaitingQueue
-from peerload.core.tasks.runs import RunningTasks
 from peerload.core.tasks.submission import SubmissionLog
-from peerload.core.tasks.termination_tracker import WORDS, TerminationTracker
-from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
+from peerload.core.work import HomePhase, HomeTask, RemotePhase
 from peerload.model import events, messages, metrics, rules, timers
 from peerload.model.task import TaskState
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import Offering, RemoteTask, Work
+    from peerload.core.work import Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.gossip import Load

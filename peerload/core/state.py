@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.estimates.gpu_history import NOTHING_LEARNED
 from peerload.core.estimates.history import RUNS_KNOWN_MIN, DurationEstimates
-from peerload.core.resources.devices import NOTHING_LEARNED
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
 from peerload.model.devices import GpuShare
 from peerload.model.instant import Instant
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.core.tasks.work import RemoteTask, Work
+    from peerload.core.work import RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomePhase, RemotePhase
+from peerload.core.work import HomePhase, RemotePhase
 
 if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.membership.membership import PeerState
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.errors import InvariantBroken
 from peerload.model.task import TaskState
 from tests.chaos.gates import STUCK, waits_in_vain

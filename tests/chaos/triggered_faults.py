@@ -10,13 +10,13 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.core.tasks.work import HomePhase, RemotePhase
+from peerload.core.work import HomePhase, RemotePhase
 from peerload.model.messages import Offer, Park, Renew, RenewOk
 from peerload.model.task import Guarantee
 from tests.chaos import fault_encounters, plan
 
 if TYPE_CHECKING:
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from tests.chaos.cluster import Cluster
     from tests.chaos.machine import Machine
 

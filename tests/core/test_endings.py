@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.tasks import batched_requests, termination_tracker
+from peerload.core.coordination import termination_tracker
+from peerload.core.tasks import batched_requests
 from peerload.model import events, messages
 from peerload.model.actions import Answer, AttemptGone
 from peerload.model.config import CoreConfig

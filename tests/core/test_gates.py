@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, ForgetTask, Persist, PutFate, PutTask
 from peerload.model.config import CoreConfig

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peerload.core.explain import uncollected_reason
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, PutFloor
 from peerload.model.config import CoreConfig

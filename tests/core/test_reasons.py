@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from peerload.core.explain import EligibilityVerdict, WaitReasons, smallest_change
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.devices import Device, DeviceReading, GpuShare, GpuWait, Health
 from peerload.model.gossip import MemberStatus

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import events, messages, metrics, timers
 from peerload.model.actions import Announce, SetTimer
 from peerload.model.config import CoreConfig

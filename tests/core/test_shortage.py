@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Announce, PutFloor, SpawnTask
 from peerload.model.load import LoadReport

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.tasks.work import HomeTask, RemoteTask
+    from peerload.core.work import HomeTask, RemoteTask
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Forward
     from peerload.model.submit_options import SubmitOptions

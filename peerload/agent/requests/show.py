@@ -11,7 +11,7 @@ from peerload.agent.store.rows import member_spec
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
 from peerload.agent.views.completion import completion_object
-from peerload.core.tasks.work import as_recorded
+from peerload.core.work import as_recorded
 
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection

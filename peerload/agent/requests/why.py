@@ -19,7 +19,7 @@ from peerload.core.explain import (
 )
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import needs_text
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import how_it_ended
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.views.cluster import ClusterView
     from peerload.core.node import Node
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
 
 MEMBERS_MAX = 10_000

@@ -8,7 +8,7 @@ from peerload.core.estimates.gpu_history import ANY_MODEL
 from peerload.core.estimates.history import RUNS_KNOWN_MIN
 from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.devices import GPU
 from peerload.model.task import TaskState, execution_key
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.selector import ArrayRow
     from peerload.core.estimates.history import DurationEstimates
     from peerload.core.node import Node
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.devices import Device
     from peerload.model.instant import Instant
     from peerload.model.resources import ResourceRequest

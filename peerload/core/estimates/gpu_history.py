@@ -8,6 +8,7 @@ levels of `history.py`, at each of GPUs of one model, and of any.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from peerload.core.estimates.duration_estimate import PastDurations
@@ -15,7 +16,7 @@ from peerload.model.devices import MIB
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from peerload.model.task import Exit
 
@@ -27,6 +28,7 @@ NEARLY_ALL_BYTES = 0.95
 TYPICAL = 0.9
 """A task of which nothing is known is taken to need what this share of all runs stayed below."""
 ANY_MODEL = ""
+NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
 _Run = tuple[int, int]
 
 

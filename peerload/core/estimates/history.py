@@ -23,7 +23,7 @@ from peerload.model.task import TIME_LIMIT_EXIT_CODE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.task import Exit, TaskSpec
 
 Keys = tuple[bytes, ...]

@@ -16,7 +16,7 @@ from peerload.core.handoff.attempt_fence import AttemptFences
 from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.resources.admission import why_never
-from peerload.core.tasks.work import RemotePhase, RemoteTask
+from peerload.core.work import RemotePhase, RemoteTask
 from peerload.model import metrics, rules, timers
 from peerload.model.actions import (
     Answer,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model import timers
 from peerload.model.actions import SetLease
 from peerload.model.messages import RENEWALS_MAX, Renew, Renewal
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
     from peerload.model.messages import Park, RenewOk
 
 RENEWALS_PER_LEASE = 4

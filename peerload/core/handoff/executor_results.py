@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model import timers
 from peerload.model.actions import DropExecution, ForgetTask, PutExecution, SendResult
 from peerload.model.messages import Died, NotStarted
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peerload.core.handoff.attempt_fence import AttemptFences
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
     from peerload.model.task import Exit
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 from peerload.model import metrics, timers
 from peerload.model.actions import EvictTask
 from peerload.model.resources import ResourceRequest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
     from peerload.model.messages import Offer
 
 LOOKED_AT_MAX = 64

@@ -12,9 +12,9 @@ import msgspec
 
 from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.handoff.parking import TaskParking
-from peerload.core.sharing.effective_request import asked_of
+from peerload.core.resources.effective_request import asked_of
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
-from peerload.core.tasks.work import Collection, GrantedLease, HomePhase, Offering
+from peerload.core.work import Collection, GrantedLease, HomePhase, Offering
 from peerload.model import metrics, rules, timers
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
 
 SIGKILL = 9
 UNCOLLECTED_CHARS_MAX = 300

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.tasks.work import GrantedLease, HomePhase, story
+from peerload.core.work import GrantedLease, HomePhase, story
 from peerload.model import metrics, timers
 from peerload.model.actions import TaskChanged
 from peerload.model.errors import InvariantBroken
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.retries import LostAttempts
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.messages import Identity, Renewal
     from peerload.model.task import TaskSpec
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.estimates.gpu_history import NOTHING_LEARNED
 from peerload.core.resources.backfill import Backfill
 from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import CROWDED, NOTHING_LEARNED, DeviceRequest
+from peerload.core.resources.devices import CROWDED, DeviceRequest
 from peerload.core.resources.placement import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait

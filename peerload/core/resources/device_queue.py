@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.resources import ResourceRequest
 
     Key = tuple[ResourceRequest, float, bool, tuple[tuple[str, int], ...]]

@@ -10,9 +10,9 @@ whoever waits.
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from peerload.core.estimates.gpu_history import NOTHING_LEARNED
 from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 from peerload.model.devices import MIB as _MIB
 
@@ -31,7 +31,6 @@ CROWDED = 1.5
 """A device with more work than this, in whole devices, is taken only if there is none with less."""
 LEARNED_SHARE = 0.9
 """A command that has needed more than this of what a device can give is taken to need all of it."""
-NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
 SMALL_MAX = (1 << 31) - 1
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peerload.core.sharing.retry_rate import RetryRate
     from peerload.core.sharing.task_donor import TaskDonor
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.load import LoadReport
 
 

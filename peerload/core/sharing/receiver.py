@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peerload.core.sharing.search import Search, Searches
     from peerload.core.sharing.task_donor import TaskDonor
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.load import LoadReport
 
 ASKERS = 3

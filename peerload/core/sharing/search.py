@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.load import LoadReport
     from peerload.model.messages import Need
     from peerload.policy.api import Probe

@@ -12,10 +12,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.resources import gpu_terms
-from peerload.core.sharing.effective_request import asked_of
+from peerload.core.resources.effective_request import asked_of
 from peerload.core.sharing.search import STEPS_MAX
 from peerload.core.sharing.view import task_view
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
 from peerload.model.devices import GpuWait
 from peerload.model.messages import Need, Probe, ProbeReply
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Offering
+    from peerload.core.work import Offering
     from peerload.model.load import LoadReport
     from peerload.model.messages import StateAnswer
 

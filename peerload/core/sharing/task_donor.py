@@ -9,10 +9,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.resources.admission import why_never
+from peerload.core.resources.effective_request import asked_of
 from peerload.core.resources.gpu_terms import has_room
-from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.view import MovableTasksView, task_view
-from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
+from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import Need
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.load import LoadReport
     from peerload.model.resources import Profile
 

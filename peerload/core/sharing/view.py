@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.events import LoadSampled
     from peerload.model.load import Thresholds
     from peerload.model.resources import ResourceRequest

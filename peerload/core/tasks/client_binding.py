@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.tasks.clients import WAITS
+from peerload.core.work import QUEUED_PHASES
 from peerload.model import metrics, timers
 from peerload.model.actions import Answer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model import events
 
 SIGTERM = 15
@@ -128,7 +128,7 @@ class ClientBinding:
                     del self._attending[uid]
             task = self._home.tasks.get(uid)
             if (
-                task is not None and task.phase in WAITS
+                task is not None and task.phase in QUEUED_PHASES
             ):  # these first: else they would start in the room that others leave
                 self._end_unattended(task)
             else:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.actions import Row
     from peerload.model.messages import TasksTold
     from peerload.model.submit_options import SubmitOptions

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from peerload.core.tasks.dependencies import DOOMED, LOST, OPEN, Dependencies
 from peerload.core.tasks.groups import TaskGroups
 from peerload.core.tasks.remote_status import RemoteStatusQueries
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import timers
 from peerload.model.task import TaskState
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.events import GroupRequested
     from peerload.model.submit_options import GroupSettings, TaskOutcome
 

@@ -11,7 +11,7 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.actions import Answer, DropGroup, PutGroup
 from peerload.model.errors import BadRequest, SlowDown
 from peerload.model.submit_options import GroupSettings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.events import GroupRequested
 
 STALE_MAX = 1000

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.core.tasks.work import GrantedLease, HomePhase, HomeTask
+from peerload.core.work import GrantedLease, HomePhase, HomeTask
 from peerload.model import timers
 from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
 
     Line = OrderedDict[bytes, Work]
     Level = tuple[Line, Line, Line, Line]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import gpu_mem_bytes_max
 from peerload.core.resources.gpu_use import OUT_OF_GPU_MEMORY
-from peerload.core.tasks.work import HomePhase, with_more_memory
+from peerload.core.work import HomePhase, with_more_memory
 from peerload.model import metrics, timers
 from peerload.model.devices import GpuShare
 from peerload.model.task import Guarantee, TaskState, how_it_ended
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.config import CoreConfig
     from peerload.model.task import Exit
 

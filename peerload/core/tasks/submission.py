@@ -10,7 +10,7 @@ import msgspec
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import asked_text, lacks, why_never
 from peerload.core.resources.gpu_terms import seen_by
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics
 from peerload.model.actions import Answer, PutMaking, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown

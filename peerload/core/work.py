@@ -58,6 +58,9 @@ class RemotePhase(enum.StrEnum):
     """RESULT is durable; repeated until it is acknowledged."""
 
 
+QUEUED_PHASES = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
+"""The phases of a task that is QUEUED on disk, and whose result is not known."""
+
 HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
     HomePhase.WAITING: (
         HomePhase.OFFERED,

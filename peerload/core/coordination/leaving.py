@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
 
 LEAVING_MAX = 64
 """Own tasks that look for a place at a time."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from peerload.model import metrics, timers
 
 if TYPE_CHECKING:
+    from peerload.core.coordination.leaving import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.own_profile import OwnProfile
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
-    from peerload.core.tasks.leaving import TaskEvacuation
 
 TROUBLE = "shortage"
 

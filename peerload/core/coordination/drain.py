@@ -12,12 +12,12 @@ from peerload.model.actions import Answer, PutDrain
 from peerload.model.errors import BadRequest, SlowDown
 
 if TYPE_CHECKING:
+    from peerload.core.coordination.leaving import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.own_profile import OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
-    from peerload.core.tasks.leaving import TaskEvacuation
 
 AWAITING_MAX = 1000
 """Requests that wait until the node is empty."""

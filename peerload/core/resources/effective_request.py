@@ -13,7 +13,7 @@ from peerload.core.resources.devices import LEARNED_SHARE
 
 if TYPE_CHECKING:
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.resources import Profile, ResourceRequest
 
 

@@ -10,10 +10,10 @@ from peerload.model.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peerload.core.coordination.dispatch import TaskDispatch
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.client_binding import ClientBinding
-    from peerload.core.tasks.dispatch import TaskDispatch
     from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.submission import SubmissionLog

@@ -13,7 +13,7 @@ import msgspec
 
 from peerload.core.handoff.frozen import Frozen
 from peerload.core.resources.gpu_use import with_gpu_use
-from peerload.core.tasks.work import HomeTask, RemoteTask
+from peerload.core.work import HomeTask, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
@@ -21,9 +21,9 @@ from peerload.model.task import TIME_LIMIT_EXIT_CODE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from peerload.core.coordination.shortage import ResourceShortage
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.resources.admission import Ledger
-    from peerload.core.resources.shortage import ResourceShortage
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue

@@ -14,9 +14,9 @@ from peerload.model.messages import Died, NotStarted, Query, Result, Return
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
+    from peerload.core.coordination.runs import RunningTasks
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.runs import RunningTasks
     from peerload.model.events import EndAsked
 
 LATELY_MAX = 10_000
