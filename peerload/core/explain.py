@@ -157,8 +157,8 @@ class WaitReasons:
             return drained_reason(profile.drain_reason)
         if not node.runs.has_launcher:
             return "its launcher is away"
-        if node.shortage.words:
-            return f"no task can be started: {node.shortage.words}"
+        if node.shortage.reason:
+            return f"no task can be started: {node.shortage.reason}"
         words = []
         if request.takes_devices:
             run_s = node.state.run_s_max(task, ledger.devices.models)

@@ -24,7 +24,7 @@ from peerload.core.coordination.leaving import TaskEvacuation
 from peerload.core.coordination.peer_events import PeerEvents
 from peerload.core.coordination.runs import RunningTasks
 from peerload.core.coordination.shortage import ResourceShortage
-from peerload.core.coordination.termination_tracker import WORDS, TerminationTracker
+from peerload.core.coordination.termination_tracker import TERMINATION_MESSAGES, TerminationTracker
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
@@ -81,7 +81,7 @@ class Node:
         mediator = _Mediator(self)
         self.ledger = Ledger(profile, config.gpu)
         if profile.devices:
-            profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.told())
+            profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.advertised())
         self.state = CoreState(config, policies, identity, profile, rng)
         self.own_profile = OwnProfile(self.state, self.ledger)
         self.queue = WaitingQueue(self.state, self.ledger)
@@ -181,7 +181,7 @@ class Node:
                     self.runs.strayed(key, device)
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
-                self.sharing.information.tell()
+                self.sharing.information.announce()
                 self.dispatch.judge_again()
                 self.executor.give_unrunnable_back()
             case events.PeerMet():
@@ -222,13 +222,13 @@ class Node:
                 self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
                 self.own_profile.change(speed=event.speed)
-                self.sharing.information.tell()
+                self.sharing.information.announce()
             case events.BusChanged():
                 self.membership.has_bus = event.connected
                 if event.connected:
-                    self.sharing.information.tell()
+                    self.sharing.information.announce()
             case events.LoadTold():
-                self.sharing.information.was_told(event.report)
+                self.sharing.information.report_sent(event.report)
             case events.HoldRequested():
                 self.clients.hold(event)
             case events.ReleaseRequested():
@@ -258,7 +258,7 @@ class Node:
                 self.own_profile.trouble("disk", event.trouble)
                 if event.has_room:
                     self.shortage.try_again()
-                self.sharing.information.tell()
+                self.sharing.information.announce()
             case events.MachineSleeping():
                 self.handoff.parking.go_away("this machine goes to sleep")
             case events.MachineWoke():
@@ -339,11 +339,11 @@ class Node:
                 rules.ROLES_CHECKED, src, f"{type(message).__struct_config__.tag} of {task} is not its to say"
             )
             return
-        self.membership.heard(src)
+        self.membership.heard_from(src)
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
             return  # said to a home that has gone away; it will be said again
-        if isinstance(message, WORDS):
-            self.terminations.heard(src, message)
+        if isinstance(message, TERMINATION_MESSAGES):
+            self.terminations.message_received(src, message)
         match message:  # the frequent ones first
             case messages.Probe():
                 self.sharing.admission.probe_received(src, message)
@@ -398,7 +398,7 @@ class Node:
             case messages.AwaitTasks():
                 self.eligibility.remote_status.asked(src, message)
             case messages.TasksTold():
-                self.eligibility.dependencies.told(src, message)
+                self.eligibility.dependencies.status_received(src, message)
             case messages.Revoke():
                 self.executor.revoke_received(src, message)
             case messages.Signal():
@@ -414,7 +414,7 @@ class Node:
             case messages.ProfileRequest():
                 self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
-                if self.membership.profiles.told(src, message):
+                if self.membership.profiles.received(src, message):
                     self.sharing.sender.peer_met()
             case messages.State():
                 if message.identity.node == message.profile.node == src:
@@ -435,7 +435,7 @@ class Node:
             task = self.home.tasks.get(message.uid)
             if task is not None:
                 self.membership.remember_decline(src, message.code, messages.decline_subject(message.code, task.spec))
-        self.membership.heard_report(src, message.report)
+        self.membership.report_received(src, message.report)
         self.handoff.decline_received(src, message)
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ class Node:
             case timers.Period():
                 self.sharing.information.period_passed()
             case timers.Announcement():
-                self.sharing.information.tell_again()
+                self.sharing.information.announce_again()
             case timers.Answer():
                 self.sharing.requests.answer(timer.key)
             case timers.Pair():
@@ -561,7 +561,7 @@ class _Mediator:
         self._node.intake.accepted(event)
 
     def awaited_task_heard(self, name: str) -> None:
-        self._node.eligibility.remote_status.heard(name)
+        self._node.eligibility.remote_status.status_received(name)
 
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         self._node.sharing.sender.offer_declined(task, offering, reason)

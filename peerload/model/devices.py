@@ -119,7 +119,7 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """32 bits that stand for its id in what other nodes are told."""
         return zlib.crc32(self.id.encode())
 
-    def told(self, grantable_bytes: int) -> Device:
+    def advertised(self, grantable_bytes: int) -> Device:
         """The same with what other nodes need to know: whether it could ever serve a task."""
         return Device(
             self.id, self.kind, self.index, self.model, self.mem_bytes, grantable_bytes, capability=self.capability

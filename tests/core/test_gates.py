@@ -42,7 +42,7 @@ def phase_of(task: HomeTask) -> HomePhase:
 
 
 def words(x: Given, number: int) -> str:
-    return x.node.eligibility.words(x.task(number))
+    return x.node.eligibility.reason(x.task(number))
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

@@ -366,7 +366,7 @@ def test_this_nodes_load_goes_to_all_unless_there_is_a_broker() -> None:
     x = given("y")
     x.when(events.BusChanged(connected=False))
     x.node.state.actions = []
-    x.node.sharing.information.tell()
+    x.node.sharing.information.announce()
     for _ in range(7):
         assert x.after(1.0).timer("gossip", "loads") == ["load to y", "timer loads 1"]
     assert x.after(1.0).timer("gossip", "loads") == ["load to y"]  # that was often enough

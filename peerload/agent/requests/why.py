@@ -144,7 +144,7 @@ class WhyRequest:
         ages = {verdict.node: verdict.age_s for verdict in verdicts if verdict.age_s is not None}
         oldest = max(ages, key=lambda name: ages[name], default=None)
         change = None
-        gate = node.eligibility.words(task)
+        gate = node.eligibility.reason(task)
         if gate:
             change = _group_suggestion(node, task, verdicts)
         elif not any(verdict.now for verdict in verdicts):

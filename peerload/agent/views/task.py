@@ -133,7 +133,7 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
     if task is None:
         return record.reason
     if task.phase is HomePhase.GATED:
-        return node.eligibility.words(task) or record.reason
+        return node.eligibility.reason(task) or record.reason
     if task.phase is HomePhase.RESTING:
         return record.reason
     if task.stranded_because:

@@ -147,7 +147,7 @@ class ClientRequests:
                     waits |= task.phase in QUEUED_PHASES or task.phase is HomePhase.HELD
                     self._home.prioritize(task, event.priority)
                     self._eligibility.prioritized(task)
-                    is_told |= self._leases.tell_priority(task)
+                    is_told |= self._leases.send_priority(task)
                 yield
             (changed if waits else passed_on if is_told else elsewhere if is_there else ended).append(name)
         self._answer(

@@ -58,7 +58,7 @@ class NodeDrain:
         said = f"{self._state.node} is drained" + (f": {reason}" if reason else "")
         returned = self._executor.give_all_back(said)
         if is_news:
-            self._information.tell()
+            self._information.announce()
         return returned, len(self._ledger.running)
 
     def await_empty(self, request: int) -> None:
@@ -90,7 +90,7 @@ class NodeDrain:
         self._state.persist(PutDrain(None))
         self._set(is_on=False, reason="")
         self._evacuation.over()
-        self._information.tell()
+        self._information.announce()
 
     def settle(self) -> None:
         """After every event while it is on: who waits until the node is empty may have an answer."""

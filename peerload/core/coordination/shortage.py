@@ -24,7 +24,7 @@ TROUBLE = "shortage"
 
 
 class ResourceShortage:
-    """One per node. ``words``: what this node is short of, as far as is known; "" while the breaker is closed."""
+    """One per node. ``reason``: what this node is short of, as far as is known; "" while the breaker is closed."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class ResourceShortage:
         self._executor = executor
         self._information = information
         self._evacuation = evacuation
-        self.words = ""
+        self.reason = ""
         self._is_open = False
-        self._is_told = False
+        self._is_announced = False
         self._trial = ""
         self._pause_s = 0.0
         self._closed_s = 0.0
@@ -54,25 +54,25 @@ class ResourceShortage:
     @property
     def leaves_because(self) -> str:
         """Why own waiting tasks look for a place elsewhere; "" if they need not."""
-        return f"{self._state.node} cannot start it: {self.words}" if self._is_open else ""
+        return f"{self._state.node} cannot start it: {self.reason}" if self._is_open else ""
 
-    def began(self, words: str) -> None:
+    def began(self, reason: str) -> None:
         """An attempt could not be started for want of something."""
         if self._is_open:  # it was on its way when another failed
             return
         config, now_s = self._state.config, self._state.now.boot_s
-        if not self.words:
+        if not self.reason:
             self._state.count(metrics.SHORTAGES)
-            self._state.note("launcher", "short", reason=words)
+            self._state.note("launcher", "short", reason=reason)
             if now_s > self._closed_s + 2 * self._pause_s:  # else it has not really been over
                 self._pause_s = 0.0
         self._pause_s = min(max(self._pause_s * 2, config.loss_backoff_s), config.loss_backoff_s_max)
-        self.words = words
+        self.reason = reason
         self._is_open = True
         self._trial = ""
         self._state.set_timer_in(self._pause_s, timers.Shortage())
-        self._tell(words)
-        self._executor.give_all_back(f"{self._state.node} cannot start it: {words}")
+        self._announce(reason)
+        self._executor.give_all_back(f"{self._state.node} cannot start it: {reason}")
 
     def try_again(self) -> None:
         """The pause is over, or something has ended here and may have given back what was missing."""
@@ -83,16 +83,16 @@ class ResourceShortage:
 
     def starting(self, key: str) -> None:
         """This attempt is being started."""
-        if self.words:
+        if self.reason:
             self._trial = key
 
     def started(self, key: str) -> None:
         """It has a process."""
         if key == self._trial:
-            self._trial = self.words = ""
+            self._trial = self.reason = ""
             self._closed_s = self._state.now.boot_s
             self._state.note("launcher", "recovered")
-            self._tell("")
+            self._announce("")
 
     def gone(self, key: str) -> None:
         """It is not to run here any more: if it was the trial, another one may be."""
@@ -101,12 +101,12 @@ class ResourceShortage:
 
     def settle(self) -> None:
         """After every event: while it is half open and no own task waits, the next offer of others is the trial."""
-        if self.words and self.may_start:
-            self._tell("")
+        if self.reason and self.may_start:
+            self._announce("")
 
-    def _tell(self, words: str) -> None:
-        if bool(words) is self._is_told:
+    def _announce(self, reason: str) -> None:
+        if bool(reason) is self._is_announced:
             return
-        self._is_told = bool(words)
-        self._own_profile.trouble(TROUBLE, f"cannot start tasks: {words}" if words else "")
-        self._information.tell()
+        self._is_announced = bool(reason)
+        self._own_profile.trouble(TROUBLE, f"cannot start tasks: {reason}" if reason else "")
+        self._information.announce()

@@ -23,8 +23,8 @@ LATELY_MAX = 10_000
 """Attempts of tasks that are over which are remembered to be gone; of an earlier one its node is asked."""
 ENDS_AWAITED_MAX = 100_000
 """Attempts whose end is waited for at a time; of more, those asked about longest ago are told of when asked again."""
-Word = Result | Died | NotStarted | Return
-WORDS = (Result, Died, NotStarted, Return)
+TerminationMessage = Result | Died | NotStarted | Return
+TERMINATION_MESSAGES = (Result, Died, NotStarted, Return)
 """After any of these no process of the attempt is left, nor will there be one."""
 
 
@@ -55,7 +55,7 @@ class TerminationTracker:
             if event.query and attempt.node != self._state.node:
                 self._state.send(attempt.node, Query(attempt.task, attempt.uid, attempt.attempt))
 
-    def heard(self, src: str, message: Word) -> None:
+    def message_received(self, src: str, message: TerminationMessage) -> None:
         """A node's word on an attempt; that on a task which is not over is for others."""
         if message.uid in self._home.tasks:
             return

@@ -74,7 +74,7 @@ class ExecutorHandoff:
         self.by_uid: dict[bytes, RemoteTask] = {}
         self._reserved: dict[str, set[str]] = {}
         self.fences = AttemptFences(state, self.by_uid.__contains__)
-        self.leases = ExecutorLeases(state, self.guests, self._guest_of, self._tell, self.give_back, self.prioritize)
+        self.leases = ExecutorLeases(state, self.guests, self._guest_of, self._report, self.give_back, self.prioritize)
         self.results = ExecutorResults(state, ledger, self.fences, self.guests, self._remove)
 
     def _reserved_no_more(self, guest: RemoteTask) -> None:
@@ -154,7 +154,7 @@ class ExecutorHandoff:
         self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {guest.task}, whose home is {guest.home}")
         return None
 
-    def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
+    def _is_unauthorized(self, src: str, task: str, uid: bytes) -> bool:
         """As `_objection`, where there is nothing to answer: it is counted."""
         if not (objection := self._objection(src, task, uid)):
             return False
@@ -187,7 +187,7 @@ class ExecutorHandoff:
         if known is not None and not (
             known.phase is RemotePhase.RESERVED and known.attempt == offer.attempt and known.home == src
         ):
-            self._tell(known)  # an earlier attempt is still here: its home had better know
+            self._report(known)  # an earlier attempt is still here: its home had better know
             return "floor", "an earlier attempt of it is still here"
         if offer.attempt <= self.fences.attempt(offer.uid):
             return "floor", "that attempt was started or refused here before"
@@ -238,12 +238,12 @@ class ExecutorHandoff:
 
     def commit_received(self, src: str, commit: Commit) -> None:
         """Run it, if it answers the live reservation; else refuse for good."""
-        if self._has_no_say(src, commit.task, commit.uid):
+        if self._is_unauthorized(src, commit.task, commit.uid):
             return
         guest = self.by_uid.get(commit.uid)
         if guest is not None and guest.attempt == commit.attempt and guest.home == src:
             if guest.phase is not RemotePhase.RESERVED:
-                self._tell(guest)
+                self._report(guest)
                 return
             if guest.nonce == commit.nonce and guest.ts == commit.ts:
                 self._state.clear_timer(timers.Reservation(guest.key))
@@ -333,20 +333,20 @@ class ExecutorHandoff:
         if guest.spec.time_limit_s:
             left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
             self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), timers.TimeLimit(guest.key))
-        self._tell(guest)
+        self._report(guest)
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
         """Recorded at home."""
         guest = self._guest_of(src, ack.uid)
-        if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
+        if ack.uid not in self.by_uid and not self._is_unauthorized(src, ack.task, ack.uid):
             self.fences.noted(ack.uid, ack.attempt)  # that it died
         if guest is not None and guest.attempt == ack.attempt and guest.phase is RemotePhase.ENDED:
             self.results.acknowledged(guest)
 
-    def _tell(self, guest: RemoteTask) -> None:
+    def _report(self, guest: RemoteTask) -> None:
         """What its home should know of an attempt that is here."""
         if guest.phase is RemotePhase.ENDED:
-            self.results.say(guest)
+            self.results.send(guest)
         elif guest.phase is not RemotePhase.RESERVED:
             self.leases.renew_one(guest)
 
@@ -355,14 +355,14 @@ class ExecutorHandoff:
     def query_received(self, src: str, query: Query) -> None:
         """Always answered: with what is here, or with a promise that it never will be. Who asks about a reservation has
         granted it, and its COMMIT was lost. To its home alone: a promise raises the floor for good."""
-        if self._has_no_say(src, query.task, query.uid):
+        if self._is_unauthorized(src, query.task, query.uid):
             return
         guest = self.by_uid.get(query.uid)
         if guest is not None and guest.home == src and guest.attempt == query.attempt:
             if guest.phase is RemotePhase.RESERVED:
                 self._accept(guest)
             else:
-                self._tell(guest)
+                self._report(guest)
             return
         self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
 
@@ -470,7 +470,7 @@ class ExecutorHandoff:
         for guest in list(self.guests.values()):
             if guest.home == home:
                 guest.repeat_s = self._state.config.repeat_s
-                self._tell(guest)
+                self._report(guest)
 
     # -- after a restart of this agent ---------------------------------------------------------------------------------
 
@@ -481,7 +481,7 @@ class ExecutorHandoff:
         self.by_uid[guest.uid] = guest
         if record.state is ExecutionState.RESULT:
             guest.repeat_s = self._state.config.repeat_s
-            self.results.say(guest)
+            self.results.send(guest)
         return guest
 
     def adopted_running(self, guest: RemoteTask, started_at: float, ts: float) -> None:

@@ -26,7 +26,7 @@ RENEWALS_PER_LEASE = 4
 
 
 class ExecutorLeases:
-    """One per node, over its guests; its timer is ``renew``. ``guest_of(home, uid)`` finds one; ``tell(guest)`` says to its home what is here of it,
+    """One per node, over its guests; its timer is ``renew``. ``guest_of(home, uid)`` finds one; ``report(guest)`` says to its home what is here of it,
     ``give_back(guest, reason)`` ends one that waits, ``prioritize(guest, priority)`` has it wait elsewhere in the queue."""
 
     def __init__(
@@ -34,14 +34,14 @@ class ExecutorLeases:
         state: CoreState,
         guests: dict[str, RemoteTask],
         guest_of: Callable[[str, bytes], RemoteTask | None],
-        tell: Callable[[RemoteTask], None],
+        report: Callable[[RemoteTask], None],
         give_back: Callable[[RemoteTask, str], None],
         prioritize: Callable[[RemoteTask, int], None],
     ) -> None:
         self._state = state
         self._guests = guests
         self._guest_of = guest_of
-        self._tell = tell
+        self._report = report
         self._give_back = give_back
         self._prioritize = prioritize
         self._renew_at_s = math.inf
@@ -108,7 +108,7 @@ class ExecutorLeases:
             if guest.phase is RemotePhase.HERE:
                 self._state.actions.append(SetLease(guest.key, guest.deadline_s, guest.ts))
             if was_parked:
-                self._tell(guest)
+                self._report(guest)
 
     def park_received(self, src: str, message: Park) -> None:
         """Its home goes away: no deadline until it is back. Ignored if it is older than what the home has answered since;

@@ -58,9 +58,9 @@ class ExecutorResults:
             self._state.clear_timer(timers.TimeLimit(guest.key))
         self._state.persist(PutExecution(guest.record(ExecutionState.RESULT)))
         self._state.note_guest(guest, "ended", how_it_ended(exit_))
-        self.say(guest)
+        self.send(guest)
 
-    def say(self, guest: RemoteTask) -> None:
+    def send(self, guest: RemoteTask) -> None:
         """Its result, and again after a while."""
         if guest.exit is not None:
             self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
@@ -71,7 +71,7 @@ class ExecutorResults:
         guest = self._guests.get(key)
         if guest is not None and guest.phase is RemotePhase.ENDED:
             guest.repeat_s = min(guest.repeat_s * 2, self._state.config.repeat_s_max)
-            self.say(guest)
+            self.send(guest)
 
     def acknowledged(self, guest: RemoteTask) -> None:
         """Recorded at home: what is kept of it here may go; the floor stays."""

@@ -100,7 +100,7 @@ class HomeHandoff:
         if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
             self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
             return
-        self._membership.circuit_breaker.took(src)
+        self._membership.circuit_breaker.accepted(src)
         self._home.withdraw(task)
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
@@ -171,7 +171,7 @@ class HomeHandoff:
         """A durable promise that the attempt never started: back to the queue, where the caller decides about it.
         → the node a RETURN suggests ("" for none), None if it was not about a current attempt."""
         task = self._home.tasks.get(message.uid)
-        if task is None or not self._may_say(task, src, message):
+        if task is None or not self._may_report(task, src, message):
             return None
         reason = message.reason or f"{src} has not started it"
         rests_s = 0.0 if isinstance(message, Return) else self.lost_attempts.refused(task)
@@ -181,7 +181,7 @@ class HomeHandoff:
     def died_received(self, src: str, message: Died) -> None:
         """The attempt started, its processes are gone, and there is no result."""
         task = self._home.tasks.get(message.uid)
-        if task is not None and self._may_say(task, src, message):
+        if task is not None and self._may_report(task, src, message):
             reason = f"{src}: {message.reason or 'the attempt died'}"
             self.lost_attempts.died(task, reason)
         elif task is not None and (task.record.attempt, task.record.node) == (message.attempt, src):
@@ -189,7 +189,7 @@ class HomeHandoff:
         if task is None or task.spec.guarantee is Guarantee.ONCE:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
 
-    def _may_say(self, task: HomeTask, src: str, message: NotStarted | Return | Died) -> bool:
+    def _may_report(self, task: HomeTask, src: str, message: NotStarted | Return | Died) -> bool:
         """Whether src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
         has promised (R6); only its lease, or a new start of its machine, ends the attempt then."""
         record = task.record

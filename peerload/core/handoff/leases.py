@@ -167,7 +167,7 @@ class HomeLeases:
         priority = None if task.running_at else task.record.priority
         return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s, priority)
 
-    def tell_priority(self, task: HomeTask) -> bool:
+    def send_priority(self, task: HomeTask) -> bool:
         """Tell the node that has this task, and has not started it, what its priority is by now; with each renewal it is told
         again. → whether there is such a node."""
         if task.phase is not HomePhase.AWAY or task.running_at:

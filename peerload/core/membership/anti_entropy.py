@@ -186,7 +186,7 @@ class AntiEntropy:
         actions.append(Dial(one))
         member = self._shared.members.get(one.node)
         if member is not None:
-            self._shared.tell(one.node, member.rumour)  # if it is there, it says so
+            self._shared.send(one.node, member.rumour)  # if it is there, it says so
             self._exchange(one.node)
 
 

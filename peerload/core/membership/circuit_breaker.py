@@ -57,7 +57,7 @@ class CircuitBreaker:
         """Why this node is skipped now; "" if it is not."""
         return self._skipped[node][1] if self._skipped and self.is_any() and node in self._skipped else ""
 
-    def took(self, node: str) -> None:
+    def accepted(self, node: str) -> None:
         """It has accepted an offer."""
         self._refusals.pop(node, None)
 

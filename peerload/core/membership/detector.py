@@ -124,9 +124,9 @@ class Detector:
         member = self._shared.members.get(node)
         ping = GossipPing(sequence, node)
         if member is not None and member.rumour.standing:  # it is the first to hear what is said of it
-            self._shared.tell(node, ping, member.rumour, address=address, with_load=True)
+            self._shared.send(node, ping, member.rumour, address=address, with_load=True)
         else:
-            self._shared.tell(node, ping, address=address, with_load=True)
+            self._shared.send(node, ping, address=address, with_load=True)
 
     def unanswered(self, sequence: int) -> None:
         """probe_timeout_s is over: others try, and the peer link."""
@@ -138,7 +138,7 @@ class Detector:
         address = shared.members[probe.node].rumour.address if probe.node in shared.members else ""
         for helper in shared.draw(shared.preset.helpers, without=probe.node):
             probe.helpers[helper] = False
-            shared.tell(helper, GossipPingRequest(sequence, probe.node, address))
+            shared.send(helper, GossipPingRequest(sequence, probe.node, address))
         shared.core.send(probe.node, Ping(sequence))
         shared.arm(Kind.VERDICT, shared.preset.indirect_timeout_s * shared.health.factor, str(sequence))
 
@@ -163,7 +163,7 @@ class Detector:
     def pinged(self, src: str, ping: GossipPing, address: str) -> None:
         """Answer, if it is this node that is meant."""
         if ping.to == self._shared.core.node:
-            self._shared.tell(src, GossipAck(ping.sequence), address=address, with_load=True)
+            self._shared.send(src, GossipAck(ping.sequence), address=address, with_load=True)
 
     def acked(self, src: str, sequence: int) -> None:
         """It answers, this node or one of the helpers."""
@@ -171,7 +171,7 @@ class Detector:
         if helped is not None:
             asker, address, asked = helped
             self._shared.disarm(Kind.NACK, str(sequence))
-            self._shared.tell(asker, GossipAck(asked), address=address)
+            self._shared.send(asker, GossipAck(asked), address=address)
             return
         probe = self._probes.get(sequence)
         if probe is None or (src != probe.node and src not in probe.helpers):
@@ -207,7 +207,7 @@ class Detector:
         helped = self._helped.get(sequence)
         if helped is not None:
             asker, address, asked = helped
-            self._shared.tell(asker, GossipNack(asked), address=address)
+            self._shared.send(asker, GossipNack(asked), address=address)
 
     # -- standing still ------------------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class GossipState:
 
     # -- datagrams -----------------------------------------------------------------------------------------------------
 
-    def tell(self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False) -> None:
+    def send(self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False) -> None:
         """One datagram to a node, and what news there is room for. ``address``: where to, if not where the member is
         known to be."""
         address = address or self._address(node)

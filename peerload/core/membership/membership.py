@@ -188,7 +188,7 @@ class Profiles:
         if told:
             self._shared.core.send(src, ProfileTold(tuple(told)))
 
-    def told(self, src: str, told: ProfileTold) -> bool:
+    def received(self, src: str, told: ProfileTold) -> bool:
         """What was asked for, of whom it was asked; a node's word about itself always, and before any other. True if a
         peer became known by it, or has changed."""
         found = False
@@ -279,14 +279,14 @@ class Membership:
         """Look for the members of earlier starts, and for whoever is at these addresses."""
         self.gossip.anti_entropy.start(known, seeds)
 
-    def tell(self, report: LoadReport) -> None:
+    def announce_load(self, report: LoadReport) -> None:
         """This node's load, for everybody, by gossip, unless a broker tells it; and its profile, if that has changed."""
         itself = self._state.profile.version, self._state.identity.boot
         if itself != self._told_itself:
             self._told_itself = itself
             self.gossip.speak()
         if not self.has_bus:
-            self.gossip.tell_load(report)
+            self.gossip.spread_load(report)
 
     def leave(self) -> None:
         """This node stops on purpose."""
@@ -330,7 +330,7 @@ class Membership:
             return False
         if not self._is_listed(node):  # of those in a directory nobody need gossip
             was_back = list(self._back)
-            self.gossip.told(rumour_of(identity, profile, refutation), node, spread=in_person)
+            self.gossip.update_received(rumour_of(identity, profile, refutation), node, spread=in_person)
             self._back = was_back  # the caller knows
         peer = self._own(node)
         if peer is None:
@@ -350,7 +350,7 @@ class Membership:
             peer.heard_s = self._state.now.boot_s
             self.gossip.anti_entropy.linked(node)
         if report is not None:
-            self.heard_report(node, report)
+            self.report_received(node, report)
         return is_new
 
     def _met_earlier(self, known: PeerInfo, identity: Identity, *, in_person: bool) -> None:
@@ -358,15 +358,15 @@ class Membership:
         if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
             self._mediator.peer_came_back_older(identity.node)
 
-    def heard(self, node: str) -> None:
+    def heard_from(self, node: str) -> None:
         """A peer said something over its link."""
         peer = self._peers.get(node)
         if peer is not None:
             peer.heard_s = self._state.now.boot_s
             if peer.state is not PeerState.ALIVE:
-                self.gossip.heard(node)
+                self.gossip.heard_from(node)
 
-    def heard_report(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
+    def report_received(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
         """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
         known, heard = self._reports.get(node), HeardReport(report, self._state.now.boot_s - age_s, by_itself)
         if known is None:
@@ -398,7 +398,7 @@ class Membership:
         member = self.gossip.shared.members.get(node)
         if member is not None:
             rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.LEFT, by=())
-            self.gossip.told(rumour, node)
+            self.gossip.update_received(rumour, node)
         elif (peer := self._own(node)) is not None:
             self._become(peer, PeerState.LEFT, "it said good-bye")
 

@@ -31,7 +31,7 @@ class OwnProfile:
     def set_devices(self, devices: tuple[Device, ...]) -> None:
         """These were found here."""
         self._ledger.devices.set_devices(devices)
-        self.change(devices=self._ledger.devices.told(), gpus=sum(device.kind == GPU for device in devices))
+        self.change(devices=self._ledger.devices.advertised(), gpus=sum(device.kind == GPU for device in devices))
 
     def trouble(self, what: str, words: str) -> None:
         """This node has some trouble with ``what``, or ("") no longer."""

@@ -168,9 +168,9 @@ class DeviceLedger:
 
     # -- summed up -----------------------------------------------------------------------------------------------------
 
-    def told(self) -> tuple[Device, ...]:
+    def advertised(self) -> tuple[Device, ...]:
         """What others are told of all that are there."""
-        return tuple(self.states[name].device.told(self.states[name].grantable_bytes) for name in self._present)
+        return tuple(self.states[name].device.advertised(self.states[name].grantable_bytes) for name in self._present)
 
     def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
         """What others are told of each; worked out anew once a second, or when something has changed. One that is kept

@@ -185,14 +185,14 @@ class Information:
         """What this node says of itself now."""
         self._sequence += 1
         report = self._described(self.thresholds())
-        self.was_told(report)
+        self.report_sent(report)
         return report
 
     def shown(self) -> LoadReport:
         """What this node said of itself, or would have, at the end of the last event; changes nothing."""
         return self._described(self._thresholds)
 
-    def was_told(self, report: LoadReport) -> None:
+    def report_sent(self, report: LoadReport) -> None:
         """Somebody has this report: does it stand elsewhere than everybody knows?"""
         if (
             self._watches == "region"
@@ -275,7 +275,7 @@ class Information:
         """After every event: has anything changed that the information policy watches?"""
         self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
         if self._told is None:
-            self.tell()
+            self.announce()
             self._before = self._told
         elif self._watches == "region":
             self._settle_standing(self._told, self._before or self._told)
@@ -314,7 +314,7 @@ class Information:
             self._seen_tasks = self._ledger.load_tasks
             self._changed(self._told, self.report())
 
-    def tell_again(self) -> None:
+    def announce_again(self) -> None:
         """tell_s_min is over."""
         self._is_quiet = False
 
@@ -331,9 +331,9 @@ class Information:
         if tells:
             audience = self._audience()
             if audience is None:
-                self.tell(now)
+                self.announce(now)
             else:
-                self._tell_some(audience, now)
+                self._announce_to(audience, now)
         if asks:
             self._mediator.ask_for_states(now)
         quiet_s = self._state.config.tell_s_min
@@ -353,28 +353,28 @@ class Information:
             self._state.count(metrics.POLICY_ERRORS)
             return ()
 
-    def _tell_some(self, audience: Sequence[str], report: LoadReport) -> None:
+    def _announce_to(self, audience: Sequence[str], report: LoadReport) -> None:
         """Announce this node's load to these alone."""
-        self._was_announced(report)
+        self._announced(report)
         for node in audience:
             self._state.count(metrics.ANNOUNCEMENTS_TO_ONE)
             self._state.send(node, StateAnswer(UNASKED, report))
 
-    def _was_announced(self, report: LoadReport) -> None:
+    def _announced(self, report: LoadReport) -> None:
         self._told = report
         self._told_s = self._state.now.boot_s
         self._said = self._due = None
 
     def period_passed(self) -> None:
         """The information policy tells everybody at a fixed period."""
-        self.tell()
+        self.announce()
 
-    def tell(self, report: LoadReport | None = None) -> None:
+    def announce(self, report: LoadReport | None = None) -> None:
         """Announce this node's load to everybody."""
         report = report or self.report()
-        self._was_announced(report)
+        self._announced(report)
         self._state.count(metrics.ANNOUNCEMENTS)
-        self._membership.tell(report)
+        self._membership.announce_load(report)
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:

@@ -155,7 +155,7 @@ class Receiver:
 
     def give_replied(self, src: str, reply: GiveReply) -> None:
         """PROMISED counts as load until the offer comes; NONE asks the next."""
-        self._membership.heard_report(src, reply.report)
+        self._membership.report_received(src, reply.report)
         search = self._searches.answered(reply.search, src)
         if search is None or search.task is not None:
             return
@@ -194,7 +194,7 @@ class Receiver:
 
     def give_requested(self, src: str, request: GiveRequest) -> None:
         """A node has room: promise one task that it can run, and offer it (or have its home offer it)."""
-        self._membership.heard_report(src, request.report)
+        self._membership.report_received(src, request.report)
         work = self._choose(src, request)
         if work is None:
             self._searches.hints.refused_work(src)

@@ -36,7 +36,7 @@ class RemoteAdmission:
 
     def probe_received(self, src: str, probe: Probe) -> None:
         """Would this node accept it now? Advice: nothing is reserved."""
-        self._membership.heard_report(src, probe.report)
+        self._membership.report_received(src, probe.report)
         accepts = self.would_accept(src, probe.need)
         if not accepts:
             self._hints.refused_room(src)

@@ -71,7 +71,7 @@ class StateRequests:
 
     def request_received(self, src: str, request: StateRequest) -> None:
         """Answer after a pause, if this node is useful to the asker."""
-        self._membership.heard_report(src, request.report)
+        self._membership.report_received(src, request.report)
         if not self._membership.is_usable(src) or not self._is_useful(src, request):
             return
         if len(self._to_answer) >= self._state.config.answers_pending_max:

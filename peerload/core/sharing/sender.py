@@ -317,7 +317,7 @@ class Sender:
             if not search.pending:
                 self._searches.wait_no_more(search)
                 self.step(search, search.task)
-        self._membership.heard_report(src, reply.report)
+        self._membership.report_received(src, reply.report)
 
     def answer_received(self, src: str, answer: StateAnswer) -> bool:
         """An answer to a search that has asked everybody; False if it was for none. While an offer is out it is kept."""

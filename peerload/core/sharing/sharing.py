@@ -119,7 +119,7 @@ class Sharing:
 
     def report_received(self, src: str, report: LoadReport) -> None:
         """A peer's load: kept, and acted upon."""
-        if self._membership.heard_report(src, report):
+        if self._membership.report_received(src, report):
             self.report_met(src, report)
 
     def report_met(self, src: str, report: LoadReport) -> None:
@@ -129,7 +129,7 @@ class Sharing:
 
     def answer_received(self, src: str, answer: StateAnswer) -> None:
         """A useful node: for a search, or for whoever has room here. Its report was told to this node alone."""
-        self._membership.heard_report(src, answer.report)
+        self._membership.report_received(src, answer.report)
         if self.sender.answer_received(src, answer):
             return
         self._announced(src, answer.report, to_all=False)

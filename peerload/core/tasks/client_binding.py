@@ -48,12 +48,12 @@ class ClientBinding:
         self._expected: dict[bytes, None] = {}
         """Tasks whose client has a while to come back after a restart."""
 
-    def coming(self, client: int) -> None:
+    def submission_begun(self, client: int) -> None:
         """Tasks that this client attends are about to be taken in."""
         if client:
             self._coming[client] = self._coming.get(client, 0) + 1
 
-    def came(self, client: int) -> None:
+    def submission_done(self, client: int) -> None:
         """All of them have been."""
         if not client:
             return

@@ -200,7 +200,7 @@ class Dependencies:
         """What is still waited for, each with where it stands: ``ws1/3 (running on ws2)``."""
         return [f"{name} ({self._stands(name)})" for name in names_of(terms) if not self._fate(name).is_over]
 
-    def words(self, terms: SubmitOptions) -> str:
+    def reason(self, terms: SubmitOptions) -> str:
         """The same in one line."""
         left = self.waits_for(terms)
         more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
@@ -268,7 +268,7 @@ class Dependencies:
             self._loses(awaited, f"{self._state.node} does not know {name} any more")
         self._home.mediator.awaited_task_heard(name)
 
-    def told(self, src: str, message: TasksTold) -> None:
+    def status_received(self, src: str, message: TasksTold) -> None:
         """What another home says of its tasks; nobody else may."""
         for told in message.tasks:
             awaited = self._awaited.get(told.task)

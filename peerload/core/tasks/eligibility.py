@@ -129,14 +129,14 @@ class Eligibility:
         """A user wants something of a group."""
         self.groups.asked(event)
 
-    def words(self, task: HomeTask) -> str:
+    def reason(self, task: HomeTask) -> str:
         """Why a task waits at the gate, in one line; "" if it does not."""
         if task.phase is not HomePhase.GATED or task.record.state is not TaskState.QUEUED:
             return ""
         if self._waits_for(task):
             verdict, why = self.dependencies.verdict(task.terms)
-            return why if verdict in (DOOMED, LOST) else self.dependencies.words(task.terms)
-        return self.groups.words(task.terms.group)
+            return why if verdict in (DOOMED, LOST) else self.dependencies.reason(task.terms)
+        return self.groups.reason(task.terms.group)
 
     def opened_by(self, task: HomeTask) -> str:
         """The command that would let this task pass now; "" if there is none."""

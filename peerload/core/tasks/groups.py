@@ -219,7 +219,7 @@ class TaskGroups:
         except BadRequest as error:
             self._state.actions.append(Answer(event.request, error=error))
             return
-        self._state.actions.append(Answer(event.request, {"group": told(group)}))
+        self._state.actions.append(Answer(event.request, {"group": group_dict(group)}))
 
     def _remove(self, name: str) -> TaskGroup:
         group = self._groups.get(name)
@@ -298,7 +298,7 @@ class TaskGroups:
             return f"peerload group resume {name}"
         return f"peerload group set {name} --slots {len(group.taken) + 1}" if group.is_next(task) else ""
 
-    def words(self, name: str) -> str:
+    def reason(self, name: str) -> str:
         """Why a task of this group waits at the gate."""
         group = self._groups.get(name)
         if group is None:
@@ -309,9 +309,9 @@ class TaskGroups:
         return f"group {name}: {len(group.taken)} of {slots} slot{'' if slots == 1 else 's'} taken"
 
 
-def told(group: TaskGroup) -> dict[str, object]:
+def group_dict(group: TaskGroup) -> dict[str, object]:
     """What a client is told of a group. slots: null = any number; waiting: for a slot, or for other tasks; queued: in all."""
-    return _told(group, group.members.values(), group.running)
+    return _as_dict(group, group.members.values(), group.running)
 
 
 def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, object] | None:
@@ -321,11 +321,11 @@ def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, ob
     is_set = group.settings != GroupSettings(group.settings.name)
     if not members and not is_set:
         return None
-    now = _told(group, members, sum(1 for task in members if task.running_at))
+    now = _as_dict(group, members, sum(1 for task in members if task.running_at))
     return now if is_set else now | {"taken": sum(1 for task in members if task.uid in group.taken)}
 
 
-def _told(group: TaskGroup, members: Iterable[HomeTask], running: int) -> dict[str, object]:
+def _as_dict(group: TaskGroup, members: Iterable[HomeTask], running: int) -> dict[str, object]:
     states = Counter(task.record.state for task in members)
     return {
         "name": group.settings.name,

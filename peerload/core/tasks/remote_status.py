@@ -139,7 +139,7 @@ class RemoteStatusQueries:
             if peer is not None and peer.state is not PeerState.ALIVE and not is_known:
                 raise _silent(name, home, f"it is {peer.state}")
 
-    def heard(self, name: str) -> None:
+    def status_received(self, name: str) -> None:
         """Something was heard of a task that is awaited."""
         """Something was heard of a task: perhaps of one that a submission names."""
         awaited = self._dependencies.get(name)
