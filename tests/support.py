@@ -12,16 +12,19 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from peerload.agent.security_events import SecurityEvents
 from peerload.security import cluster_dir
 from peerload.security.tls import Credentials
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from peerload.security.cluster_dir import ClusterDirectory
 
@@ -93,6 +96,11 @@ def local_credentials_of(node: str) -> Credentials:
     return Credentials(cluster_of()._replace(is_local=True), node, _scratch() / f"default-{node}")
 
 
+def total(counters: Mapping[str, int], name: str) -> int:
+    """The sum of a counter over all values of its label."""
+    return sum(count for key, count in counters.items() if key.partition("{")[0] == name)
+
+
 def _state(pid: int) -> str:
     """One letter, as /proc tells it; X if there is no such process any more."""
     try:
@@ -139,3 +147,8 @@ def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
     work()
     connection.set_progress_handler(None, 1)
     return steps
+
+
+def security_events(counters: Counter[str]) -> SecurityEvents:
+    """Security events that are counted, and kept nowhere."""
+    return SecurityEvents(counters, cast("Any", SimpleNamespace(happened=lambda *_, **__: None)))

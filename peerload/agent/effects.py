@@ -58,7 +58,7 @@ INLINE_BYTES_MAX = 48 << 10
 FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
 BULK_TIMERS = (timers.Batch, timers.Eligibility)
-"""They go on with what is done for many tasks, some at a time; while the disk is behind they wait for it."""
+"""Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
 
 class ClientNotifier(Protocol):
@@ -71,7 +71,7 @@ class ClientNotifier(Protocol):
         """A task has a new record, or runs."""
 
     def attempt_gone(self, key: str, /) -> None:
-        """No process of this attempt is left."""
+        """An attempt has no process left."""
 
     def restored(self) -> None:
         """The core knows again what was durable."""
@@ -376,7 +376,7 @@ class PeerEffects:
 
 
 class TaskStarter:
-    """Has the launcher start attempts."""
+    """Orders the launcher to start attempts."""
 
     def __init__(
         self,
@@ -426,7 +426,7 @@ class TaskStarter:
         return True
 
     def _variables(self, action: actions.SpawnTask, own: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """What is added to the environment of the submission."""
+        """The variables that are added to the environment of the submission."""
         held = given(action.key, action.devices, self._node.ledger.devices)
         variables = {
             "PEERLOAD_TASK_ID": action.task,
@@ -483,7 +483,7 @@ class TaskEffects:
         self._spool.drop_scratch(action.key)
 
     def dropped(self, rows: tuple[Row, ...]) -> None:
-        """Where rows say that attempts of other homes are here no more, no more of their output comes."""
+        """End the outputs of attempts that are gone from here by these rows."""
         if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in rows):
             self._output.guests_left()
 

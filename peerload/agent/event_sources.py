@@ -15,7 +15,6 @@ import msgspec
 
 from peerload.agent.accounts.as_user import TaskUser
 from peerload.agent.background import BackgroundTasks
-from peerload.agent.joining.distribution import WORDS
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
@@ -24,7 +23,16 @@ from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
 from peerload.model import events, metrics, rules
 from peerload.model.errors import SlowDown
-from peerload.model.messages import WHY_LENGTH_MAX, DirectoryRequest, DirectoryTold, Offer, State
+from peerload.model.messages import (
+    WHY_LENGTH_MAX,
+    CertificateRequest,
+    CertificateTold,
+    DirectoryRequest,
+    DirectoryTold,
+    Offer,
+    State,
+    Trust,
+)
 from peerload.model.task import Exit, execution_key
 
 if TYPE_CHECKING:
@@ -33,11 +41,12 @@ if TYPE_CHECKING:
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.accounts.directory_cache import DirectoryQueries
     from peerload.agent.inbox import Inbox
-    from peerload.agent.joining.distribution import TrustLink
+    from peerload.agent.joining.distribution import TrustDistribution
+    from peerload.agent.joining.renewal import CertificateRenewal
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.peers.diagnostics import PeerFacts
+    from peerload.agent.peers.duplicate_node_name import DuplicateNames
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.run_state import RunState
@@ -49,13 +58,15 @@ if TYPE_CHECKING:
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
     from peerload.model.events import Event
-    from peerload.model.messages import Envelope, Hello, Message
+    from peerload.model.messages import Envelope, Hello, Identity, Message
+    from peerload.security.revocation import Trust as TrustStore
 
 log = logging.getLogger("peerload.agent")
 
 CANNOT_EXECUTE = 126
 ADVICE_UNANSWERED_MAX = 6
-"""So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
+"""Bound on the advice sent to a peer over MQTT without an answer there; then the peer link is used until the peer is
+heard again."""
 
 
 # -- the launcher ------------------------------------------------------------------------------------------------------
@@ -75,8 +86,8 @@ class ExitRecords:
         return self._disk.is_full
 
     async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-        """These ended attempts with their output on disk, and with the resource that they say they ran out of. Those that lost
-        some of their output are counted."""
+        """Put the output of these ended attempts on disk → the same attempts, with the resource that they report to
+        have run out of. Attempts that lost some of their output are counted."""
         found = await asyncio.to_thread(self._spool.settle, ended)
         lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
         if lost:
@@ -222,7 +233,7 @@ class DiskEvents:
         self._run = run
 
     def changed(self, state: str, reason: str) -> None:
-        """There is no more room on the disk of the state, or there is again."""
+        """The state of the disk is another."""
         log.warning("the disk of %s is %s: %s", self._info.config.state, state, reason)
         self._journal.happened("disk", state, reason=reason)
         self._inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
@@ -236,45 +247,46 @@ class DiskEvents:
 
 
 class PeerMessages:
-    """Messages of peers on their way to the inbox: offers with what this node finds of their directory and their user."""
+    """Messages of peers on their way to the inbox: offers with what this node finds of their directory and their user, and
+    questions about directories."""
 
     def __init__(
         self,
-        info: NodeInfo,
         inbox: Inbox,
         node: Node,
         spool: Spool,
         users: UserServices,
+        queries: DirectoryQueries,
         security: SecurityEvents,
         run: RunState,
     ) -> None:
-        self._info = info
         self._inbox = inbox
         self._node = node
         self._spool = spool
         self._users = users
+        self._queries = queries
         self._security = security
+        self._counters = security.counters
         self._background = BackgroundTasks(run)
         self._looked_up: Counter[str] = Counter()
-        """Of each peer the offers and questions whose directory is looked for."""
+        """Number of offers and questions per peer whose directory is being looked for."""
 
     def received(self, src: str, message: Message) -> None:
-        """Put a message into the inbox."""
-        if isinstance(message, Offer) and self._has_output(message):
-            self._info.counters[metrics.OFFERS_OF_KEPT_OUTPUT] += 1
-            return
-        if isinstance(message, Offer) and not self._users.seen_lately(
+        """Put a message into the inbox, or answer it."""
+        if isinstance(message, DirectoryRequest):
+            if self._may_look_up(src):
+                self._background.start(self._answer(src, message))
+        elif isinstance(message, DirectoryTold) and not self._queries.told(src, message):
+            self._counters[metrics.DIRECTORY_ANSWERS_UNASKED] += 1
+        elif isinstance(message, Offer) and self._has_output(message):
+            self._counters[metrics.OFFERS_OF_KEPT_OUTPUT] += 1
+        elif isinstance(message, Offer) and not self._users.seen_lately(
             TaskUser(src, message.spec.user), message.spec.directory
         ):
             if self._may_look_up(src):
                 self._background.start(self._offer_received(src, message))
         else:
             self._inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
-
-    def directory_requested(self, src: str, request: DirectoryRequest, answer: Callable[[Message], None]) -> None:
-        """Answer with the code with which an offer would be declined."""
-        if self._may_look_up(src):
-            self._background.start(self._answer_directory(src, request, answer))
 
     def _has_output(self, offer: Offer) -> bool:
         """True if output lies here under the name of this attempt, which the core knows nothing of any more: that of an
@@ -286,7 +298,7 @@ class PeerMessages:
     def _may_look_up(self, src: str) -> bool:
         """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""
         if self._looked_up[src] >= OFFERS_MAX:
-            self._info.counters[metrics.OFFERS_UNANSWERED] += 1
+            self._counters[metrics.OFFERS_UNANSWERED] += 1
             self._security.tell(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return False
         self._looked_up[src] += 1
@@ -304,13 +316,14 @@ class PeerMessages:
         except SlowDown as error:
             stalled = error.why[:WHY_LENGTH_MAX]
         except LauncherError:
-            self._info.counters[metrics.OFFERS_UNANSWERED] += 1  # to its sender: declined, but not for good
+            self._counters[metrics.OFFERS_UNANSWERED] += 1  # to its sender: declined, but not for good
             return
         finally:
             self._looked_up_one(src)
         self._inbox.put(events.MessageReceived(src, offer, directory_here=here, refused=refused, stalled=stalled))
 
-    async def _answer_directory(self, src: str, request: DirectoryRequest, answer: Callable[[Message], None]) -> None:
+    async def _answer(self, src: str, request: DirectoryRequest) -> None:
+        """Answer with the code with which an offer would be declined."""
         try:
             refused, here = await self._users.objection(TaskUser(src, request.user), request.directory)
         except SlowDown:
@@ -321,61 +334,93 @@ class PeerMessages:
             code = "policy" if refused else "" if here else "directory"
         finally:
             self._looked_up_one(src)
-        answer(DirectoryTold(request.directory, request.user, code))
+        self._queries.answer(src, DirectoryTold(request.directory, request.user, code))
 
     async def close(self) -> None:
         """End background work."""
         await self._background.close()
 
 
+class TrustMessages:
+    """Messages about trust: statements of the CA and certificates. They never reach the core."""
+
+    def __init__(self, trust: TrustDistribution, renewal: CertificateRenewal, run: RunState) -> None:
+        self._trust = trust
+        self._renewal = renewal
+        self._run = run
+
+    def met(self, hello: Hello) -> None:
+        """Tell a peer on a new link what it does not know."""
+        self._trust.met(hello)
+
+    def received(self, src: str, message: Message) -> bool:
+        """Handle a message. False if it is about something else."""
+        match message:
+            case Trust():
+                try:
+                    self._trust.received(src, message)
+                except OSError as error:
+                    self._run.fail(f"cannot save the statements of the CA: {error.strerror}")
+            case CertificateRequest():
+                self._renewal.requested(src)
+            case CertificateTold():
+                self._renewal.received(src, message)
+            case _:
+                return False
+        return True
+
+
 class PeerEvents:
-    """The receiver of what comes over the peer links."""
+    """The `LinkOwner`: receives what comes over the peer links."""
 
     def __init__(
         self,
-        info: NodeInfo,
         inbox: Inbox,
-        trust: TrustLink,
-        links: PeerLinks,
-        members: Members,
+        trust: TrustMessages,
         messages: PeerMessages,
-        queries: DirectoryQueries,
-        facts: PeerFacts,
+        members: Members,
+        duplicates: DuplicateNames,
+        counters: Counter[str],
     ) -> None:
-        self._info = info
         self._inbox = inbox
         self._trust = trust
-        self._links = links
-        self._members = members
         self._messages = messages
-        self._queries = queries
-        self._facts = facts
+        self._members = members
+        self._duplicates = duplicates
+        self._counters = counters
 
-    def from_peer(self, src: str, message: Message) -> None:
-        """A message of a peer came over a link."""
-        if isinstance(message, WORDS):
-            self._trust.received(src, message)
-        elif isinstance(message, DirectoryRequest):
-            self._messages.directory_requested(src, message, lambda told: self._links.send(src, told))
-        elif isinstance(message, DirectoryTold) and not self._queries.told(src, message):
-            self._info.counters[metrics.DIRECTORY_ANSWERS_UNASKED] += 1
-        else:
+    def deliver(self, src: str, message: Message) -> None:
+        """A message of a peer came."""
+        if not self._trust.received(src, message):
             self._messages.received(src, message)
 
     def met(self, hello: Hello) -> None:
-        """A peer has introduced itself on a new link."""
+        """A link to a peer was made."""
         self._trust.met(hello)
-        self._links.learn(hello.identity)
-        self._members.news()
-        self._facts.met(hello.identity.node, hello.wall_at)
+        self._members.met(hello)
         self._inbox.put(
             events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers, refutation=hello.refutation)
         )
 
+    def unreachable(self, node: str, reason: str) -> None:
+        """The last link to a peer is lost, or none could be made."""
+        self._inbox.put(events.PeerUnreachable(node, reason))
+
     def send_failed(self, dst: str, message: Message) -> None:
-        """A message never left."""
-        self._info.counters[metrics.PEER_SENDS_FAILED] += 1
+        """A message was not sent."""
+        self._counters[metrics.PEER_SENDS_FAILED] += 1
         self._inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
+
+    def name_taken(self, by: str) -> None:
+        """The peer at this address refuses this node, because another agent has its name."""
+        self._duplicates.refused(by)
+
+    def copied(self, other: Identity, up_s: float) -> None:
+        """An agent with this node's name and database, up for so long, has proven its name."""
+        self._duplicates.copy_proven(other, up_s)
+
+
+# -- the broker --------------------------------------------------------------------------------------------------------
 
 
 class BusPeers:
@@ -383,7 +428,7 @@ class BusPeers:
 
     def __init__(self) -> None:
         self._peers: dict[str, tuple[str, int]] = {}
-        """By node: its boot id, and how much advice was sent since it was heard."""
+        """Boot id of each node, and the number of advice messages since it was heard."""
 
     def heard(self, envelope: Envelope) -> None:
         """A peer is on MQTT."""
@@ -411,39 +456,48 @@ class BusPeers:
 
 
 class BusEvents:
-    """The receiver of what comes over the broker."""
+    """The `BusOwner`: receives what comes over the broker."""
 
     def __init__(
         self,
-        info: NodeInfo,
         inbox: Inbox,
-        trust: TrustLink,
+        trust: TrustStore,
         links: PeerLinks,
         members: Members,
+        duplicates: DuplicateNames,
         security: SecurityEvents,
         bus_peers: BusPeers,
     ) -> None:
-        self._info = info
         self._inbox = inbox
         self._trust = trust
         self._links = links
         self._members = members
+        self._duplicates = duplicates
         self._security = security
         self._bus_peers = bus_peers
 
-    def received(self, envelope: Envelope, retained: bool) -> None:
-        """A message came; believed only of nodes that are let in."""
+    def bus_changed(self, *, connected: bool) -> None:
+        """A broker can be reached, or no longer."""
+        self._inbox.put(events.BusChanged(connected))
+
+    def copy_reported(self, other: Identity) -> None:
+        """A message over the broker claims to come from an agent with this node's name and database."""
+        if self._duplicates.copy_reported(other):
+            self._links.dial_copy(other.address)
+
+    def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
+        """Advice came over the broker. It counts if its sender does."""
         del retained
-        if not self._trust.hears(envelope.src, envelope.src_boot):
-            self._info.counters["mqtt dropped: of a node that was shut out"] += 1
-            self._security.tell("J4", envelope.src, "a message over MQTT, though it was shut out")
+        if not self._trust.admits(envelope.src, envelope.src_boot):
+            self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked node")] += 1
+            self._security.tell("J4", envelope.src, "a message over MQTT, though it was revoked")
             return
         self._bus_peers.heard(envelope)
         body = envelope.body
         if isinstance(body, State):
             if body.identity.address:
                 self._links.learn(body.identity)
-                self._members.news()
+                self._members.changed()
             # However live, it may be late: only a Hello proves that a machine was started anew.
             self._inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
         else:

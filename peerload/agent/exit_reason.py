@@ -11,7 +11,7 @@ from peerload.wire.frame import LAST_WORDS_BYTES_MAX, LAST_WORDS_ENDING
 
 
 def leave(socket: str, error: PeerloadError) -> None:
-    """It ends for this reason. Where that cannot be written it is in its log alone."""
+    """Write why the agent ends. If the file cannot be written, the log alone has the reason."""
     said = str(error.says if isinstance(error, ConfigError) else error)
     words = " ".join(said.split()) + "\n" + " ".join(error.hint.split()) + "\n"
     with contextlib.suppress(OSError):
@@ -23,7 +23,7 @@ def leave(socket: str, error: PeerloadError) -> None:
 
 
 def forget(socket: str) -> None:
-    """There is an agent again."""
+    """Remove the file, since an agent runs again."""
     with contextlib.suppress(OSError):
         _path(socket).unlink(missing_ok=True)
 

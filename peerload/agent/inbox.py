@@ -33,7 +33,7 @@ class Inbox:
         self._scheduled = False
         self.dropped = 0
         self.put_count = self.taken_count = 0
-        """How many were ever queued, and how many of them were handed over."""
+        """Number of events that were ever queued, and of those that were handed over."""
 
     def __len__(self) -> int:
         return len(self._events)

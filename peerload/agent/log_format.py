@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MESSAGE_CHARS_MAX = 4000
-"""Of a longer message the beginning is kept."""
+"""Bound on a message; a longer one is cut off."""
 TRACEBACK_LINES_MAX = 200
 INDENT = "    "
 """The lines of a traceback begin so; no record does, so that none can be forged from within an exception's text."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 STEP_S = 0.1
-"""However long one turn of the loop lasts, this much of it is counted."""
+"""Bound on the time that counts of one turn of the loop."""
 
 
 async def comes_within(answer: asyncio.Future[Any], seconds: float) -> bool:

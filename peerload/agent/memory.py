@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 2.0
 TASKS_MIN = 20_000
-"""So many tasks more than at the last look are frozen. Memory is given back when as many have ended, and more than are left."""
+"""Number of new tasks that are frozen at a time. Memory is given back when as many have ended, and more than are
+left."""
 YOUNG = 1
 """The generations of the collector that are small, however many tasks there are."""
 

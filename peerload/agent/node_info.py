@@ -19,18 +19,17 @@ REFUSED_BY_MAX = 16
 
 
 def now() -> Instant:
-    """This moment, on the boot clock and by the machine's date."""
+    """The present moment, on the boot clock and by the machine's date."""
     return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
 class NodeInfo:
     """Plain values; from the loop's thread only. A reload replaces ``config``, so read it where it is used."""
 
-    identity: Identity
-    """Name, boot and address of this node. The address is empty until the peer link listens."""
-
-    def __init__(self, config: AgentConfig, origins: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: AgentConfig, identity: Identity, origins: Mapping[str, str] | None = None) -> None:
         self.config = config
+        self.identity = identity
+        """Name, boot and address of this node. The address is empty until the peer links listen."""
         self.origins = dict(origins or {})
         """Source of each setting (flag, variable, file), as far as it is known."""
         self.counters: collections.Counter[str] = collections.Counter()

@@ -1,4 +1,4 @@
-"""What an agent needs of its machine before it starts anything: one that cannot be up leaves no process behind."""
+"""Preflight checks: an agent that cannot serve on this machine ends before it starts a process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def check_addresses(config: AgentConfig, *, loopback_only: bool) -> None:
-    """That every address is one. Raises ConfigError naming the key.
+    """Check that every address is valid. Raises ConfigError naming the key.
 
-    loopback_only: those of other machines are errors too, where the agent is of no cluster beyond its own.
+    loopback_only: addresses of other machines are errors too, since the agent has no cluster beyond its machine.
     """
     told = (config.advertise,) if config.advertise else ()
     for key, addresses in (("listen", (config.listen,)), ("advertise", told), ("peer", config.peer)):
@@ -31,7 +31,7 @@ def check_addresses(config: AgentConfig, *, loopback_only: bool) -> None:
 
 
 async def check_places(config: AgentConfig, manager: ServiceManager, *, loopback_only: bool) -> None:
-    """That the places where clients and peers are to find it are free now. Raises ConfigError."""
+    """Check that the places where clients and peers connect are free. Raises ConfigError."""
     handed_over = manager.listener(config.socket)
     if handed_over is not None:
         handed_over.close()

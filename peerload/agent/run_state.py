@@ -17,26 +17,26 @@ class Ending(enum.IntEnum):
     """Ending of an agent. Where there is more than one, all are carried out, and the greatest says how it is reported."""
 
     RESTART = enum.auto()
-    """It stops, and the same process starts it again."""
+    """The agent stops, and the same process starts it again."""
     STOP = enum.auto()
-    """It stops; running tasks run on."""
+    """The agent stops; running tasks run on."""
     LEAVE = enum.auto()
-    """It stops, and its next start knows no peer."""
+    """The agent stops, and its next start knows no peer."""
     END_TASKS = enum.auto()
-    """It ends its running tasks, and stops."""
+    """The agent ends its running tasks, and stops."""
     FAILED = enum.auto()
-    """It decides nothing more: what was acknowledged is on disk, and going on could break a promise."""
+    """The agent decides nothing more: what was acknowledged is on disk, and going on could break a promise."""
     REFUSED = enum.auto()
-    """It may not run here at all: it ends its tasks, and leaves without a message to anybody."""
+    """The agent may not run here: it ends its tasks, and leaves without a message to anybody."""
 
 
 class RunState:
-    """Of one agent, from its start until it has stopped."""
+    """The run state of one agent, from its start until it has stopped."""
 
     def __init__(self) -> None:
         self._endings: set[Ending] = set()
         self.refusal: PeerloadError | None = None
-        """Why this agent may not run here at all; `Daemon.run` raises it."""
+        """The error because of which this agent may not run here; `Daemon.run` raises it."""
         self._stopping = asyncio.Event()
 
     @property

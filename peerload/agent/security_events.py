@@ -1,7 +1,7 @@
-"""What was refused for the sake of a rule of security: each is counted, and noted as an event and in the log.
+"""Security events: each refusal for the sake of a security rule is counted, logged and kept as an event.
 
-Whoever is refused may come again as often as they like, so what is written is bounded: of one rule and one culprit once a
-minute (with how many more there were), of one rule so many a minute whoever they are. The counters have them all.
+The number of events is bounded, since a refused peer may come again at any rate: one event a minute for each rule and
+culprit (with the number of those between), and a number a minute for each rule. The counters have all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 RULES = frozenset(EVENTS["security"])
 NOTICE_EVERY_S = 60.0
-"""Of one rule and one culprit an event is kept so often."""
+"""Interval of the events about one rule and one culprit."""
 NOTED_MAX = 20
-"""Of one rule, whoever breaks it, so many are kept within NOTICE_EVERY_S: somebody may have many addresses."""
+"""Bound on the events about one rule within NOTICE_EVERY_S, whoever the culprits are: one attacker may have many
+addresses."""
 CULPRITS_MAX = 1024
-"""Whom to have told of is remembered; the one not heard of for longest is forgotten first."""
+"""Bound on the culprits that are remembered; the one not seen for longest is forgotten first."""
 WHO_CHARS_MAX = 100
 WHAT_CHARS_MAX = 300
-"""Of a longer one the beginning is kept."""
+"""Bound on the description; a longer one is cut off."""
 
 _log = logging.getLogger("peerload.security")
 
@@ -38,15 +39,15 @@ class Tell(Protocol):
     """`SecurityEvents.tell`, for those who have something to tell and need not know to whom."""
 
     def __call__(self, rule: str, who: str, what: str, /, *, tolerated: int = 0) -> None:
-        """Something was refused for the sake of a rule."""
+        """Something was refused by a rule."""
 
 
 def untold(rule: str, who: str, what: str, /, *, tolerated: int = 0) -> None:
-    """Nobody is told: for parts that are tried alone."""
+    """Ignore the refusal; for classes that are tried alone."""
 
 
 class _Culprit:
-    """What is known of one who has broken one rule."""
+    """The refusals of one culprit by one rule."""
 
     __slots__ = ("began_s", "noted_s", "seen", "unsaid")
 
@@ -58,25 +59,25 @@ class _Culprit:
 
 
 class SecurityEvents:
-    """Of one agent. counters: the agent's own; clock: seconds, which only go forward."""
+    """The security events of one agent. counters: the agent's own; clock: seconds, which never go back."""
 
     def __init__(self, counters: Counter[str], journal: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
-        self._counters = counters
+        self.counters = counters
         self._journal = journal
         self._clock = clock
         self._culprits: OrderedDict[tuple[str, str], _Culprit] = OrderedDict()
         self._noted: dict[str, deque[float]] = {}
 
     def tell(self, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
-        """Something was refused: for which rule, as docs/security.md names it; to whom (a node, an address without its
-        port, ``uid 1000``); and what it was, for people. Never raises. Foreign text may be in both: it is escaped here.
+        """Count a refusal, and keep an event of it within the bounds. Never raises.
 
-        tolerated: so many of these within a minute may be nobody's fault (a datagram that the network has doubled): they
-        are counted, and no event.
+        rule: its name in docs/security.md; who: a node, an address without its port, or ``uid 1000``; what: a
+        description for people. Foreign text in both is escaped. tolerated: number of refusals within a minute that may
+        be nobody's fault (a datagram that the network has doubled): they are counted, and are no events.
         """
         assert rule in RULES, rule
-        self._counters["security events"] += 1
-        self._counters[f"security: {rule}"] += 1
+        self.counters["security events"] += 1
+        self.counters[f"security: {rule}"] += 1
         who, what = printable(who[:WHO_CHARS_MAX]), printable(what[:WHAT_CHARS_MAX])
         now_s = self._clock()
         culprit = self._culprit(rule, who, now_s)

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Workers(Executor):
-    """For one event loop, whose thread alone submits. ``count``: how many threads it should have."""
+    """The thread pool of one event loop, whose thread alone submits. ``count``: the number of threads."""
 
     def __init__(self, count: int = THREADS) -> None:
         self._count = count

@@ -1,6 +1,6 @@
-"""The `peerload` command: finds the verb, runs it, and turns errors into one line and a hint.
+"""The `peerload` command: it finds the verb, runs it, and reports errors as one line and a hint.
 
-Everything but the verb asked for stays unloaded, so that `peerload --help` costs hardly more than a bare Python.
+Only the verb in question is loaded, so that `peerload --help` costs hardly more than a bare Python.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peerload.cli.common.verb_table import ALIASES, HIDDEN, VERBS, listed, load,
 from peerload.model.errors import PeerloadError, UsageError
 
 CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-"""What writing our output may fail with, for which nobody here is to blame."""
+"""Errors of writing stdout that are no bugs: no room, a quota, a broken disk."""
 OPTIONS = ("--help", "--version", "--debug", "-h", "-V")
 
 HELP = """\
@@ -66,13 +66,13 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _mend_standard_streams() -> None:
-    """Make sure that 0, 1 and 2 are open, lest the agent's socket gets one of these numbers and output goes there,
-    and that no character is one which stdout cannot show."""
+    """Open the descriptors 0, 1 and 2 if they are closed, so that the agent's socket does not get one of these numbers, and escape
+    characters that stdout cannot encode."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number: this one
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -113,10 +113,10 @@ def _unknown(verb: str) -> UsageError:
 
 
 def _output_refused(error: OSError) -> int:
-    """Where our output goes there is no room, or it cannot be written for another reason."""
+    """Report that stdout cannot be written → the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # what is left of it is not to fail once more at our end
+    os.dup2(nowhere, 1)  # what is still buffered must not fail again at exit
     os.close(nowhere)
-    hint = "what was asked for may have been done all the same:  peerload ls"
+    hint = "the command itself may have succeeded:  peerload ls"
     report(PeerloadError("standard output cannot be written", why=error.strerror or str(error), hint=hint))
     return CANNOT

@@ -11,7 +11,7 @@ import os
 import time
 
 from peerload.launcher.containment import REPORT_S, kill_one, read, write
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 ROOT_PREFIX = "peerload."
 FREEZE_LOOKS_MAX = 20
@@ -39,7 +39,7 @@ class Cgroup2:
     """
 
     name = "cgroup2"
-    is_bare = False
+    is_proc_scan = False
     has_memory = False
     unenforced: tuple[str, ...] = (_OUTSIDE,)
 
@@ -57,7 +57,7 @@ class Cgroup2:
             try:
                 self._try_out()
             except OSError:
-                end_cgroup(self.root)
+                kill_and_remove(self.root)
                 raise
         except OSError:
             os.close(self._home)
@@ -128,7 +128,7 @@ class Cgroup2:
         """See `Units`."""
         os.write(self._home, b"0")
 
-    def born(self, key: str, pid: int, start: int) -> None:
+    def leader_started(self, key: str, pid: int, start: int) -> None:
         """See `Units`. The kernel knows."""
 
     def freeze(self, key: str) -> None:
@@ -136,7 +136,7 @@ class Cgroup2:
         self._frozen.add(key)
         _set_frozen(self._paths[key], is_frozen=True)
 
-    def freeze_again(self, keys: list[str]) -> None:
+    def refreeze(self, keys: list[str]) -> None:
         """See `Units`. Nobody else thaws them."""
 
     def thaw(self, key: str) -> None:
@@ -176,14 +176,14 @@ class Cgroup2:
         if key not in self._fresh and len(self._idle) < IDLE_MAX:
             self._idle.append(path)
         elif not removed_all(path):
-            say(f"{path} cannot be removed")
+            log_line(f"{path} cannot be removed")
         self._fresh.discard(key)
         return True
 
     def remove(self) -> None:
         """See `Units`."""
         if not removed_all(self.root):
-            say(f"{self.root} cannot be removed")
+            log_line(f"{self.root} cannot be removed")
 
 
 def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:
@@ -194,7 +194,7 @@ def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:
         own = own_cgroup()
         return Cgroup2(own, name) if own else None
     except OSError as error:
-        say(f"cgroup2 cannot be used here: {error}")
+        log_line(f"cgroup2 cannot be used here: {error}")
         return None
 
 
@@ -244,10 +244,10 @@ def _kill_one_by_one(path: str) -> None:
             _set_frozen(below, is_frozen=False)
     except OSError as error:
         if error.errno not in {errno.ENOENT, errno.ENODEV}:  # it is gone
-            say(f"{path}: {error.strerror}")
+            log_line(f"{path}: {error.strerror}")
 
 
-def end_cgroup(root: str) -> None:
+def kill_and_remove(root: str) -> None:
     """Kill all in a cgroup and remove it; returns when it is gone, however long that takes: a task that is reported as dead while it
     runs would run twice."""
     wait_s, report_at_s = 0.001, time.monotonic() + REPORT_S
@@ -256,7 +256,7 @@ def end_cgroup(root: str) -> None:
             kill_cgroup(path)
         if time.monotonic() > report_at_s:
             report_at_s += REPORT_S
-            say(f"processes {processes_below(root)}, left by an earlier launcher, do not end")
+            log_line(f"processes {processes_below(root)}, left by an earlier launcher, do not end")
         time.sleep(wait_s)
         wait_s = min(wait_s * 2, END_LOOK_S_MAX)
 

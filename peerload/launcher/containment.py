@@ -1,12 +1,13 @@
-"""Units: what holds all processes of one task, so that they can be frozen, thawed and ended together, wherever they went.
+"""Containment: a unit holds all processes of one task, so that they can be frozen, thawed and killed together, wherever
+they went.
 
-A plug-in per way of doing it, chosen by trying: ``cgroup2`` (cgroups.py) lets the kernel keep the set, so that nothing gets out
-by a session of its own, by the background or by forking fast; ``bare`` (proc_scan.py) needs nothing and finds processes by
-looking. Each has the methods of `Units`, the same conformance suite runs over all,
-and each says in ``unenforced`` what it cannot promise.
+There is a backend for each way to do it, and the launcher takes the first that works: ``cgroup2`` (cgroups.py), where
+the kernel keeps the set, so that nothing leaves it by a session of its own, by the background or by forking fast;
+``bare`` (proc_scan.py), which needs nothing and finds processes by scanning /proc. Both implement `Units` and pass one
+conformance suite. Each lists in ``unenforced`` what it cannot promise.
 
-Which unit a process is of, ``PEERLOAD_UNIT`` in its environment tells: ``<launcher run>/peerload-<key>``. Used by the
-launcher alone; the imports are few.
+The variable ``PEERLOAD_UNIT`` of a process names its unit: ``<launcher run>/peerload-<key>``. Used by the launcher
+alone; the imports are few.
 """
 
 from __future__ import annotations
@@ -19,65 +20,65 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Units(Protocol):
-        """What a plug-in does. ``key`` names the attempt."""
+        """The interface of a containment backend. ``key`` names the attempt."""
 
         name: str
         unenforced: tuple[str, ...]
-        is_bare: bool
+        is_proc_scan: bool
         root: str
-        """Where units are, for those that have a place."""
+        """Directory of the units; "" if there is none."""
 
         def orphans(self) -> set[int]:
-            """The children of the launcher, where orphans come to it."""
+            """Children of the launcher, where orphans are reparented to it."""
 
         def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
-            """What the launcher starts from here on is in the unit of this key, from its first instruction on. Raises
-            OSError if there can be no such unit, or there is one already. ``is_fresh``: nothing was ever in what holds it,
-            nor will be; ``inside``: it is a part of that unit, where units can have parts."""
+            """Put what the launcher starts from here on into the unit of this key, from its first instruction on.
+            is_fresh: the unit is not reused from, nor for, another task. inside: it is a part of that unit, where units
+            can have parts. Raises OSError if there can be no such unit, or there is one already."""
 
         def leave(self) -> None:
-            """Until here."""
+            """End what `enter` began."""
 
-        def born(self, key: str, pid: int, start: int) -> None:
-            """The leader of its session, and when that started (clock ticks since boot; 0 if the unit is no `is_bare`)."""
+        def leader_started(self, key: str, pid: int, start: int) -> None:
+            """Note the leader of the session, and its start (clock ticks since boot; 0 unless `is_proc_scan`)."""
 
         def freeze(self, key: str) -> None:
-            """Nothing of it executes any more, until thawed; what it forks meanwhile neither."""
+            """Stop the execution of all its processes, and of those that they fork, until `thaw`."""
 
-        def freeze_again(self, keys: list[str]) -> None:
-            """That is still so of these; for units whose processes can be thawed by others."""
+        def refreeze(self, keys: list[str]) -> None:
+            """Freeze again what a user has thawed of these; for backends where that is possible."""
 
         def thaw(self, key: str) -> None:
-            """It goes on as if nothing had been."""
+            """Resume all its processes."""
 
         def kill(self, key: str) -> None:
-            """SIGKILL to all of it, frozen or not. Repeat until `close` says that it is gone."""
+            """SIGKILL to all of it, frozen or not. To be repeated until `close` returns True."""
 
         def processes(self, key: str) -> list[int]:
-            """The pids of what is alive of it."""
+            """Pids of its live processes."""
 
         def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
-            """The same of several, as cheaply as can be: what has hidden itself may be missing, what has ended be among them."""
+            """Pids of several units, cheaply: hidden processes may be missing, and some may have ended."""
 
         def cpu_s(self, key: str) -> float:
-            """The processor seconds of all that was ever in it, -1 where nobody counts them together."""
+            """Processor seconds of all its processes, ended ones too; -1 if they are not counted together."""
 
         def close(self, key: str) -> bool:
-            """The leader has ended and is not reaped yet. → whether nothing else is left, and so no unit; otherwise what is
-            left is being killed: ask again."""
+            """Remove the unit of an ended leader that is not reaped yet. → True if no process was left; else those left
+            are being killed, and it has to be called again."""
 
         def remove(self) -> None:
-            """No unit is left: neither is the root."""
+            """Remove the root; no unit is left."""
 
 
 PREFIX = "peerload-"
 REPORT_S = 10.0
-"""What does not end is written about this often."""
+"""Interval of log lines about processes that do not end."""
 READ_BYTES = 1 << 16
 
 
 def kill_one(pid: int, number: int = signal.SIGKILL) -> None:
-    """A signal to a process that may be gone by now."""
+    """Send a signal to a process that may be gone by now."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -85,7 +86,7 @@ def kill_one(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def write(path: str, raw: bytes) -> None:
-    """Write to a file of the kernel's."""
+    """Write to a file of the kernel."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, raw)
@@ -94,7 +95,7 @@ def write(path: str, raw: bytes) -> None:
 
 
 def read(path: str) -> bytes:
-    """All of a file of the kernel's; nothing if it is gone."""
+    """Read a file of the kernel; empty if it is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

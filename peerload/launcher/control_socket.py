@@ -1,4 +1,5 @@
-"""The launcher's end of its one connection: frames of requests in, frames of events out, garbage costs the connection.
+"""The launcher's socket: one agent connection, frames of requests in, frames of events out. A malformed frame costs the
+connection.
 
 Used by the launcher alone; the imports are few for its sake.
 """
@@ -19,7 +20,7 @@ from peerload.launcher.protocol import (
     encode,
     frame,
 )
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,42 +30,42 @@ if TYPE_CHECKING:
     from peerload.launcher.protocol import LauncherEvent, Request
 
 UNSENT_BYTES_MAX = 64 << 20
-"""An agent that does not read this much is cut off; it reconnects and asks for the list."""
+"""An agent that leaves more than this unread is disconnected; it reconnects and asks for the list."""
 EVENTS_PER_FRAME_MAX = 1_000
-NEWCOMERS_MAX = 8
-"""Connections that have not shown to be an agent's; of more, the oldest is closed."""
+PENDING_MAX = 8
+"""Bound on connections that have not asked for the list yet; the oldest is closed."""
 FIRST_FRAME_BYTES_MAX = 4096
 LAST_READS_MAX = 64
-"""Of an agent that is replaced no more is read than this many times."""
+"""Bound on reads from an agent that is being replaced."""
 READ_BYTES = 1 << 18
 NAME = "launcher.sock"
 
 
 def claim_name(what: str, store: str) -> str:
-    """The abstract socket that says that a process of this kind works for a database."""
+    """Name of the abstract socket by which a process of this kind claims a database."""
     return f"\0peerload-{what}-{store}"
 
 
 def claim_store(store: str) -> socket.socket | None:
-    """Be known on this machine as the launcher of a database, also to an agent that has a copy of its directory; None: the
-    name is taken, or there is none."""
+    """Claim a database on this machine as its launcher, so that an agent with a copy of its directory finds out. None:
+    the name is taken, or cannot be bound."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(claim_name("launcher", store))  # nobody may connect: it does not listen
     except OSError as error:
         held.close()
-        say(f"not known as the launcher of database {store}: {error}")
+        log_line(f"not known as the launcher of database {store}: {error}")
         return None
     return held
 
 
 class AgentSocket:
-    """Listens in a directory for one agent at a time; a newer one replaces the older as soon as it asks for the list, which is
-    what an agent does first. Whoever else connects while there is one changes nothing.
+    """A listener for one agent at a time. A newer one replaces the older as soon as it asks for the list, which agents
+    do first. Other connections change nothing.
 
-    ``carry_out(request)`` gets each request; whatever of `REQUEST_FAILURES` it raises costs the connection. ``listed``: the
-    agent has asked for the list, and may be told events. ``system``: knows who is the agent; without it, whoever may open the
-    directory is.
+    ``carry_out(request)`` gets each request; whatever of `REQUEST_FAILURES` it raises costs the connection. listed: the
+    agent has asked for the list, and gets events. system: decides who is the agent; None: whoever may open the
+    directory.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class AgentSocket:
         self._epoll = epoll
         self._carry_out = carry_out
         self._agent: socket.socket | None = None
-        self._newcomers: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._pending: dict[int, tuple[socket.socket, bytearray]] = {}
         self._received = bytearray()
         self._unsent = bytearray()
         self._writing = False
@@ -109,41 +110,41 @@ class AgentSocket:
         return listener
 
     def listen_again(self) -> None:
-        """Make the socket anew if its name is gone: nobody could connect any more. Connections stay."""
+        """Make the socket again if its name is gone, since nobody could connect any more. Connections stay."""
         if os.path.lexists(self._path):
             return
         try:
             listener = self._listening()
         except OSError as error:
-            say(f"{self._path} is gone, and cannot be made anew: {error}")
+            log_line(f"{self._path} is gone, and cannot be made anew: {error}")
             return
         self._epoll.unregister(self._listener)
         self._listener.close()
         self._listener = listener
-        say(f"{self._path} was gone; it was made anew")
+        log_line(f"{self._path} was gone; it was made anew")
 
     def close(self) -> None:
-        """Nobody shall look for us here any more."""
+        """Remove the socket."""
         if os.path.lexists(self._path):
             os.unlink(self._path)  # noqa: PTH108 -- as above
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of our descriptors: a new agent, or words of the one there is."""
+        """Handle what epoll reported: new connections, and requests."""
         if self._listener.fileno() in masks:
             self._accept()
-        for fd in [fd for fd in self._newcomers if fd in masks]:
-            self._hear(fd)
+        for fd in [fd for fd in self._pending if fd in masks]:
+            self._receive_first(fd)
         if self._agent is not None and masks.get(self._agent.fileno(), 0) & ~select.EPOLLOUT:
             self._receive()
 
     def send(self, events: Sequence[LauncherEvent]) -> None:
-        """Gather events for the agent; `flush` writes them. Without an agent they are nobody's."""
+        """Queue events for the agent; `flush` writes them. Without an agent they are dropped."""
         for at in range(0, len(events), EVENTS_PER_FRAME_MAX):
             if self._agent is not None:
                 self._unsent += frame([encode(event) for event in events[at : at + EVENTS_PER_FRAME_MAX]])
 
     def flush(self) -> None:
-        """Write what was gathered, as far as the agent reads."""
+        """Write the queue, as far as the agent reads."""
         if self._agent is None or not (self._unsent or self._writing):
             return
         try:
@@ -151,11 +152,11 @@ class AgentSocket:
                 del self._unsent[: self._agent.send(self._unsent)]
         except BlockingIOError:
             if len(self._unsent) > UNSENT_BYTES_MAX:
-                self._hang_up("it does not read")
+                self._disconnect("it does not read")
                 return
         except OSError as error:
-            self._hear_last()
-            self._hang_up(str(error))
+            self._receive_rest()
+            self._disconnect(str(error))
             return
         if bool(self._unsent) != self._writing:
             self._writing = not self._writing
@@ -165,30 +166,30 @@ class AgentSocket:
         try:
             agent, _ = self._listener.accept()
         except OSError as error:
-            say(f"accept: {error}")
+            log_line(f"accept: {error}")
             return
         if self._system is not None and not self._system.admits(agent):
             agent.close()
             return
         agent.setblocking(False)
         self._epoll.register(agent, select.EPOLLIN)
-        self._hear_last()
+        self._receive_rest()
         if self._agent is None:
             self._agent = agent
             return
-        if len(self._newcomers) >= NEWCOMERS_MAX:
-            self._turn_away(next(iter(self._newcomers)))
-        self._newcomers[agent.fileno()] = agent, bytearray()
+        if len(self._pending) >= PENDING_MAX:
+            self._reject(next(iter(self._pending)))
+        self._pending[agent.fileno()] = agent, bytearray()
 
-    def _hear_last(self) -> None:
-        """What an agent said before it went still counts."""
+    def _receive_rest(self) -> None:
+        """Carry out what an agent sent before it was disconnected."""
         for _ in range(LAST_READS_MAX):
             if not self._receive():
                 break
 
-    def _hear(self, fd: int) -> None:
-        """A newcomer says something: the place is its own if that is what an agent says first."""
-        newcomer, buffer = self._newcomers[fd]
+    def _receive_first(self, fd: int) -> None:
+        """Read the first frame of a pending connection; it becomes the agent's if it asks for the list."""
+        newcomer, buffer = self._pending[fd]
         try:
             raw = newcomer.recv(FIRST_FRAME_BYTES_MAX)
         except BlockingIOError:
@@ -198,27 +199,27 @@ class AgentSocket:
         buffer += raw
         size = int.from_bytes(buffer[:HEADER_BYTES], "big")
         if not raw or (len(buffer) >= HEADER_BYTES and size > FIRST_FRAME_BYTES_MAX):
-            self._turn_away(fd)
+            self._reject(fd)
         elif len(buffer) >= HEADER_BYTES + size:
-            if not _asks_for_the_list(bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])):
-                self._turn_away(fd)
+            if not _starts_with_list(bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])):
+                self._reject(fd)
                 return
-            del self._newcomers[fd]
-            self._hear_last()
-            self._hang_up("a newer agent connects")
+            del self._pending[fd]
+            self._receive_rest()
+            self._disconnect("a newer agent connects")
             self._agent = newcomer
-            self._take(buffer)
+            self._process(buffer)
 
-    def _turn_away(self, fd: int) -> None:
-        newcomer, _ = self._newcomers.pop(fd)
+    def _reject(self, fd: int) -> None:
+        newcomer, _ = self._pending.pop(fd)
         self._epoll.unregister(newcomer)
         newcomer.close()
 
-    def _hang_up(self, reason: str) -> None:
+    def _disconnect(self, reason: str) -> None:
         if self._agent is None:
             return
         if reason:
-            say(f"agent connection closed: {reason}")
+            log_line(f"agent connection closed: {reason}")
         self._epoll.unregister(self._agent)
         self._agent.close()
         self._agent = None
@@ -227,7 +228,7 @@ class AgentSocket:
         self._writing = self.listed = False
 
     def _receive(self) -> bool:
-        """Carry out what has come in. → whether there may be more."""
+        """Read and carry out requests. → whether there may be more."""
         if self._agent is None:
             return False
         try:
@@ -235,21 +236,21 @@ class AgentSocket:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._hang_up(str(error))
+            self._disconnect(str(error))
             return False
         if not raw:
-            self._hang_up("")
+            self._disconnect("")
             return False
-        return self._take(raw)
+        return self._process(raw)
 
-    def _take(self, raw: bytes | bytearray) -> bool:
-        """Carry out what is whole. → whether there may be more."""
+    def _process(self, raw: bytes | bytearray) -> bool:
+        """Carry out the complete frames. → whether there may be more."""
         buffer = self._received
         buffer += raw
         while len(buffer) >= HEADER_BYTES:
             size = int.from_bytes(buffer[:HEADER_BYTES], "big")
             if size > FRAME_BYTES_MAX:
-                self._hang_up(f"a frame that claims {size} bytes")
+                self._disconnect(f"a frame that claims {size} bytes")
                 return False
             if len(buffer) < HEADER_BYTES + size:
                 return True
@@ -259,12 +260,12 @@ class AgentSocket:
                 for request in decode_requests(body):
                     self._carry_out(request)
             except REQUEST_FAILURES as error:
-                self._hang_up(f"not a request: {type(error).__name__}: {str(error)[:200]}")
+                self._disconnect(f"not a request: {type(error).__name__}: {str(error)[:200]}")
                 return False
         return True
 
 
-def _asks_for_the_list(body: bytes) -> bool:
+def _starts_with_list(body: bytes) -> bool:
     try:
         return isinstance(next(decode_requests(body), None), ListRequest)
     except LauncherProtocolError:

@@ -1,5 +1,5 @@
-"""With whose rights the launcher touches the files of its agent: a launcher that runs as root must not open what the agent's
-user could not. Used by the launcher alone."""
+"""Credentials for access to the agent's files: a launcher that runs as root must not open what the agent's user could
+not. Used by the launcher alone."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Access(Protocol):
-        """While one is entered, files are touched with those rights."""
+        """A context manager: files are accessed with these credentials while it is entered."""
 
         def __enter__(self) -> None:
-            """From here on."""
+            """Take on the credentials."""
 
         def __exit__(self, *_: object) -> None:
-            """Until here."""
+            """Give them up."""
 
 
 class OwnCredentials:
-    """With its own: the launcher is the same user as its agent."""
+    """The launcher's own credentials, where it is the same user as its agent."""
 
     def __enter__(self) -> None:
-        """From here on …"""
+        """Do nothing."""
 
     def __exit__(self, *_: object) -> None:
-        """… until here."""
+        """Do nothing."""
 
 
 class AgentCredentials:
-    """With those of the agent's user, whose ids these are. While it lasts, whatever the agent names, a link to a file of
-    root's too, opens as if the agent had opened it. May be nested."""
+    """The credentials of the agent's user. While they are entered, whatever the agent names, even a link to a file of
+    root, opens as if the agent had opened it. Can be nested."""
 
     def __init__(self, uid: int, gid: int) -> None:
         self.uid = uid
@@ -39,14 +39,14 @@ class AgentCredentials:
         self._depth = 0
 
     def __enter__(self) -> None:
-        """From here on …"""
+        """Take on the credentials."""
         self._depth += 1
         if self._depth == 1:
             os.setegid(self.gid)
             os.seteuid(self.uid)
 
     def __exit__(self, *_: object) -> None:
-        """… until here."""
+        """Give them up."""
         self._depth -= 1
         if self._depth == 0:
             os.seteuid(0)

@@ -1,4 +1,4 @@
-"""Leases as the launcher enforces them: nothing of a task executes after its deadline, whatever the agent does.
+"""Lease enforcement: nothing of a task executes after its deadline, whatever the agent does.
 
 Deadlines are of CLOCK_BOOTTIME, which counts suspend. Used by the launcher alone; the imports are few.
 """
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from peerload.launcher.task import LaunchedTask
 
 CHECK_S = 0.5
-"""While a deadline is set it is compared with the clock at least this often (timers do not count suspend)."""
+"""Deadlines are compared with the clock at least this often, since timers do not count suspend."""
 
 
 class LeaseTimers:
-    """Of the launcher's ``tasks``, in their ``units``; ``events``: where the agent's next ones are gathered."""
+    """The leases of the launcher's tasks. ``events`` collects what the agent is told."""
 
     def __init__(self, tasks: dict[str, LaunchedTask], units: Units, events: list[LauncherEvent]) -> None:
         self._tasks = tasks
@@ -28,7 +28,7 @@ class LeaseTimers:
         self._count = 0
 
     def soonest_s(self) -> float | None:
-        """So long it may take until `enforce` is due; None if no task has a deadline."""
+        """Seconds until `enforce` is due; None if no task has a deadline."""
         if not self._count:
             return None
         now_s = boot_s()
@@ -36,8 +36,8 @@ class LeaseTimers:
         return max(0.0, min(left_s, default=CHECK_S))
 
     def apply(self, task: LaunchedTask, deadline_s: float, ts: float) -> None:
-        """A new deadline, given for ``ts`` (0 says nothing): an older word than the last comes too late. 0 is none; one
-        that lies ahead thaws."""
+        """Set a new deadline, granted for the message of ``ts`` (0: unknown); older than the last is ignored. 0 is no
+        deadline. A deadline in the future thaws the task."""
         if task.ended_at or (ts or task.ts) < task.ts:
             return
         task.ts = ts or task.ts
@@ -49,26 +49,26 @@ class LeaseTimers:
             self._events.append(ThawedEvent(task.key))
 
     def evict(self, task: LaunchedTask, reason: str) -> None:
-        """Kill it if it is frozen: its agent needs the room. One that was thawed meanwhile is left alone."""
+        """Kill the task if it is frozen, since its agent needs the room."""
         if task.frozen_at_s and not task.ended_at and not task.lost_because:
             task.lost_because = reason
             self._units.kill(task.key)
 
     def drop(self, task: LaunchedTask) -> None:
-        """Its leader has ended."""
+        """Drop the deadline of a task whose leader has ended."""
         self._count -= bool(task.deadline_s)
         task.deadline_s = 0.0
 
     def enforce(self) -> None:
-        """Freeze what is past its deadline, kill what has been for too long."""
+        """Freeze tasks past their deadline; kill those that were frozen for too long."""
         if not self._count:
             return
         now_s = boot_s()
         for task in self._tasks.values():
             if task.deadline_s and task.deadline_s <= now_s and not task.ended_at:
-                self._hold(task, now_s)
+                self._enforce_one(task, now_s)
 
-    def _hold(self, task: LaunchedTask, now_s: float) -> None:
+    def _enforce_one(self, task: LaunchedTask, now_s: float) -> None:
         if not task.frozen_at_s:
             task.frozen_at_s = now_s
             self._units.freeze(task.key)
@@ -78,8 +78,8 @@ class LeaseTimers:
         if task.lost_because:
             self._units.kill(task.key)
 
-    def hold_again(self) -> None:
-        """What is frozen stays so, also where others can thaw it."""
+    def refreeze(self) -> None:
+        """Freeze again what users have thawed."""
         frozen = [task.key for task in self._tasks.values() if task.frozen_at_s and not task.lost_because]
         if frozen:
-            self._units.freeze_again(frozen)
+            self._units.refreeze(frozen)

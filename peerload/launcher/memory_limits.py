@@ -1,9 +1,9 @@
-"""Memory limits: what a task may have at most, held by whichever of these works, found by trying.
+"""Memory limits of tasks, enforced by the first backend that works.
 
-``cgroup2``: the task's unit is limited (its whole, swap excluded), and all of it is ended when it takes more. ``cgroup1``: the
-same by a group of its own in the memory hierarchy, whatever its unit is. ``rlimit``: each process by itself is refused more
-(RLIMIT_DATA), everywhere. What a task was short of is read when its leader has ended. Used by the launcher alone; the
-imports are few.
+``cgroup2``: the kernel limits the unit of the task as a whole (swap excluded), and kills all of it. ``cgroup1``: the
+same by a cgroup in the memory hierarchy of version 1, whatever the unit is. ``rlimit``: each process by itself is
+refused more (RLIMIT_DATA); works everywhere. What a task was short of is read when its leader has ended. Used by the
+launcher alone; the imports are few.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 
 from peerload.launcher.cgroups import Cgroup2, own_cgroup, removed_all
 from peerload.launcher.containment import read, write
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,48 +21,48 @@ if TYPE_CHECKING:
 
     from peerload.launcher.containment import Units
 
-    class Memory(Protocol):
-        """What each does. ``key`` names the attempt, ``limit_bytes`` is 0 for one that has none."""
+    class MemoryLimits(Protocol):
+        """The interface of a backend. ``key`` names the attempt; a ``limit_bytes`` of 0 is no limit."""
 
         name: str
         unenforced: tuple[str, ...]
         root: str
-        """Where it makes directories of its own; "" if it makes none."""
+        """Directory of its cgroups; "" if it makes none."""
 
         def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
-            """What the launcher starts from here on is counted for this key, whose unit it is in; ``inside``: it is counted
-            for that key as well. Raises OSError if that cannot be."""
+            """Count what the launcher starts from here on for this key, whose unit is entered. inside: count it for
+            that key as well. Raises OSError."""
 
         def leave(self) -> None:
-            """Until here."""
+            """End what `enter` began."""
 
         def limit(self, key: str, pid: int, limit_bytes: int) -> bool:
-            """The limit holds from here on for this process and what it starts. → whether it does; False if it has more
-            already and is to be killed."""
+            """Set the limit for a running process and its descendants. → False if it has more already and has to be
+            killed."""
 
-        def is_short(self, key: str) -> bool:
-            """Whether one of its processes was killed for want of memory, so that the others are to be."""
+        def is_out_of_memory(self, key: str) -> bool:
+            """Whether a process of it was killed for want of memory, so that the others have to be."""
 
         def used(self, key: str) -> MemoryUse:
-            """Its leader has ended: how it fared. Before its unit is closed."""
+            """Memory use of a task whose leader has ended; before its unit is closed."""
 
         def close(self, key: str) -> None:
-            """It is not needed any more."""
+            """Forget the task."""
 
         def remove(self) -> None:
-            """Nor is any other."""
+            """Remove what is left; there are no tasks."""
 
 
 OWN_SHARE = 0.97
-"""Who had this much of its limit when it was killed has reached that, not the machine's end."""
+"""A killed task that had this share of its limit was killed for its own limit, not for the machine's."""
 SLACK_BYTES = 4 << 20
-"""While a limited process is made the launcher itself may take no more than this."""
+"""Memory that the launcher may take while it starts a limited process."""
 TRIAL_BYTES = 64 << 20
 
 
 class MemoryUse:
-    """How a task fared. limit_bytes: 0 = it had none; peak_bytes: the most that all of it had at once, 0 = not known;
-    kills: how many of its processes were killed for want of memory; is_own: because of its own limit."""
+    """Memory use of an ended task. limit_bytes: 0 = none. peak_bytes: the most that all of it had at once, 0 = unknown.
+    kills: processes killed for want of memory. is_own: for the task's own limit."""
 
     __slots__ = ("is_own", "is_refused", "kills", "limit_bytes", "peak_bytes")
 
@@ -80,12 +80,12 @@ class MemoryUse:
         self.kills = kills
         self.is_own = is_own
         self.is_refused = is_refused
-        """Nothing is killed: a process that wants more is told that there is none."""
+        """Nothing was killed: a process that wants more gets an error."""
 
 
-class MemoryOfUnits:
-    """By the unit itself, of the unified hierarchy. What has a limit has a unit that is used once, since its peak cannot be
-    set back."""
+class Cgroup2Memory:
+    """Limits of the units themselves, in cgroups of version 2. A unit with a limit is used once, since its peak cannot
+    be reset."""
 
     name = Cgroup2.name
     unenforced: tuple[str, ...] = ()
@@ -96,14 +96,14 @@ class MemoryOfUnits:
         self._before: dict[str, tuple[int, int]] = {}
 
     def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
-        """See `Memory`. It is there; kills of those that were in it before are not ours."""
+        """See `MemoryLimits`. Kills in a reused unit before this task do not count."""
         self._before[key] = limit_bytes, _count(self._units.path(key) + "/memory.events", b"oom_kill")
 
     def leave(self) -> None:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
 
     def limit(self, key: str, pid: int, limit_bytes: int) -> bool:  # noqa: ARG002 -- as the others have it
-        """See `Memory`. What has more already is killed by the kernel."""
+        """See `MemoryLimits`. The kernel kills a task that has more already."""
         path = self._units.path(key)
         write(path + "/memory.oom.group", b"1")
         if os.path.exists(path + "/memory.swap.max"):  # noqa: PTH110 -- pathlib costs the launcher a megabyte
@@ -111,12 +111,12 @@ class MemoryOfUnits:
         write(path + "/memory.max", b"%d" % limit_bytes)
         return True
 
-    def is_short(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
-        """See `Memory`. The kernel kills all of it."""
+    def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
+        """See `MemoryLimits`. The kernel kills all of it."""
         return False
 
     def used(self, key: str) -> MemoryUse:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
         limit_bytes, before = self._before.get(key, (0, 0))
         path = self._units.path(key)
         kills = max(_count(path + "/memory.events", b"oom_kill") - before, 0)
@@ -127,16 +127,15 @@ class MemoryOfUnits:
         return MemoryUse(limit_bytes, peak_bytes, kills, is_own=is_own)
 
     def close(self, key: str) -> None:
-        """See `Memory`. The unit goes by itself."""
+        """See `MemoryLimits`. The unit is closed elsewhere."""
         self._before.pop(key, None)
 
     def remove(self) -> None:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
 
 
-class MemoryGroups:
-    """By a group for each limited task in the memory hierarchy of the first version. Raises OSError where it does not
-    work."""
+class Cgroup1Memory:
+    """A cgroup of version 1 for each limited task. Raises OSError where that does not work."""
 
     name = "cgroup1"
     unenforced: tuple[str, ...] = ()
@@ -145,8 +144,8 @@ class MemoryGroups:
         self.root = f"{own}/{root_name}"
         self._paths: dict[str, str] = {}
         self._limits: dict[str, int] = {}
-        self._over: set[str] = set()
-        self._left: list[str] = []
+        self._over_limit: set[str] = set()
+        self._not_removed: list[str] = []
         self._made = 0
         self._is_inside = False
         self._home = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
@@ -176,8 +175,9 @@ class MemoryGroups:
         self.close(key)
 
     def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
-        """See `Memory`. The launcher goes in itself, since a child is born where its parent is; the limit comes later, so
-        that the launcher is under none but that of a task which it starts something inside of."""
+        """See `MemoryLimits`. The launcher enters the cgroup itself, since a child starts in that of its parent. The
+        limit is set later, so that the launcher is under no limit but that of a task inside which it starts something.
+        """
         if inside in self._paths:
             self._is_inside = True
             write(self._paths[inside] + "/cgroup.procs", b"0")
@@ -197,13 +197,13 @@ class MemoryGroups:
         write(path + "/cgroup.procs", b"0")
 
     def leave(self) -> None:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
         if self._is_inside:
             os.write(self._home, b"0")
             self._is_inside = False
 
     def limit(self, key: str, pid: int, limit_bytes: int) -> bool:  # noqa: ARG002 -- as the others have it
-        """See `Memory`."""
+        """See `MemoryLimits`."""
         path = self._paths[key]
         try:
             write(path + "/memory.limit_in_bytes", b"%d" % limit_bytes)
@@ -213,42 +213,42 @@ class MemoryGroups:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            self._over.add(key)
+            self._over_limit.add(key)
             return False
         return True
 
-    def is_short(self, key: str) -> bool:
-        """See `Memory`. The kernel kills one process at a time."""
+    def is_out_of_memory(self, key: str) -> bool:
+        """See `MemoryLimits`. The kernel kills one process at a time."""
         path = self._paths.get(key, "")
-        return key in self._over or bool(path and _count(path + "/memory.oom_control", b"oom_kill"))
+        return key in self._over_limit or bool(path and _count(path + "/memory.oom_control", b"oom_kill"))
 
     def used(self, key: str) -> MemoryUse:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
         path = self._paths.get(key, "")
         if not path:
             return MemoryUse()
         limit_bytes = self._limits[key]
         peak_bytes = _number(path + "/memory.max_usage_in_bytes")
-        kills = _count(path + "/memory.oom_control", b"oom_kill") + (key in self._over)
+        kills = _count(path + "/memory.oom_control", b"oom_kill") + (key in self._over_limit)
         return MemoryUse(limit_bytes, peak_bytes, kills, is_own=peak_bytes >= limit_bytes * OWN_SHARE)
 
     def close(self, key: str) -> None:
-        """See `Memory`. A group that still has processes, which nothing can kill, goes later."""
+        """See `MemoryLimits`. A cgroup that still has unkillable processes is removed later."""
         path = self._paths.pop(key, "")
         self._limits.pop(key, None)
-        self._over.discard(key)
+        self._over_limit.discard(key)
         if path:
-            self._left = [left for left in (*self._left, path) if not removed_all(left)]
+            self._not_removed = [left for left in (*self._not_removed, path) if not removed_all(left)]
 
     def remove(self) -> None:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
         if not removed_all(self.root):
-            say(f"{self.root} cannot be removed")
+            log_line(f"{self.root} cannot be removed")
 
 
-class MemoryOfProcesses:
-    """Each process by itself, by RLIMIT_DATA: its private writable memory, also what it has asked for and not touched yet.
-    A child is born with its parent's limit, so that the launcher takes it on for a moment."""
+class RlimitMemory:
+    """RLIMIT_DATA of each process: its private writable memory, untouched pages too. A child inherits its parent's
+    limit, so the launcher takes on the limit for a moment."""
 
     name = "rlimit"
     root = ""
@@ -264,7 +264,7 @@ class MemoryOfProcesses:
         self._before: tuple[int, int] | None = None
 
     def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
-        """See `Memory`. The launcher needs some itself: a smaller limit is set when the process is there."""
+        """See `MemoryLimits`. The launcher needs memory itself: a smaller limit is set when the process exists."""
         if not limit_bytes:
             return
         self._limits[key] = limit_bytes
@@ -276,53 +276,53 @@ class MemoryOfProcesses:
         self._before = before
 
     def leave(self) -> None:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
         if self._before is not None:
             self._resource.setrlimit(self._resource.RLIMIT_DATA, self._before)
             self._before = None
 
     def limit(self, key: str, pid: int, limit_bytes: int) -> bool:
-        """See `Memory`. It cannot raise that itself."""
+        """See `MemoryLimits`. The process cannot raise the limit."""
         _, hard = self._resource.prlimit(pid, self._resource.RLIMIT_DATA)
         least = limit_bytes if hard == self._resource.RLIM_INFINITY else min(limit_bytes, hard)
         try:
             self._resource.prlimit(pid, self._resource.RLIMIT_DATA, (least, least))
         except PermissionError:  # a program that runs as another user; it was born with the limit, and may raise it
-            say(f"{key} can raise its limit of memory: it runs as another user")
+            log_line(f"{key} can raise its limit of memory: it runs as another user")
         return True
 
-    def is_short(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
-        """See `Memory`. Nothing is killed."""
+    def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
+        """See `MemoryLimits`. Nothing is killed."""
         return False
 
     def used(self, key: str) -> MemoryUse:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
         return MemoryUse(self._limits.get(key, 0), is_refused=True)
 
     def close(self, key: str) -> None:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
         self._limits.pop(key, None)
 
     def remove(self) -> None:
-        """See `Memory`."""
+        """See `MemoryLimits`."""
 
 
-def memory_limits(wanted: str, units: Units, root_name: str) -> Memory:
-    """The best that works here; ``wanted`` narrows it to one ("" for any). ``root_name``: of the directory that it may make."""
+def memory_limits(wanted: str, units: Units, root_name: str) -> MemoryLimits:
+    """The best backend that works here. wanted: only this one ("": any). root_name: name of its directory."""
     if wanted in {"", Cgroup2.name} and isinstance(units, Cgroup2) and units.has_memory:
-        return MemoryOfUnits(units)
-    if wanted in {"", MemoryGroups.name}:
+        return Cgroup2Memory(units)
+    if wanted in {"", Cgroup1Memory.name}:
         try:
             own = own_cgroup(b"memory")
             if own:
-                return MemoryGroups(own, root_name)
+                return Cgroup1Memory(own, root_name)
         except OSError as error:
-            say(f"memory cannot be limited by {MemoryGroups.name} here: {error}")
-    return MemoryOfProcesses()
+            log_line(f"memory cannot be limited by {Cgroup1Memory.name} here: {error}")
+    return RlimitMemory()
 
 
 def _count(path: str, name: bytes) -> int:
-    """The number behind a name, in a file of such lines; 0 if it is not there."""
+    """The number after a name in a file of such lines; 0 if it is absent."""
     for line in read(path).splitlines():
         found, _, number = line.partition(b" ")
         if found == name:
@@ -331,7 +331,7 @@ def _count(path: str, name: bytes) -> int:
 
 
 def _number(path: str) -> int:
-    """The number that a file holds; 0 if there is none."""
+    """The number in a file; 0 if there is none."""
     raw = read(path).strip()
     return int(raw) if raw.isdigit() else 0
 

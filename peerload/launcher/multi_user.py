@@ -1,4 +1,5 @@
-"""The interface between the launcher and its service for all users of a machine (system/service.py), where that runs as root.
+"""The interface between the launcher and its service for all users of a machine (system/service.py), which runs as
+root.
 
 The launcher decides nothing about users, and works without the service for one user. Used for annotations alone.
 """
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class MultiUser(Protocol):
-    """What the launcher asks of the service. sockets: the directory of the launcher's socket. access: the rights of the agent's
-    user. unenforced: sentences about what cannot be enforced."""
+    """What the launcher asks of the service. sockets: directory of the launcher's socket. access: credentials of the
+    agent's user. unenforced: sentences about what cannot be enforced."""
 
     sockets: str
     access: AgentCredentials
@@ -28,20 +29,20 @@ class MultiUser(Protocol):
     def open(
         self, epoll: select.epoll, events: list[LauncherEvent], units: Units, root_name: str, own_children: set[int]
     ) -> None:
-        """The launcher runs. events: where it gathers what the agent is told. root_name: of the cgroups of its units.
-        own_children: pids of children that are no tasks, to be kept up to date."""
+        """Begin. events: collects what the agent is told. root_name: of the cgroups of the units. own_children: pids of
+        children that are no tasks, to be kept up to date."""
 
     def close(self) -> None:
-        """No task is left."""
+        """Clean up; no task is left."""
 
     def admits(self, connection: socket.socket) -> bool:
         """Whether the agent is at the other end."""
 
     def deferring(self, carry_out: Callable[[Request], None]) -> Callable[[Request], None]:
-        """``carry_out``, but for requests that have to wait for the account database: those are carried out later."""
+        """``carry_out``, but requests that have to wait for the account database are carried out later."""
 
     def carry_out(self, request: UserRequest) -> None:
-        """Do it as a user. Raises LauncherProtocolError."""
+        """Do what is requested as a user. Raises LauncherProtocolError."""
 
     def admit(self, request: SpawnRequest) -> SpawnRequest:
         """Decide which account a task runs as → the request with that account's limits. Raises SpawnRefused."""
@@ -50,16 +51,16 @@ class MultiUser(Protocol):
         """Raises SpawnRefused unless this attempt may run inside of that one."""
 
     def spawn(self, request: SpawnRequest, reads: int | str) -> int:
-        """The process of an admitted task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
+        """Start the process of an admitted task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
 
-    def said(self, pid: int) -> tuple[int, str] | None:
-        """Why this process, which has ended, never was its command: exit code and reason; None if it was."""
+    def failure_of(self, pid: int) -> tuple[int, str] | None:
+        """Exit code and reason of a process that has ended before it was its command; None if it was."""
 
     def release(self, key: str) -> None:
-        """Nothing of this attempt is left."""
+        """Release what an attempt had; nothing of it is left."""
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of children, and what is due."""
+        """Handle what epoll reported of children, and what is due."""
 
-    def dues_s(self) -> list[float]:
+    def due_at_s(self) -> list[float]:
         """When `ready` has something to do, by the monotonic clock."""

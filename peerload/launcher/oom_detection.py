@@ -1,4 +1,5 @@
-"""Whether an attempt ended for want of memory, in words for its exit record. Used by the launcher alone."""
+"""Out-of-memory detection: whether an attempt ended for want of memory, and the words for its exit record. Used by the
+launcher alone."""
 
 from __future__ import annotations
 
@@ -11,20 +12,21 @@ if TYPE_CHECKING:
     from peerload.launcher.protocol import ExitRecord
 
 REFUSED_SHARE = 0.97
-"""Who fails with this much of what one process may have was refused more."""
+"""A process that failed with this share of its limit in use counts as refused memory."""
 TAIL_BYTES = 4096
-"""So much of the end of its stderr is looked at."""
+"""Bytes of the end of stderr that are searched."""
 SAYINGS = (b"memoryerror", b"bad_alloc", b"cannot allocate", b"out of memory", b"not enough memory")
-"""What programs say, in small letters, when memory is refused to them …"""
+"""What programs print, in lower case, when memory is refused to them."""
 NOT_OF_MEMORY = (b"cuda", b"gpu", b"hip error", b"rocm", b"heap")
-"""… if they speak neither of a GPU's nor of what they allow themselves (Java, JavaScript)."""
+"""Words in such a message that rule it out: memory of a GPU, or a heap limit of a runtime (Java, JavaScript)."""
 _GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
-"""How programs end to which memory is refused: by themselves, or by one of these; the others come from outside."""
+"""Ways in which programs end that are refused memory: an exit code, or one of these signals. Others come from outside.
+"""
 
 
 def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) -> ExitRecord:
-    """An exit record, completed: the most memory that the task had, as far as that is known of the whole task, and whether it
-    ended for want of memory on ``node``. ``stderr``: the file of its captured stderr."""
+    """An exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended
+    for want of memory on ``node``. stderr: the file of its captured stderr."""
     assert record.usage is not None
     if use.peak_bytes:
         record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))
@@ -42,7 +44,7 @@ def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) ->
 
 
 def _because(record: ExitRecord, words: str) -> ExitRecord:
-    """A task that has succeeded all the same has: one of its processes was killed, and it did without."""
+    """Add the shortage. A task that has succeeded has only lost a process to it."""
     if record.exit_code:
         return record.replace(out_of="memory", reason=words)
     return record.replace(reason=f"ended; a process of it was killed: {words.removeprefix('killed: ')}")
@@ -55,7 +57,7 @@ def _words(use: MemoryUse, node: str, peak_bytes: int) -> str:
 
 
 def size_words(size_bytes: int) -> str:
-    """``2.0 GiB``, or ``200.0 MiB`` where it is less than one."""
+    """Size in GiB or MiB: ``2.0 GiB``."""
     return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.1f} MiB"
 
 

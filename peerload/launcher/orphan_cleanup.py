@@ -1,8 +1,8 @@
-"""The end of what a launcher has left behind, when it was killed: by its guard, at once, and by the next launcher, before
-that says anything.
+"""Cleanup after a launcher that was killed: its watchdog kills its tasks at once, and the next launcher does before it
+answers.
 
-The guard is a shell that sleeps on a pipe until the launcher is gone, so that no living agent is needed.
-It is not bound to the launcher by the kernel: if both are killed in the same moment, tasks live until the next launcher.
+The watchdog is a shell that sleeps on a pipe until the launcher is gone, so no living agent is needed. The kernel does
+not bind it to the launcher: if both are killed at the same moment, tasks live until the next launcher.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import sys
 import time
 from typing import Any
 
-from peerload.launcher.cgroups import end_cgroup, removed_all
-from peerload.launcher.record_log import RecordLog, machine_boot, say, whole_records
+from peerload.launcher.cgroups import kill_and_remove, removed_all
+from peerload.launcher.record_log import RecordLog, log_line, machine_boot, whole_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.launcher.containment import Units
 
 UNITS_NAME = "units"
-"""The file that tells where the units of a launcher are: kind, machine boot, root, and the root of its memory groups, "" for
-none; for the next launcher."""
+"""File with the place of a launcher's units, for the next launcher: kind, machine boot, root, and root of its memory
+cgroups ("" for none)."""
 EMPTY_LOOKS_MAX, EMPTY_LOOK_S = 100, 0.01
-"""A memory group whose processes have just ended can be removed after a moment."""
+"""Tries to remove a memory cgroup whose processes have just ended, and the pause between them."""
 SPAWNS_NAME = "spawns.log"
-"""Written only where units are bare. A row: key, pid, start, machine boot, output files, launcher run."""
-GUARD_NAME = "peerload-guard"
-_WAIT = """
+"""Log of spawned processes; written only by the process scan. A row: key, pid, start, machine boot, output files,
+launcher run."""
+WATCHDOG_NAME = "peerload-guard"
+_WATCHDOG_SCRIPT = """
 trap '' TERM INT HUP
 read -r _
 [ -w "$1" ] && echo 1 > "$1"
@@ -40,7 +41,7 @@ ends with the launcher."""
 
 
 def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
-    """From here on units are there; "" for a root: nowhere. Before the first is made."""
+    """Note where the units are; "" for a root: nowhere. Called before the first is made."""
     path = f"{directory}/{UNITS_NAME}"
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -50,9 +51,9 @@ def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
     os.replace(path + ".new", path)  # noqa: PTH105 -- pathlib costs the launcher a megabyte
 
 
-def end_left_overs(directory: str, ended: set[str]) -> None:
-    """Kill what is left of an earlier launcher's tasks, and return when it is gone, however long that takes: reporting a
-    task as dead while it runs would let it run twice. ``ended``: the keys that have an exit record."""
+def kill_leftovers(directory: str, ended: set[str]) -> None:
+    """Kill what is left of an earlier launcher's tasks, and return when it is gone, however long that takes: a task
+    that is reported as dead while it runs would run twice. ended: keys that have an exit record."""
     boot = machine_boot()
     try:
         with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 -- as above
@@ -60,31 +61,31 @@ def end_left_overs(directory: str, ended: set[str]) -> None:
     except (OSError, ValueError):
         made_in, root, memory_root = "", "", ""
     if root and made_in == boot:
-        end_cgroup(root)
+        kill_and_remove(root)
     log = RecordLog(f"{directory}/{SPAWNS_NAME}")
     rows = {row[0]: row for row in log.read() if row[3] == boot and row[0] not in ended}  # the last of a key counts
     if rows:
-        end_rows(list(rows.values()))
+        kill_spawned(list(rows.values()))
     if made_in == boot:
-        _remove_memory(memory_root)
+        _remove_memory_cgroups(memory_root)
     log.rewrite([])
     log.close()
 
 
-def _remove_memory(root: str) -> None:
-    """The memory groups below it, whose tasks have been ended."""
+def _remove_memory_cgroups(root: str) -> None:
+    """Remove the memory cgroups of tasks that have been killed."""
     if not root:
         return
     for _ in range(EMPTY_LOOKS_MAX):
         if removed_all(root):
             return
         time.sleep(EMPTY_LOOK_S)
-    say(f"{root}, left by an earlier launcher, cannot be removed")
+    log_line(f"{root}, left by an earlier launcher, cannot be removed")
 
 
-def end_rows(rows: list[Any]) -> None:
-    """The same for bare units, of these rows of the log of spawns. A row whose pid is 0 was written before its process
-    was made: that is found by its mark, or as the session that writes to these files."""
+def kill_spawned(rows: list[Any]) -> None:
+    """Kill the processes of these rows of the log of spawns. A row with pid 0 was written before its process was made:
+    that process is found by its mark, or as the session that writes to these files."""
     from peerload.launcher import proc_scan as bare  # noqa: PLC0415 -- most launchers have no use for it
 
     leaders = {row[1]: row[2] for row in rows if row[1]}
@@ -94,11 +95,11 @@ def end_rows(rows: list[Any]) -> None:
         for pid, (_, group, session, start, _) in bare.process_table().items():
             if session == group == pid and _writes_to(pid, outputs):
                 leaders[pid] = start
-    bare.end_marked(leaders, marks)
+    bare.kill_marked(leaders, marks)
 
 
 def _writes_to(pid: int, paths: set[str]) -> bool:
-    """Whether the stdout or the stderr of a process is one of these files."""
+    """Whether stdout or stderr of a process is one of these files."""
     for number in (1, 2):
         try:
             if os.readlink(f"/proc/{pid}/fd/{number}").removesuffix(" (deleted)") in paths:  # noqa: PTH115 -- as above
@@ -109,18 +110,18 @@ def _writes_to(pid: int, paths: set[str]) -> bool:
 
 
 class Watchdog:
-    """A process that ends the tasks of this launcher run when the launcher is gone. ``pid``, ``pidfd``: of the guard.
-    Raises OSError where there can be none (no /bin/sh)."""
+    """A process that kills the tasks of this launcher run when the launcher is gone. Raises OSError where there can be
+    none (no /bin/sh)."""
 
     def __init__(self, directory: str, units: Units, memory_root: str, run: str) -> None:
         kill_file = units.root + "/cgroup.kill" if units.root else ""
-        its = [directory, units.root, run, memory_root]
-        code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.launcher.orphan_cleanup import guard; guard()"
+        arguments = [directory, units.root, run, memory_root]
+        code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.launcher.orphan_cleanup import watchdog_main; watchdog_main()"
         theirs, mine = os.pipe2(os.O_CLOEXEC)
         try:
             self.pid = os.posix_spawn(
                 "/bin/sh",
-                ["sh", "-c", _WAIT, GUARD_NAME, kill_file, sys.executable, code, *its],
+                ["sh", "-c", _WATCHDOG_SCRIPT, WATCHDOG_NAME, kill_file, sys.executable, code, *arguments],
                 os.environ,
                 file_actions=((os.POSIX_SPAWN_DUP2, theirs, 0),),
                 setsid=True,
@@ -141,24 +142,24 @@ class Watchdog:
             raise
 
     def close(self) -> None:
-        """It has ended: let go of it."""
+        """Release the descriptors of a watchdog that has ended."""
         os.close(self._pipe)
         os.close(self.pidfd)
         os.waitpid(self.pid, 0)
 
 
-def guard() -> None:
-    """What the guard does in the end; its arguments are those of `Watchdog`."""
+def watchdog_main() -> None:
+    """Kill what the launcher has left; the arguments are those of `Watchdog`."""
     directory, root, run, memory_root = sys.argv[1:]
     began_s = time.monotonic()
     if root:
         if not os.path.isdir(root):  # noqa: PTH112 -- as above
             return
-        end_cgroup(root)
+        kill_and_remove(root)
     else:
         rows = {row[0]: row for row in whole_records(f"{directory}/{SPAWNS_NAME}")[0] if row[5:] == [run]}
         if not rows:
             return
-        end_rows(list(rows.values()))
-    _remove_memory(memory_root)
-    say(f"the launcher is gone; its guard took {time.monotonic() - began_s:.3f} s to end what it left")
+        kill_spawned(list(rows.values()))
+    _remove_memory_cgroups(memory_root)
+    log_line(f"the launcher is gone; its watchdog took {time.monotonic() - began_s:.3f} s to end what it left")

@@ -1,11 +1,11 @@
-"""Containment by scanning /proc, where there is no cgroup: the processes of a task are found there, and frozen with
-SIGSTOP.
+"""Containment by scanning /proc, where there are no cgroups: the processes of a task are searched there, and frozen
+with SIGSTOP.
 
-What is found: the leader's session and process group, whatever descends from them, and whatever bears the task's mark in
-the environment it was started with. The launcher becomes the reaper of orphans (PR_SET_CHILD_SUBREAPER), so that what a
-dead leader leaves behind comes to it and can be told at once.
+A task's processes are the session and process group of its leader, their descendants, and whatever bears the task's
+mark in the environment it was started with. The launcher becomes the subreaper (PR_SET_CHILD_SUBREAPER), so that the
+orphans of a leader are reparented to it.
 
-Used by the launcher alone, and imported only where there are no cgroups to be had.
+Used by the launcher alone, and imported only where there are no cgroups.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ import signal
 import time
 
 from peerload.launcher.containment import PREFIX, REPORT_S, kill_one, read
-from peerload.launcher.record_log import process_fields, process_start, say
+from peerload.launcher.record_log import log_line, process_fields, process_start
 
 MARK = b"PEERLOAD_UNIT"
-"""The variable by which a process shows which unit it belongs to: <launcher run>/peerload-<key>."""
+"""The variable that marks the processes of a unit: <launcher run>/peerload-<key>."""
 LOOKS_MAX = 50
-"""Processes fork while they are being stopped: they are looked for until nothing new is found, or so often."""
+"""Bound on scans while processes are being stopped, since they may fork meanwhile."""
 QUIET_LOOKS = 2
-"""Nothing new so often in a row: what executes another program cannot be told for a moment."""
+"""Scans in a row that have to find nothing new: a process in exec shows no mark for a moment."""
 QUIET_S = 0.001
-DOUBTS_MAX = 6
-"""An orphan that bears no mark (it executes another program just now, or has cleared its environment) is looked at so
-often before it is taken for another task's."""
+UNMARKED_LOOKS_MAX = 6
+"""Scans of an orphan without a mark (it is in exec, or has cleared its environment) before it counts as another task's.
+"""
 _PR_SET_CHILD_SUBREAPER = 36
 _ENVIRONMENT_BYTES_MAX = 4 << 20
 _TASK_MARK = b"PEERLOAD_TASK_ID="
 
 Table = dict[int, tuple[int, int, int, int, bool]]
-"""pid → parent, process group, session, start (clock ticks since boot) and whether it may execute, of all that is alive."""
+"""pid → parent, process group, session, start (clock ticks since boot) and whether it may execute, of all live
+processes."""
 
 
 class ProcScan:
-    """See `containment.Units`. run: the name of this run of the launcher, for the marks. own_children: pids of the launcher's
-    children that are no tasks; whoever makes one adds it."""
+    """`Units` by scanning. run: the name of this run of the launcher, for the marks. own_children: pids of the
+    launcher's children that are no tasks; whoever makes one adds it."""
 
     name = "bare"
-    is_bare = True
+    is_proc_scan = True
     root = ""
     unenforced: tuple[str, ...] = (
         "a process that leaves its session, is left by its parent and clears its environment is ended with the last task only",
@@ -54,32 +55,32 @@ class ProcScan:
         self._own_children = own_children
         self._children = f"/proc/self/task/{os.getpid()}/children"
         self._leaders: dict[str, tuple[int, int]] = {}
-        self._doubts: dict[str, int] = {}
+        self._unmarked_looks: dict[str, int] = {}
         _become_subreaper()
 
     def mark(self, key: str) -> bytes:
-        """What the processes of this unit have as their mark."""
+        """The mark of this unit."""
         return unit_mark(self._run, key)
 
     def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
-        """Nothing to be made: the mark does it."""
+        """Nothing to do: the mark does it."""
 
     def leave(self) -> None:
-        """Nothing."""
+        """Nothing to do."""
 
-    def born(self, key: str, pid: int, start: int) -> None:
-        """This is its leader, and when it started (clock ticks since boot): a number alone may be used again."""
+    def leader_started(self, key: str, pid: int, start: int) -> None:
+        """See `Units`. The start distinguishes processes that have the same number in turn."""
         self._leaders[key] = (pid, start)
 
     def freeze(self, key: str) -> None:
         """See `Units`."""
         stop_all(dict([self._leaders[key]]), {self.mark(key)})
 
-    def freeze_again(self, keys: list[str]) -> None:
-        """See `Units`. One look for all: at sessions, and at orphans, which are children of ours."""
+    def refreeze(self, keys: list[str]) -> None:
+        """See `Units`. One scan for all, of sessions and of orphans, which are children of the launcher."""
         marks = {self.mark(key) for key in keys}
         leaders = dict(self._leaders[key] for key in keys)
-        for pid in self._strange_children():
+        for pid in self._task_orphans():
             if _has_mark(pid, {MARK + b"=" + mark for mark in marks}):
                 leaders[pid] = process_start(pid)
         table = process_table()
@@ -102,11 +103,11 @@ class ProcScan:
         return sorted(members(process_table(), dict([self._leaders[key]]), {self.mark(key)}))
 
     def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
-        """See `Units`. One look for all, as in `freeze_again`: their sessions, what descends from these, and orphans."""
+        """See `Units`. One scan for all, as in `refreeze`: sessions, their descendants, and orphans."""
         if not keys:
             return {}
         table = process_table()
-        orphans = {pid: read(f"/proc/{pid}/environ") for pid in self._strange_children()}
+        orphans = {pid: read(f"/proc/{pid}/environ") for pid in self._task_orphans()}
         found = {}
         for key in keys:
             leaders = dict([self._leaders[key]])
@@ -116,16 +117,16 @@ class ProcScan:
         return found
 
     def cpu_s(self, key: str) -> float:  # noqa: ARG002 -- as `Cgroup2` has it
-        """See `Units`. Nobody counts."""
+        """See `Units`. Nothing counts it."""
         return -1.0
 
     def orphans(self) -> set[int]:
-        """See `Units`: with the leaders of tasks."""
+        """See `Units`. The leaders of tasks are among them."""
         return {int(child) for child in read(self._children).split()}
 
     def close(self, key: str) -> bool:
-        """See `Units`. Whatever the leader has left is a child of ours by now, or descends from one that is: those are
-        killed first, and what they leave comes to us in turn."""
+        """See `Units`. What the leader has left is a child of the launcher by now, or a descendant of one: children are
+        killed first, and theirs follow."""
         if key not in self._leaders:
             return True
         if not self.orphans():  # this kernel has no list of children
@@ -137,13 +138,13 @@ class ProcScan:
         self._forget(key)
         return True
 
-    def _strange_children(self) -> set[int]:
-        """Children of ours that are no leader of another task, nor of this one."""
+    def _task_orphans(self) -> set[int]:
+        """Children of the launcher that are neither leaders nor its own."""
         return self.orphans() - {pid for pid, _ in self._leaders.values()} - self._own_children
 
     def _is_without_orphans(self, key: str) -> bool:
-        """Whether none of our children are of this unit, for certain: fast forks come and go while we look."""
-        orphans = self._strange_children()
+        """Whether no child of the launcher belongs to this unit, for certain: fast forks come and go during a scan."""
+        orphans = self._task_orphans()
         if not orphans:
             return True
         environments = {pid: read(f"/proc/{pid}/environ") for pid in orphans if _is_alive(pid)}
@@ -157,21 +158,21 @@ class ProcScan:
         if mine:
             self.kill(key)
             return False
-        if self._strange_children() != orphans:
+        if self._task_orphans() != orphans:
             return False
-        self._doubts[key] = self._doubts.get(key, 0) + 1
-        return not unmarked or self._doubts[key] >= DOUBTS_MAX
+        self._unmarked_looks[key] = self._unmarked_looks.get(key, 0) + 1
+        return not unmarked or self._unmarked_looks[key] >= UNMARKED_LOOKS_MAX
 
     def _forget(self, key: str) -> None:
         del self._leaders[key]
-        self._doubts.pop(key, None)
+        self._unmarked_looks.pop(key, None)
 
     def remove(self) -> None:
-        """Nothing."""
+        """Nothing to do."""
 
 
 def process_table() -> Table:
-    """All processes that are alive (zombies are not)."""
+    """All live processes, without zombies."""
     table: Table = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 -- pathlib costs the launcher a megabyte
         if name.isdecimal():
@@ -188,8 +189,8 @@ def process_table() -> Table:
 
 
 def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int]:
-    """The pids of what belongs to the groups and sessions of these leaders (pid → start), descends from that, or bears
-    one of these marks."""
+    """Pids of the groups and sessions of these leaders (pid → start), of their descendants, and of processes with one
+    of these marks."""
     me = os.getpid()
     found = set()
     for pid, (_, group, session, start, _) in table.items():
@@ -213,7 +214,7 @@ def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int
 
 
 def stop_all(leaders: dict[int, int], marks: set[bytes]) -> set[int]:
-    """Stop them until no more are found, so that none is forking ahead of us. → the pids."""
+    """Stop processes until no more are found, so that none forks ahead of us. → their pids."""
     stopped: set[int] = set()
     quiet = 0
     for _ in range(LOOKS_MAX):
@@ -230,12 +231,12 @@ def stop_all(leaders: dict[int, int], marks: set[bytes]) -> set[int]:
 
 
 def unit_mark(run: bytes, key: str) -> bytes:
-    """What the processes of a unit of this run of a launcher have as their mark."""
+    """The mark of a unit of this run of a launcher."""
     return run + b"/" + PREFIX.encode() + key.encode()
 
 
-def end_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
-    """Kill them and return when they are gone, however long that takes."""
+def kill_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
+    """Kill processes, and return when they are gone, however long that takes."""
     report_at_s = time.monotonic() + REPORT_S
     while left := members(process_table(), leaders, marks):
         stop_all(leaders, marks)
@@ -245,7 +246,7 @@ def end_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
             _await_end(pid)
         if time.monotonic() > report_at_s:
             report_at_s += REPORT_S
-            say(f"processes {sorted(left)}, left by an earlier launcher, do not end")
+            log_line(f"processes {sorted(left)}, left by an earlier launcher, do not end")
 
 
 def _is_alive(pid: int) -> bool:
@@ -265,7 +266,7 @@ def _await_end(pid: int) -> None:
 
 
 def _has_mark(pid: int, marks: set[bytes]) -> bool:
-    """Whether one of these begins (with the whole of a value at its end) a variable the process was started with."""
+    """Whether a variable of a process's initial environment is one of these marks, or begins with one that ends in "="."""
     raw = read(f"/proc/{pid}/environ")
     if not raw or not any(mark in raw for mark in marks):
         return False
@@ -283,4 +284,4 @@ def _become_subreaper() -> None:
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (ImportError, OSError, AttributeError) as error:
-        say(f"orphans of tasks do not come to the launcher: {error}")
+        log_line(f"orphans of tasks do not come to the launcher: {error}")

@@ -1,4 +1,4 @@
-"""Starting one process, and keeping its captured output within its limit. Used by the launcher alone."""
+"""Starting a process, and limiting its captured output. Used by the launcher alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ NEVER_STARTED = -1
 REASON_CHARS_MAX = 400
 BLOCK_BYTES = 4096
 SLACK_BYTES = 256 << 10
-"""What a file system may take for a file beyond its data."""
+"""What a file system may allocate for a file beyond its data."""
 SIZE_BYTES_MAX = 1 << 60
-"""What an exit record can say; a task can make its own file look larger."""
+"""Largest size in an exit record; a task can make its own file look larger."""
 SIGNALS_DEFAULT = tuple(
     number for number in range(1, signal.NSIG) if number not in {signal.SIGKILL, signal.SIGSTOP, 32, 33}
 )
@@ -40,11 +40,11 @@ SHORTAGES = {
     errno.EAGAIN: "no more processes can be made: the limit of processes is reached",
     errno.ENOMEM: "out of memory",
 }
-"""Errors before exec that are the node's, not the task's, and their words for people: the attempt never started."""
+"""Errors before exec that are the node's fault, and their words for people: the attempt never started."""
 
 
 class CannotStart(Exception):
-    """The process could not be made. ``exit_code`` is what a shell would show, ``reason`` says why."""
+    """The process could not be started. exit_code: what a shell would show."""
 
     def __init__(self, exit_code: int, reason: str) -> None:
         super().__init__(reason)
@@ -53,14 +53,14 @@ class CannotStart(Exception):
 
 
 class SpawnRefused(Exception):
-    """The policy of this node lets nobody run that; says why, for people."""
+    """The policy of this node forbids it."""
 
 
 def spawn(request: SpawnRequest, reads: int | str = "") -> int:
-    """Start a process in a session of its own and return its pid. ``reads``: a descriptor that it gets as its stdin; the path
-    of the terminal that it gets as all three; "": its stdin is /dev/null.
+    """Start a process in a session of its own and return its pid. reads: descriptor of its stdin; path of the terminal
+    that is its stdin, stdout and stderr; "" for /dev/null.
 
-    Never forks (the cost would grow with the launcher). Raises CannotStart, or OSError for what is in SHORTAGES.
+    Never forks, since the cost would grow with the launcher. Raises CannotStart, or OSError for what is in SHORTAGES.
     """
     argv, environment, umask = request.argv, request.environment, request.umask
     captures = [request.stdout, request.stderr]
@@ -97,13 +97,14 @@ def spawn(request: SpawnRequest, reads: int | str = "") -> int:
 
 
 def raise_shortage(error: Exception) -> None:
-    """Raise it again if the node is short of something; return if it says something of the task."""
+    """Raise the error again if the node is short of something; return if it is the task's."""
     if isinstance(error, OSError) and error.errno in SHORTAGES:
         raise error
 
 
 def _standard_files(captures: list[str], reads: int | str) -> tuple[tuple[int, ...] | tuple[object, ...], ...]:
-    """What makes 0, 1 and 2 of a process, after it has begun its session: the terminal that it opens first is its own."""
+    """The file actions for descriptors 0, 1 and 2. They happen after setsid, so the terminal that it opens becomes its
+    own."""
     if isinstance(reads, str) and reads:
         opens = (os.POSIX_SPAWN_OPEN, 0, reads, os.O_RDWR, 0)
         return opens, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)
@@ -115,7 +116,7 @@ def _standard_files(captures: list[str], reads: int | str) -> tuple[tuple[int, .
 
 
 def _make_readable(captures: list[str]) -> None:
-    """Make the files of the output before a umask applies that would keep even their owner from reading them."""
+    """Create the output files before a umask applies that would keep even their owner from reading them."""
     for path in captures:
         os.close(os.open(path, _CAPTURE | os.O_CLOEXEC, 0o600))
 
@@ -126,7 +127,7 @@ def text(raw: bytes) -> str:
 
 
 def find_program(program: bytes, environment: dict[bytes, bytes]) -> bytes:
-    """The program along PATH of the task's own environment."""
+    """The program, searched along PATH of the task's own environment."""
     if b"/" in program:
         if not os.path.lexists(program):
             raise CannotStart(NOT_FOUND, f"command not found: {text(program)}")
@@ -154,11 +155,11 @@ def _why(program: bytes, captures: list[str], error: OSError) -> str:
 
 
 class Capture:
-    """One captured stream on disk, kept to its first and its last ``bytes_max`` / 2 bytes.
+    """One captured stream on disk, limited to its first and its last ``bytes_max`` / 2 bytes.
 
-    What is between becomes a hole: the size goes on growing, so that offsets stay true. Where the file system has no
-    holes the file is cut back to its head instead, whenever it is too large: then the head and the newest bytes are
-    kept, at offsets that are no longer those of the stream. ``access``: with whose rights the file is touched.
+    The rest becomes a hole: the size goes on growing, so that offsets stay true. Where the file system has no holes,
+    the file is cut back to its head whenever it is too large: then the head and the newest bytes are kept, at offsets
+    that are no longer those of the stream.
     """
 
     __slots__ = ("access", "bytes_max", "path", "punched_to")
@@ -170,7 +171,7 @@ class Capture:
         self.punched_to = 0
 
     def limit(self, holes: HolePuncher) -> int:
-        """Give back to the disk what is over the limit; returns the size in bytes (0 if there is no file)."""
+        """Free what is over the limit; returns the size in bytes (0 if there is no file)."""
         with self.access:
             return self._limit(holes)
 
@@ -210,18 +211,18 @@ class Capture:
 
     @property
     def _held_max(self) -> int:
-        """What a file that is within its limit may hold of the disk; file systems reserve up to as much again as there is."""
+        """What a file within its limit may occupy on the disk; file systems reserve up to as much again."""
         return 2 * self.bytes_max + SLACK_BYTES
 
     def _give_back(self, size: int) -> None:
-        """What a task has reserved beyond the end of its file, which no size tells of. What it writes meanwhile is lost."""
+        """Free what a task has reserved beyond the end of its file. What it writes meanwhile is lost."""
         try:
             os.truncate(self.path, size)
         except OSError:  # as above
             return
 
     def close(self, holes: HolePuncher) -> int:
-        """Apply the limit for the last time and drop the file if it is empty; returns its size in bytes."""
+        """Apply the limit for the last time, and remove the file if it is empty; returns its size in bytes."""
         size = self.limit(holes)
         if not size:
             try:
@@ -242,7 +243,7 @@ class HolePuncher:
         self._supported = True
 
     def punch_file(self, path: os.PathLike[str], offset: int, size_bytes: int) -> bool:
-        """Make a hole in the file at ``path``; False if this system cannot, or something else is in its place by now."""
+        """Punch a hole in the file at ``path``; False if this system cannot, or the file was replaced."""
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:  # nothing to drop
@@ -253,7 +254,7 @@ class HolePuncher:
             os.close(fd)
 
     def punch(self, fd: int, offset: int, size_bytes: int) -> bool:
-        """Make a hole; False if this system cannot."""
+        """Punch a hole; False if this system cannot."""
         if not self._supported:
             return False
         import ctypes  # noqa: PLC0415 -- see above
@@ -267,6 +268,6 @@ class HolePuncher:
         number = ctypes.get_errno()
         if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
             self._supported = False
-            say("no holes in files here: output over its limit is cut back to its head")
+            log_line("no holes in files here: output over its limit is cut back to its head")
             return False
         return number == errno.EINTR

@@ -1,8 +1,9 @@
-"""Tasks with a terminal of their own: what they write to it goes into the file of their stdout. Used by the launcher alone.
+"""Pseudo-terminals of tasks: what a task writes to its terminal goes into the file of its stdout. Used by the launcher
+alone.
 
-The launcher holds the master's side; the task opens the other one as the leader of its session, so that it is its
-controlling terminal: Ctrl-C typed into it is a signal for whatever runs in its foreground. stdout and stderr are one.
-The launcher has the other side open, too: a task may close all of its own for a while, and find its terminal again.
+The launcher holds the master; the task opens the slave as the leader of its session, so that it becomes its controlling
+terminal: Ctrl-C is a signal for its foreground processes. stdout and stderr are one. The launcher keeps the slave open,
+too: a task may close all of its descriptors for a while, and open its terminal again.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from __future__ import annotations
 import os
 import select
 
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 READ_BYTES = 64 << 10
 TURN_BYTES_MAX = 1 << 20
-"""Of one terminal no more is copied before others have their turn."""
+"""Bytes copied from one terminal before others have their turn."""
 DRAIN_BYTES_MAX = 4 << 20
-"""Of what an ended task has left in its terminal no more is looked for."""
+"""Bytes copied from the terminal of an ended task."""
 SIDE_MAX = 65_535
-"""Rows and columns, as the system counts them."""
+"""Most rows and columns that the system can count."""
 DESCRIPTORS = 4
-"""Open for each: the master's side, once more for its input, the task's side, and the file."""
+"""Open descriptors for each: the master, its copy for the input, the slave, and the file."""
 
 
 class PseudoTerminal:
-    """One: ``master`` is our side of it, ``file`` where its output goes, ``slave`` the task's side."""
+    """One terminal. file: where its output goes."""
 
     __slots__ = ("file", "key", "master", "slave")
 
@@ -39,7 +40,7 @@ class PseudoTerminal:
         os.set_blocking(self.master, False)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Its window; what runs in its foreground gets SIGWINCH if that is new."""
+        """Set the window size; its foreground processes get SIGWINCH if it is new."""
         import fcntl  # noqa: PLC0415 -- few tasks have a terminal
         import struct  # noqa: PLC0415 -- as above
         import termios  # noqa: PLC0415 -- as above
@@ -48,14 +49,14 @@ class PseudoTerminal:
             fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def copy(self, bytes_max: int) -> bool:
-        """What has been written to it, to the file. → whether there may be more some day."""
+        """Copy output to the file. → whether there may be more later."""
         while bytes_max > 0:
             try:
                 data = os.read(self.master, READ_BYTES)
             except BlockingIOError:
                 return True
             except OSError as error:
-                say(f"the terminal of {self.key}: {error.strerror}")
+                log_line(f"the terminal of {self.key}: {error.strerror}")
                 return False
             if not data:
                 return False
@@ -64,18 +65,18 @@ class PseudoTerminal:
                 while data:
                     data = data[os.write(self.file, data) :]
             except OSError as error:
-                say(f"output of {self.key} is lost: {error.strerror}")
+                log_line(f"output of {self.key} is lost: {error.strerror}")
         return True
 
     def close(self) -> None:
-        """Let go of it: whoever still has it open is hung up."""
+        """Close it: whoever still has it open is hung up."""
         os.close(self.slave)
         os.close(self.master)
         os.close(self.file)
 
 
 class PseudoTerminals:
-    """All of them, by the key of their task."""
+    """All terminals, by the key of their task."""
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
@@ -84,11 +85,11 @@ class PseudoTerminals:
 
     @property
     def descriptors(self) -> int:
-        """How many of the process's descriptors they take."""
+        """Number of open descriptors."""
         return DESCRIPTORS * len(self._by_key)
 
     def open(self, key: str, path: str, rows: int, columns: int) -> PseudoTerminal:
-        """A terminal for a task that is about to start. Raises OSError."""
+        """Open a terminal for a task that is about to start. Raises OSError."""
         terminal = PseudoTerminal(key, path)
         terminal.resize(rows, columns)
         self._by_key[key] = self._by_master[terminal.master] = terminal
@@ -96,20 +97,20 @@ class PseudoTerminals:
         return terminal
 
     def resize(self, key: str, rows: int, columns: int) -> None:
-        """The window of a task's terminal, if it has one."""
+        """Set the window size of a task's terminal, if it has one."""
         terminal = self._by_key.get(key)
         if terminal is not None:
             terminal.resize(rows, columns)
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of terminals: something was written to one."""
+        """Copy the output that epoll reported."""
         for master in [fd for fd in masks if fd in self._by_master]:
             terminal = self._by_master[master]
             if not terminal.copy(TURN_BYTES_MAX):
                 self._drop(terminal)
 
     def close(self, key: str) -> None:
-        """Its task is over, with all it has started: what is left in it is copied."""
+        """Copy what is left, and close the terminal of an ended task."""
         terminal = self._by_key.get(key)
         if terminal is not None:
             terminal.copy(DRAIN_BYTES_MAX)

@@ -1,12 +1,11 @@
-"""The reaper: tasks whose leader has ended are reported when nothing is left of them, neither their background
-processes nor their unit. Used by the launcher alone; the imports are few.
-"""
+"""The reaper: a task whose leader has ended is reported when nothing is left of it, neither background processes nor
+its unit. Used by the launcher alone; the imports are few."""
 
 from __future__ import annotations
 
 import time
 
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 from peerload.launcher.task import boot_s
 
 TYPE_CHECKING = False
@@ -17,53 +16,54 @@ if TYPE_CHECKING:
     from peerload.launcher.task import LaunchedTask
 
 REMAINS_S_MAX = 10.0
-"""What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""
+"""Unkillable remains of a task (waiting for a disk) delay its exit no longer than this."""
 
 
 class Reaper:
-    """In ``units``; ``end(task)`` is called once for each, when its leader may be reaped and its exit told, and
-    ``closed(key)`` as soon as nothing of it is left."""
+    """``end(task)`` is called once for each task, when its leader may be reaped and its exit reported; ``closed(key)``
+    as soon as nothing of it is left."""
 
     def __init__(self, units: Units, end: Callable[[LaunchedTask], None], closed: Callable[[str], None]) -> None:
         self._units = units
         self._closed = closed
         self._end = end
-        self._ending: list[LaunchedTask] = []
-        self._unclosed: list[LaunchedTask] = []
+        self._awaiting_close: list[LaunchedTask] = []
+        self._unkillable: list[LaunchedTask] = []
 
     def add(self, task: LaunchedTask) -> None:
-        """Its leader has ended, and is not reaped before `end`: until then its pid is nobody else's."""
+        """Take over a task whose leader has ended. The leader is not reaped before ``end``: until then its pid cannot
+        be reused."""
         task.ended_at = time.time()
         task.ended_s = time.monotonic()
         task.ran_s = boot_s() - task.started_boot_s
-        self._ending.append(task)
+        self._awaiting_close.append(task)
 
-    def dues_s(self) -> list[float]:
-        """The moments (monotonic) at which `settle` has something to do."""
-        return [task.close_due_s for task in self._ending + self._unclosed]
+    def due_at_s(self) -> list[float]:
+        """The moments (monotonic) at which `reap_closed` has something to do."""
+        return [task.close_due_s for task in self._awaiting_close + self._unkillable]
 
-    def settle(self) -> None:
-        """End those of which nothing is left; kill what is left of the others."""
-        if not (self._ending or self._unclosed):
+    def reap_closed(self) -> None:
+        """End the tasks of which nothing is left; kill what is left of the others."""
+        if not (self._awaiting_close or self._unkillable):
             return
         now_s = time.monotonic()
-        for task in [task for task in self._unclosed if task.close_due_s <= now_s]:
+        for task in [task for task in self._unkillable if task.close_due_s <= now_s]:
             if self._units.close(task.key):
-                self._unclosed.remove(task)
+                self._unkillable.remove(task)
                 self._closed(task.key)
             else:
-                task.wait_longer()
-        for task in [task for task in self._ending if task.close_due_s <= now_s]:
+                task.back_off()
+        for task in [task for task in self._awaiting_close if task.close_due_s <= now_s]:
             if self._units.close(task.key):
-                self._over(task)
+                self._finish(task)
                 self._closed(task.key)
             elif not task.lost_because and now_s >= task.ended_s + REMAINS_S_MAX:
-                say(f"{task.key} has ended, but not what it left: {self._units.processes(task.key)}")
-                self._unclosed.append(task)
-                self._over(task)
+                log_line(f"{task.key} has ended, but not what it left: {self._units.processes(task.key)}")
+                self._unkillable.append(task)
+                self._finish(task)
             else:
-                task.wait_longer()
+                task.back_off()
 
-    def _over(self, task: LaunchedTask) -> None:
-        self._ending.remove(task)
+    def _finish(self, task: LaunchedTask) -> None:
+        self._awaiting_close.remove(task)
         self._end(task)

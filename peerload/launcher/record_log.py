@@ -1,7 +1,7 @@
-"""What the launcher keeps on disk so that an exit survives the agent and the launcher: append-only logs.
+"""Append-only logs of the launcher, by which an exit survives the agent and the launcher.
 
-Imports nothing but the smallest modules: the launcher must stay small. Records outlive processes, not the machine,
-unless `RecordLog.sync` was asked for; whoever needs more (the store) writes its own row.
+The imports are few: the launcher must stay small. Records outlive processes, but the machine only after
+`RecordLog.sync`; whoever needs more (the store) writes its own row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 LOG_BYTES_MAX = 1 << 20
-"""A log of this size is rewritten with what is still of use, if that is less than half of it."""
+"""A log of this size is rewritten if less than half of it is useful."""
 RECORD_BYTES_MAX = 64 << 10
 _HEADER_BYTES = 8
 
@@ -31,7 +31,7 @@ class RecordLog:
         self.size_bytes = os.fstat(self._fd).st_size
 
     def read(self) -> list[Any]:
-        """Every whole record from the start of the file; what follows the first bad one is cut off."""
+        """All complete records from the start of the file; what follows the first bad one is cut off."""
         records, size = whole_records(self.path)
         if size < self.size_bytes:
             os.ftruncate(self._fd, size)
@@ -39,8 +39,8 @@ class RecordLog:
         return records
 
     def append(self, records: list[Any]) -> None:
-        """Add records with one write. Where the disk takes less (it is full), nothing is kept and the log says so: the
-        records are still told to the agent, and tasks must not end because a disk is full."""
+        """Add records with one write. If the disk is full, nothing is kept, and the log says so: the records are still
+        reported to the agent, and tasks must not end because a disk is full."""
         raw = b"".join(map(_pack, records))
         try:
             written = os.write(self._fd, raw)
@@ -48,12 +48,12 @@ class RecordLog:
                 os.ftruncate(self._fd, self.size_bytes)
                 written = 0
         except OSError as error:
-            say(f"{self.path}: {error.strerror}")
+            log_line(f"{self.path}: {error.strerror}")
             return
         self.size_bytes += written
 
-    def tidy(self, kept: list[Any] | None, kept_count: int) -> None:
-        """Shrink the file if it is large and most of it is of no use: to nothing, or to ``kept``."""
+    def compact(self, kept: list[Any] | None, kept_count: int) -> None:
+        """Shrink the file if it is large and mostly useless: to nothing, or to ``kept``."""
         if self.size_bytes <= LOG_BYTES_MAX:
             return
         if not kept_count:
@@ -63,11 +63,11 @@ class RecordLog:
             try:
                 self.rewrite(kept)
             except OSError as error:
-                say(f"{self.path}: {error.strerror}")
+                log_line(f"{self.path}: {error.strerror}")
 
     def rewrite(self, records: list[Any]) -> None:
-        """Replace the file by one that holds these records only. An emptied one takes no room, so that it can be done on
-        a full disk."""
+        """Replace the file by one with these records only. Emptying needs no room, so that it can be done on a full
+        disk."""
         if not records:
             os.ftruncate(self._fd, 0)
             self.size_bytes = 0
@@ -84,7 +84,7 @@ class RecordLog:
         self._fd = fd
 
     def sync(self) -> None:
-        """All that was added is on the disk. It may take as long as the disk pleases: not for the launcher's own thread."""
+        """Sync what was added. It may take as long as the disk pleases: not for the launcher's own thread."""
         os.fdatasync(self._fd)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class RecordLog:
 
 
 def whole_records(path: str) -> tuple[list[Any], int]:
-    """Every whole record from the start of such a file, and the bytes they take."""
+    """All complete records from the start of such a file, and their size in bytes."""
     with open(path, "rb") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
         raw = file.read()
     records = []
@@ -117,8 +117,8 @@ def _pack(record: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value
     return len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
 
 
-def say(line: str) -> None:
-    """A line for the log (stderr is DIR/launcher.log, cut at each start); lost if the disk is full."""
+def log_line(line: str) -> None:
+    """Write a line to the log (stderr is DIR/launcher.log, cut at each start); it is lost if the disk is full."""
     try:
         os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n".encode(errors="replace"))
     except OSError:
@@ -142,7 +142,7 @@ def process_fields(pid: int) -> list[bytes]:
 
 
 def process_start(pid: int) -> int:
-    """When a process started, in clock ticks since boot (field 22 of its stat); 0 if there is none."""
+    """Start of a process, in clock ticks since boot (field 22 of its stat); 0 if there is none."""
     fields = process_fields(pid)
     return int(fields[19]) if fields else 0
 

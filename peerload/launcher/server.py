@@ -24,7 +24,7 @@ from peerload.launcher.exit_records import Exits
 from peerload.launcher.fs_credentials import OwnCredentials
 from peerload.launcher.leases import CHECK_S, LeaseTimers
 from peerload.launcher.memory_limits import memory_limits
-from peerload.launcher.orphan_cleanup import Watchdog, end_left_overs, note_units
+from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
 from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, HolePuncher, SpawnRefused
 from peerload.launcher.protocol import (
     NODE_CHARS_MAX,
@@ -53,7 +53,7 @@ from peerload.launcher.protocol import (
     UsageRequest,
 )
 from peerload.launcher.reaper import Reaper
-from peerload.launcher.record_log import LOG_BYTES_MAX, say
+from peerload.launcher.record_log import LOG_BYTES_MAX, log_line
 from peerload.launcher.spawner import Spawner
 from peerload.launcher.stdin import LauncherStdin
 from peerload.launcher.task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, LaunchedTask, boot_s, failed
@@ -69,21 +69,23 @@ if TYPE_CHECKING:
 
 STOP_GRACE_S = 2.0
 LOCK_S_MAX = 0.3
-"""So long a directory may seem taken by a launcher that was killed: a process it was just starting still has its lock …"""
+"""A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
+lock."""
 LOCK_LOOK_S = 0.01
-"""… and is looked at this often."""
+"""Interval at which the lock is tried."""
 ALREADY_RUNS = 75
-"""The exit code of a launcher whose directory another one has (which may not answer yet: it ends left-overs first)."""
+"""Exit code of a launcher whose directory is locked by another, which may not answer yet."""
 
 
 class Launcher:
-    """The state of the launcher and its loop. ``directory`` is absolute; raises BlockingIOError if another has it.
-    ``units``, ``memory``: the kind of each, "" for the best that works; ``system``: it serves all users of the machine."""
+    """The launcher's state and loop. directory: absolute. units, memory: the wanted backends, "" for the best that
+    work. system: the service for all users, None for one user. Raises BlockingIOError if another launcher has the
+    directory."""
 
     def __init__(
         self, directory: str, units: str = "", memory: str = "", system: MultiUser | None = None, store: str = ""
     ) -> None:
-        """store: the id of the database that it starts tasks for, "" for those of several."""
+        """store: the id of the database that it starts tasks for, "" for several."""
         self._directory = directory
         self._store = store
         self._claim: socket.socket | None = None
@@ -103,19 +105,19 @@ class Launcher:
         self._events: list[LauncherEvent] = []
         self._kill_at_s = 0.0
         self._stopping = False
-        self._guard: Watchdog | None = None
+        self._watchdog: Watchdog | None = None
         self._own_children: set[int] = set()
         """Pids of children that are no tasks."""
         self._limit_due_s = 0.0
         self._must_listen = False
-        self._is_unguarded = False
+        self._has_no_watchdog = False
 
     # -- start ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take over from the predecessor, then listen."""
+        """Clean up after the predecessor, then listen."""
         self._exits = Exits(self._directory)
-        end_left_overs(self._directory, set(self._exits.ended))
+        kill_leftovers(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
         self._units = self._usable_units()
         self._memory = memory_limits(self._memory_wanted, self._units, ROOT_PREFIX + self._run)
@@ -124,20 +126,20 @@ class Launcher:
         if self._system is not None:
             self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run, self._own_children)
         self._input = LauncherStdin(self._epoll, self._events, self._access)
-        self._births = Spawner(
+        self._spawner = Spawner(
             self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system
         )
-        self._endings = Reaper(self._units, self._end, self._closed)
+        self._reaper = Reaper(self._units, self._end, self._unit_closed)
         self._leases = LeaseTimers(self._tasks, self._units, self._events)
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._exits.wake_by(wake_end)
+        self._exits.set_wake_fd(wake_end)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGHUP, self._look_for_socket)
-        if self._units.is_bare:
+        signal.signal(signal.SIGHUP, self._note_missing_socket)
+        if self._units.is_proc_scan:
             signal.signal(signal.SIGCHLD, lambda *_: None)  # orphans come to us
         self._epoll.register(self._wake, select.EPOLLIN)
-        self._set_guard()
+        self._start_watchdog()
         if self._system is None:
             self._agent = AgentSocket(self._directory, self._epoll, self._carry_out)
         else:
@@ -150,7 +152,7 @@ class Launcher:
         os.close(fd)
 
     def _usable_units(self) -> Units:
-        """The wanted kind of containment, or the best that works."""
+        """The wanted containment backend, or the best that works."""
         units = cgroup_units(self._units_wanted, ROOT_PREFIX + self._run)
         if units is not None:
             return units
@@ -158,19 +160,19 @@ class Launcher:
 
         return ProcScan(self._run, self._own_children)
 
-    def _set_guard(self) -> None:
+    def _start_watchdog(self) -> None:
         try:
-            self._guard = Watchdog(self._directory, self._units, self._memory.root, self._run)
+            self._watchdog = Watchdog(self._directory, self._units, self._memory.root, self._run)
         except OSError as error:
-            if not self._is_unguarded:
-                say(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
-            self._is_unguarded = True
+            if not self._has_no_watchdog:
+                log_line(f"no watchdog: if this launcher is killed, its tasks live until the next one: {error}")
+            self._has_no_watchdog = True
             return
-        if self._is_unguarded:
-            say("there is a guard again")
-        self._is_unguarded = False
-        self._own_children.add(self._guard.pid)
-        self._epoll.register(self._guard.pidfd, select.EPOLLIN)
+        if self._has_no_watchdog:
+            log_line("watchdog started again")
+        self._has_no_watchdog = False
+        self._own_children.add(self._watchdog.pid)
+        self._epoll.register(self._watchdog.pidfd, select.EPOLLIN)
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -183,8 +185,8 @@ class Launcher:
                 elif fd == self._wake:
                     os.read(self._wake, 512)
                     self._reap_orphans()
-                elif self._guard is not None and fd == self._guard.pidfd:
-                    self._replace_guard(self._guard)
+                elif self._watchdog is not None and fd == self._watchdog.pidfd:
+                    self._replace_watchdog(self._watchdog)
             self._input.ready(masks)
             if self._system is not None:
                 self._system.ready(masks)
@@ -193,47 +195,47 @@ class Launcher:
                 self._must_listen = False
                 self._agent.listen_again()
             self._enforce()
-            self._endings.settle()
+            self._reaper.reap_closed()
             self._flush()
         self._agent.close()
         self._units.remove()
         self._memory.remove()
         if self._system is not None:
             self._system.close()
-        if self._guard is not None:
-            os.kill(self._guard.pid, signal.SIGKILL)  # there is nothing left for it to do
-            self._guard.close()
+        if self._watchdog is not None:
+            os.kill(self._watchdog.pid, signal.SIGKILL)  # there is nothing left for it to do
+            self._watchdog.close()
 
     def _timeout_s(self) -> float | None:
         now_s = time.monotonic()
-        dues_s = self._endings.dues_s()
+        due_at_s = self._reaper.due_at_s()
         if self._kill_at_s:
-            dues_s.append(self._kill_at_s)
+            due_at_s.append(self._kill_at_s)
         if self._tasks:
-            dues_s.append(now_s + LIMIT_EVERY_S)
+            due_at_s.append(now_s + LIMIT_EVERY_S)
         if self._system is not None:
-            dues_s += self._system.dues_s()
+            due_at_s += self._system.due_at_s()
         soonest_s = self._leases.soonest_s()
         if soonest_s is not None:
-            dues_s.append(now_s + min(soonest_s, CHECK_S))
-        return max(0.0, min(dues_s) - now_s) if dues_s else None
+            due_at_s.append(now_s + min(soonest_s, CHECK_S))
+        return max(0.0, min(due_at_s) - now_s) if due_at_s else None
 
     # -- what is due ---------------------------------------------------------------------------------------------
 
     def _enforce(self) -> None:
-        """Leases, output limits and the end of a stop."""
+        """Enforce leases, output limits, memory limits, and the end of a stop."""
         self._leases.enforce()
         now_s = time.monotonic()
         if now_s >= self._limit_due_s:
             self._limit_due_s = now_s + LIMIT_EVERY_S
-            self._leases.hold_again()
-            if self._guard is None:  # there was no process to be had for it
-                self._set_guard()
+            self._leases.refreeze()
+            if self._watchdog is None:  # there was no process to be had for it
+                self._start_watchdog()
             for task in self._tasks.values():
                 if task.limit_due_s <= now_s:
                     for capture in task.captures:
                         capture.limit(self._holes)
-                if task.memory_bytes_max and not task.ended_at and self._memory.is_short(task.key):
+                if task.memory_bytes_max and not task.ended_at and self._memory.is_out_of_memory(task.key):
                     self._units.kill(task.key)
         if self._kill_at_s and now_s >= self._kill_at_s:
             self._kill_at_s = now_s + STOP_GRACE_S
@@ -243,7 +245,7 @@ class Launcher:
     def _leader_ended(self, task: LaunchedTask) -> None:
         task.memory_use = self._memory.used(task.key)
         self._input.leader_ended(task.key)
-        self._endings.add(task)
+        self._reaper.add(task)
         self._leases.drop(task)
         self._epoll.unregister(task.pidfd)
         del self._by_pidfd[task.pidfd]
@@ -253,28 +255,28 @@ class Launcher:
         del self._tasks[task.key]
         self._input.close(task.key)
         record = task.reap(self._holes)
-        said = self._system.said(task.pid) if self._system is not None else None
+        said = self._system.failure_of(task.pid) if self._system is not None else None
         if said is not None:  # it never was the command
             record = failed(task.started_at, *said)
         self._memory.close(task.key)
         if task.lost_because:
-            self._lose(task.key, task.lost_because, never_started=False)
+            self._report_lost(task.key, task.lost_because, never_started=False)
         elif said is not None and said[0] == NEVER_STARTED:
-            self._lose(task.key, said[1], never_started=True, shortage=said[1])
+            self._report_lost(task.key, said[1], never_started=True, shortage=said[1])
         else:
             self._exits.add(task.key, record, is_synced=task.is_synced)
 
-    def _closed(self, key: str) -> None:
-        """Nothing of this attempt is left, not even its unit."""
+    def _unit_closed(self, key: str) -> None:
+        """Release what an attempt had; not even its unit is left."""
         if self._system is not None:
             self._system.release(key)
 
-    def _lose(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
+    def _report_lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
         self._events.append(ExpiredEvent(key, reason, never_started, shortage))
 
     def _reap_orphans(self) -> None:
-        """What tasks have left to us, where orphans come to the launcher."""
-        if not self._units.is_bare:
+        """Reap orphans of tasks, where they are reparented to the launcher."""
+        if not self._units.is_proc_scan:
             return
         mine = {task.pid for task in self._tasks.values()} | self._own_children
         for pid in self._units.orphans() - mine:
@@ -283,14 +285,14 @@ class Launcher:
             except ChildProcessError:
                 continue
 
-    def _replace_guard(self, guard: Watchdog) -> None:
-        """Somebody has killed it."""
-        say(f"the guard, process {guard.pid}, has ended; there is another one")
-        self._epoll.unregister(guard.pidfd)
-        guard.close()
-        self._own_children.discard(guard.pid)
-        self._guard = None
-        self._set_guard()
+    def _replace_watchdog(self, watchdog: Watchdog) -> None:
+        """Start another watchdog; somebody has killed this one."""
+        log_line(f"watchdog ended, starting another: pid={watchdog.pid}")
+        self._epoll.unregister(watchdog.pidfd)
+        watchdog.close()
+        self._own_children.discard(watchdog.pid)
+        self._watchdog = None
+        self._start_watchdog()
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
@@ -333,17 +335,17 @@ class Launcher:
             case _:
                 assert_never(request)
 
-    def _look_for_socket(self, *_: object) -> None:
-        """Another launcher was started here, since nobody can connect to us. Only noted: this may be in the midst of
-        anything; the loop wakes up."""
+    def _note_missing_socket(self, *_: object) -> None:
+        """Note that another launcher was started here, because nobody could connect. A signal handler: the loop wakes
+        up and does the rest."""
         self._must_listen = True
 
     def _list(self) -> None:
-        """Everything known, in parts; events follow only from here on. An end that is not on the disk yet, and is to be,
-        still counts as running."""
+        """Send everything known, in parts; events follow only from here on. An exit that has to be synced first still
+        counts as running."""
         self._events.clear()
         self._agent.listed = True
-        held = self._exits.held()
+        unsynced = self._exits.unsynced()
         tasks = list(self._tasks.values())
         now_s = boot_s()
         running = [
@@ -352,8 +354,8 @@ class Launcher:
             )
             for task in tasks
         ]
-        running += [ListedTask(key, self._exits.ended[key].started_at, 0.0, 0.0, False, 0.0) for key in held]
-        ended = [(key, record) for key, record in self._exits.ended.items() if key not in held]
+        running += [ListedTask(key, self._exits.ended[key].started_at, 0.0, 0.0, False, 0.0) for key in unsynced]
+        ended = [(key, record) for key, record in self._exits.ended.items() if key not in unsynced]
         step = EVENTS_PER_FRAME_MAX
         count = max(1, -(-max(len(running), len(ended)) // step))
         for number in range(count):
@@ -366,14 +368,14 @@ class Launcher:
                 protocol=VERSION,
                 run=self._run,
                 units=self._units.name,
-                unenforced=[*self._units.unenforced, *self._memory.unenforced, *self._births.unenforced],
+                unenforced=[*self._units.unenforced, *self._memory.unenforced, *self._spawner.unenforced],
                 memory=self._memory.name,
                 system=self._system is not None,
             )
             self._agent.send([event])
 
     def _flush(self) -> None:
-        """Exits to disk first, then to the agent: everything of one turn in one write each."""
+        """Write exits to the disk first, then to the agent: everything of one turn in one write each."""
         self._events += self._exits.flush()
         if self._agent.listed:
             self._agent.send(self._events)
@@ -388,7 +390,7 @@ class Launcher:
             return
         if 0 < request.deadline_s <= boot_s():
             # Its home may have given it to another by now.
-            self._lose(key, "its lease ran out before it could be started", never_started=True)
+            self._report_lost(key, "its lease ran out before it could be started", never_started=True)
             return
         limit = request.output_bytes_max
         captures = (Capture(request.stdout, limit, self._access), Capture(request.stderr, limit, self._access))
@@ -396,14 +398,14 @@ class Launcher:
         try:
             if self._system is not None:
                 request = self._system.admit(request)
-            pid = self._births.make(request)
+            pid = self._spawner.spawn(request)
         except (SpawnRefused, CannotStart, OSError) as why:
             self._not_started(request, started_at, captures, why)
             return
         try:
             task = LaunchedTask(key, pid, started_at, captures)
         except OSError as error:
-            self._abandon(key, pid, error)
+            self._kill_unwatched(key, pid, error)
             return
         task.memory_bytes_max = request.memory_bytes_max
         task.node = request.node[:NODE_CHARS_MAX]
@@ -422,26 +424,26 @@ class Launcher:
         captures: tuple[Capture, Capture],
         why: SpawnRefused | CannotStart | OSError,
     ) -> None:
-        """It has no process: an exit if that says something of the task, else it never started."""
+        """Report a task without a process: an exit if the task is at fault, else it never started."""
         key = request.key
-        self._closed(key)
+        self._unit_closed(key)
         for capture in captures:
             capture.close(self._holes)
         if isinstance(why, CannotStart):
             record = failed(started_at, why.exit_code, why.reason)
             self._exits.add(key, record, is_synced=request.once)
         elif isinstance(why, SpawnRefused):
-            self._lose(key, f"policy: {why}", never_started=True)
+            self._report_lost(key, f"policy: {why}", never_started=True)
         elif shortage := SHORTAGES.get(why.errno or 0, ""):
-            say(f"{key} is not started: {shortage} ({why})")
+            log_line(f"{key} is not started: {shortage} ({why})")
             if why.strerror != os.strerror(why.errno or 0):  # more is known
                 shortage += f": {why.strerror}"
-            self._lose(key, shortage, never_started=True, shortage=shortage)
+            self._report_lost(key, shortage, never_started=True, shortage=shortage)
         else:
-            self._lose(key, f"no unit can be made for it: {why}", never_started=True)
+            self._report_lost(key, f"no unit can be made for it: {why}", never_started=True)
 
-    def _abandon(self, key: str, pid: int, error: OSError) -> None:
-        """It runs, but its end could not be noticed: it is ended at once."""
+    def _kill_unwatched(self, key: str, pid: int, error: OSError) -> None:
+        """Kill a task whose end could not be noticed."""
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         while not self._units.close(key):
@@ -449,40 +451,40 @@ class Launcher:
         os.waitpid(pid, 0)
         self._memory.close(key)
         self._input.close(key)
-        self._closed(key)
+        self._unit_closed(key)
         shortage = SHORTAGES.get(error.errno or 0, "")
-        self._lose(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
+        self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
     def _is_settled(self, request: SpawnRequest) -> bool:
-        """Whether there is nothing to be started: it was, or must not be."""
+        """Whether there is nothing to start: it was started, or must not be."""
         key = request.key
         known = self._tasks.get(key)
         if known is not None:
             self._events.append(StartedEvent(key, known.pid, known.started_at))
         elif key in self._exits.ended:
-            if key not in self._exits.held():
+            if key not in self._exits.unsynced():
                 self._events.append(EndedEvent(key, self._exits.ended[key]))
         elif self._stopping:
-            say(f"{key} is not started: the launcher is stopping")
+            log_line(f"{key} is not started: the launcher is stopping")
         elif request.run not in ("", self._run):
-            say(f"{key} is not started: it was ordered of an earlier launcher, and has been reported as dead")
+            log_line(f"{key} is not started: it was ordered of an earlier launcher, and has been reported as dead")
         else:
             return False
         return True
 
     def _would_thaw(self, task: LaunchedTask, number: int) -> bool:
-        """Whether this signal makes a task run that has no lease; its lease, once it comes, makes it go on anyway."""
-        return number == signal.SIGCONT and self._units.is_bare and bool(task.frozen_at_s)
+        """Whether this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
+        return number == signal.SIGCONT and self._units.is_proc_scan and bool(task.frozen_at_s)
 
     def _signal(self, task: LaunchedTask, number: int) -> None:
-        """To its process group, and to what has left that; a KILL ends all of it for certain."""
+        """Signal its process group, and what has left that; SIGKILL goes to all of it for certain."""
         if number == signal.SIGKILL:
             self._units.kill(task.key)
             return
         try:
             os.killpg(task.pid, number)  # it cannot be another's, since the leader is not reaped yet
         except (ProcessLookupError, PermissionError) as error:
-            say(f"signal {number} for {task.key}: {error}")
+            log_line(f"signal {number} for {task.key}: {error}")
         for pid in self._units.processes(task.key):
             try:
                 if os.getpgid(pid) != task.pid:
@@ -491,8 +493,8 @@ class Launcher:
                 continue
 
     def _stop(self, *_: object) -> None:
-        """TERM to all, KILL after STOP_GRACE_S, then exit. What is frozen has no lease to run under, not even to end: it
-        is killed, and that is no exit."""
+        """SIGTERM to all, SIGKILL after STOP_GRACE_S, then exit. A frozen task has no lease to run under, not even to
+        end: it is killed, and that is no exit."""
         if self._stopping:
             return
         self._stopping = True
@@ -506,7 +508,7 @@ class Launcher:
 
 
 def ignore_signals() -> None:
-    """What a terminal or a broken pipe sends is not for a launcher."""
+    """Ignore what a terminal or a broken pipe sends."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
 
@@ -526,8 +528,8 @@ def _detach(directory: str) -> None:
     os.close(log)
 
 
-def _ask_for_socket(directory: str) -> None:
-    """Have the launcher of this directory make its socket anew if that is gone."""
+def _request_socket(directory: str) -> None:
+    """Ask the launcher of this directory to make its socket again if that is gone."""
     try:
         with open(f"{directory}/launcher.pid", encoding="ascii") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
             pid = int(file.read(20))
@@ -539,7 +541,9 @@ def _ask_for_socket(directory: str) -> None:
         return
 
 
-def locked(directory: str, units: str, memory: str, system: MultiUser | None = None, store: str = "") -> Launcher:
+def locked_launcher(
+    directory: str, units: str, memory: str, system: MultiUser | None = None, store: str = ""
+) -> Launcher:
     """The launcher of this directory; ends this process if there is another."""
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
@@ -547,23 +551,25 @@ def locked(directory: str, units: str, memory: str, system: MultiUser | None = N
             return Launcher(directory, units, memory, system, store)
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
-                _ask_for_socket(directory)
+                _request_socket(directory)
                 sys.stderr.write(f"another launcher runs in {directory}\n")
                 sys.exit(ALREADY_RUNS)
             time.sleep(LOCK_LOOK_S)
 
 
 def main() -> None:
-    """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to stop. Units
-    are cgroup2 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it,
-    the best that does. ID is that of the database that it starts tasks for."""
+    """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to
+    stop. Units are cgroup2 or bare; memory is limited by cgroup2, cgroup1 or rlimit; the default is the best that
+    works. ID: of the database that it starts tasks for."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     known = {"--directory", "--units", "--memory", "--store"}
     if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:
         sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND] [--store ID]")
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
-    launcher = locked(directory, flags.get("--units", ""), flags.get("--memory", ""), store=flags.get("--store", ""))
+    launcher = locked_launcher(
+        directory, flags.get("--units", ""), flags.get("--memory", ""), store=flags.get("--store", "")
+    )
     _detach(directory)
     launcher.open()
     launcher.run()

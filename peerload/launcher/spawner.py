@@ -1,8 +1,7 @@
-"""The spawner makes the process of a task, in its unit. Used by the launcher alone; the imports
-are few.
+"""The spawner starts the process of a task in its unit. Used by the launcher alone; the imports are few.
 
-Where units are found by looking, a log of spawns says what was made, and before that what is about to be: were the
-launcher killed in between, its successor ends what it was making.
+For the process scan, a log records each spawn before and after it is made: if the launcher is killed in between, its
+successor kills what it was making.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import time
 from peerload.launcher.containment import PREFIX, read
 from peerload.launcher.orphan_cleanup import SPAWNS_NAME
 from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, spawn
-from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
+from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, log_line, machine_boot, process_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.launcher.containment import Units
-    from peerload.launcher.memory_limits import Memory
+    from peerload.launcher.memory_limits import MemoryLimits
     from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.protocol import SpawnRequest
     from peerload.launcher.stdin import LauncherStdin
     from peerload.launcher.task import LaunchedTask
 
 DESCRIPTORS_RESERVED = 64
-"""Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
+"""Descriptors reserved for other things than tasks, each of which takes one; this bounds the tasks at a time."""
 
 
 ENVIRONMENT_TRIES_MAX = 50
@@ -35,8 +34,8 @@ ENVIRONMENT_PAUSE_S = 0.001
 
 
 def _environment_of(pid: int) -> bytes:
-    """The environment that a process was started with. The kernel shows none for a moment after `posix_spawn` has returned
-    (exec lets the parent go on before the new stack is made), so it is read again for up to 50 ms."""
+    """The initial environment of a process. The kernel shows none for a moment after `posix_spawn` has returned (exec
+    lets the parent go on before the new stack is made), so it is read again for up to 50 ms."""
     for _ in range(ENVIRONMENT_TRIES_MAX):
         if raw := read(f"/proc/{pid}/environ"):
             return raw
@@ -45,9 +44,7 @@ def _environment_of(pid: int) -> bytes:
 
 
 class Spawner:
-    """Of the launcher's ``tasks``, in their ``units``, with the limits of ``memory`` and something to read from
-    ``standard_input``; ``run`` names this run of the launcher, whose files are in ``directory``; ``system``: that of a launcher
-    that serves all users."""
+    """Starts the processes of ``tasks``. run: the name of this run of the launcher. system: the service for all users."""
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class Spawner:
         run: str,
         tasks: dict[str, LaunchedTask],
         units: Units,
-        memory: Memory,
+        memory: MemoryLimits,
         standard_input: LauncherStdin,
         system: MultiUser | None = None,
     ) -> None:
@@ -71,51 +68,51 @@ class Spawner:
         descriptors = os.sysconf("SC_OPEN_MAX")
         self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
 
-    def make(self, request: SpawnRequest) -> int:
-        """The process that a request asks for, in its unit → its pid. Raises CannotStart, or OSError if there can be no unit or
-        this machine is short of something."""
+    def spawn(self, request: SpawnRequest) -> int:
+        """Start the process of a request in its unit → its pid. Raises CannotStart, or OSError if there can be no unit
+        or this machine is short of something."""
         try:
-            pid = self._make(request)
+            pid = self._spawn_in_unit(request)
         except (CannotStart, OSError):
             self._standard_input.close(request.key)
             raise
         self._standard_input.started(request.key)
         return pid
 
-    def _make(self, request: SpawnRequest) -> int:
+    def _spawn_in_unit(self, request: SpawnRequest) -> int:
         key, limit_bytes = request.key, request.memory_bytes_max
         if len(self._tasks) + self._standard_input.descriptors >= self._tasks_max:
             raise OSError(errno.EMFILE, f"{len(self._tasks)} tasks run already, as many as this system allows")
         inside = request.inside
         if inside:
-            request = self._joining(request)
+            request = self._inside_task(request)
         if request.environment is not None:
             mark = f"{self._run}/{PREFIX}{key}".encode()
             request = request.replace(environment={**request.environment, b"PEERLOAD_UNIT": mark})
-        if self._units.is_bare:  # were we killed now, its output would give it away
+        if self._units.is_proc_scan:  # were we killed now, its output would give it away
             self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
         try:
             self._units.enter(key, is_fresh=limit_bytes > 0, inside=inside)
             try:
-                pid = self._spawn(request)
+                pid = self._start_process(request)
             finally:
                 self._units.leave()
         except (CannotStart, OSError):
             self._memory.close(key)
             self._units.close(key)
             raise
-        if self._units.is_bare:
+        if self._units.is_proc_scan:
             start = process_start(pid)
             self._spawns.append([[key, pid, start, self._boot, [], self._run]])
-            self._units.born(key, pid, start)
-            self._tidy()
+            self._units.leader_started(key, pid, start)
+            self._compact()
         if limit_bytes:
             self._limit(key, pid, limit_bytes)
         return pid
 
-    def _joining(self, request: SpawnRequest) -> SpawnRequest:
-        """The request, with directory and environment of the task that it is to be inside of; its own variables are added. Raises
-        CannotStart, SpawnRefused."""
+    def _inside_task(self, request: SpawnRequest) -> SpawnRequest:
+        """The request, with directory and environment of the task inside which it runs; its own variables are added.
+        Raises CannotStart, SpawnRefused."""
         task = self._tasks.get(request.inside)
         if task is None or task.ended_at:
             raise CannotStart(NOT_EXECUTABLE, "the task has ended")
@@ -128,7 +125,7 @@ class Spawner:
         environment = {**variables, **(request.environment or {})}
         return request.replace(environment=environment, directory=b"/proc/%d/cwd" % task.pid)
 
-    def _spawn(self, request: SpawnRequest) -> int:
+    def _start_process(self, request: SpawnRequest) -> int:
         reads = self._standard_input.open(request)
         try:
             self._memory.enter(request.key, request.memory_bytes_max, inside=request.inside)
@@ -139,15 +136,15 @@ class Spawner:
             self._memory.leave()
 
     def _limit(self, key: str, pid: int, limit_bytes: int) -> None:
-        """It runs already: a limit that cannot be set is no reason to say that it does not."""
+        """Limit a process that runs already; a limit that cannot be set is only logged."""
         try:
             if not self._memory.limit(key, pid, limit_bytes):
                 self._units.kill(key)
         except OSError as error:
-            say(f"the memory of {key} is not limited: {error}")
+            log_line(f"the memory of {key} is not limited: {error}")
 
-    def _tidy(self) -> None:
+    def _compact(self) -> None:
         if self._spawns.size_bytes > LOG_BYTES_MAX:
             tasks = self._tasks.values()
             rows = [[task.key, task.pid, process_start(task.pid), self._boot, [], self._run] for task in tasks]
-            self._spawns.tidy(rows, len(rows))
+            self._spawns.compact(rows, len(rows))

@@ -13,7 +13,7 @@ import select
 from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, raise_shortage
 from peerload.launcher.protocol import StdinFed
 from peerload.launcher.pty import PseudoTerminals
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,42 +22,54 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 << 10
 TURN_BYTES_MAX = 1 << 20
-"""Of one input no more is copied before others have their turn."""
-TELL_BYTES = 256 << 10
-"""The agent is told each time that so much more was taken, and when all there was is."""
+"""Bytes copied for one input before others have their turn."""
+REPORT_BYTES = 256 << 10
+"""The agent gets a report each time that this much more was taken, and when everything was."""
 PIPE_BYTES = 256 << 10
-"""What a pipe is made to hold, where the system allows it."""
+"""Capacity of a pipe, where the system allows it."""
 NO_KEY = b"\0"
 CONTROL_D = b"\x04"
-"""What a terminal takes for the end of its input, as long as nobody has told it another."""
+"""Default end-of-input character of a terminal."""
 DESCRIPTORS = 2
-"""Open for each input: its file and the pipe (or terminal) it goes into."""
+"""Open descriptors for each input: its file, and the pipe or terminal."""
 
 
 class StdinFeed:
-    """One input: ``fed`` bytes of the file at ``path`` are taken, ``size`` are there; ``sink`` is where they go."""
+    """One input. fed: bytes taken of the file; size: bytes in it; sink: descriptor that they go to."""
 
-    __slots__ = ("ended", "fed", "file", "has_ended", "is_armed", "is_terminal", "key", "last", "sink", "size", "told")
+    __slots__ = (
+        "ended",
+        "fed",
+        "file",
+        "has_ended",
+        "is_polled",
+        "is_terminal",
+        "key",
+        "last",
+        "reported",
+        "sink",
+        "size",
+    )
 
     def __init__(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
         self.key = key
         self.sink = sink
         self.is_terminal = is_terminal
         self.fed = self.size = 0
-        self.told = -1
+        self.reported = -1
         self.last = b""
         self.ended = 0
         self.has_ended = False
-        self.is_armed = False
+        self.is_polled = False
         self.file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def read(self) -> bytes:
-        """The next bytes for the task, empty if there are none now. A file that is shorter than was said is waited for."""
+        """The next bytes for the task, empty if there are none now. A file that is shorter than reported is waited for."""
         return os.pread(self.file, min(READ_BYTES, self.size - self.fed), self.fed) if self.size > self.fed else b""
 
     def end(self) -> None:
-        """Type the end of the input into the terminal: as a person would, twice after a line that is not finished, since the
-        first only hands that over. Called again if the terminal was full (BlockingIOError). Raises OSError."""
+        """Type the end-of-input character into the terminal: twice after an unfinished line, since the first only
+        submits that. Called again if the terminal was full (BlockingIOError). Raises OSError."""
         import termios  # noqa: PLC0415 -- few tasks have a terminal
 
         try:
@@ -74,7 +86,7 @@ class StdinFeed:
 
 
 class StdinFeeds:
-    """All of them, by the key of their task. ``events`` is where the launcher gathers what it tells the agent."""
+    """All inputs, by the key of their task. ``events`` collects what the agent is told."""
 
     def __init__(self, epoll: select.epoll, events: list[LauncherEvent]) -> None:
         self._epoll = epoll
@@ -85,15 +97,15 @@ class StdinFeeds:
 
     @property
     def descriptors(self) -> int:
-        """How many of the process's descriptors they take."""
+        """Number of open descriptors."""
         return DESCRIPTORS * len(self._by_key)
 
     def open(self, key: str, path: str) -> int:
-        """A pipe for a task that is about to start, fed from this file → the end that the task reads. Raises OSError."""
+        """Open a pipe that is fed from this file → the end that the task reads. Raises OSError."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(writing, False)
-            self._widen(writing)
+            self._enlarge_pipe(writing)
             self.add(key, path, writing, is_terminal=False)
         except OSError:
             os.close(reading)
@@ -101,7 +113,7 @@ class StdinFeeds:
             raise
         return reading
 
-    def _widen(self, pipe: int) -> None:
+    def _enlarge_pipe(self, pipe: int) -> None:
         import fcntl  # noqa: PLC0415 -- the launcher has it loaded already; others that read this module need not
 
         try:
@@ -110,13 +122,14 @@ class StdinFeeds:
             return
 
     def add(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
-        """Feed this descriptor, which does not block, from that file. It is closed with the feed. Raises OSError."""
+        """Feed a non-blocking descriptor from a file. It is closed with the feed. Raises OSError."""
         feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
         self._by_key[key] = self._by_sink[sink] = feed
         self._epoll.register(sink, 0)  # that nobody reads any more is told all the same
 
-    def grown(self, key: str, size: int, *, has_ended: bool) -> None:
-        """The file has ``size`` bytes by now; ``has_ended``: it will not grow any more. Answered with how far it was fed."""
+    def extend(self, key: str, size: int, *, has_ended: bool) -> None:
+        """Note that the file has ``size`` bytes; has_ended: it will not grow any more. Answered with how far it was
+        fed."""
         feed = self._by_key.get(key)
         if feed is None:
             if key in self._closed:
@@ -124,11 +137,11 @@ class StdinFeeds:
             return
         feed.size = max(feed.size, size)
         feed.has_ended = feed.has_ended or has_ended
-        feed.told = -1
+        feed.reported = -1
         self._pump(feed)
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of pipes: one has room, or its task reads no more."""
+        """Handle what epoll reported: a pipe has room, or its task reads no more."""
         for sink in [fd for fd in masks if fd in self._by_sink]:
             feed = self._by_sink[sink]
             if masks[sink] & (select.EPOLLERR | select.EPOLLHUP):
@@ -137,18 +150,18 @@ class StdinFeeds:
                 self._pump(feed)
 
     def close(self, key: str) -> None:
-        """Its task reads no more."""
+        """Close the input of a task that reads no more."""
         feed = self._by_key.get(key)
         if feed is not None:
             self._close(feed)
 
     def forget(self, key: str) -> None:
-        """Its task is over, or was never made."""
+        """Forget the input of a task that is over, or was never started."""
         self.close(key)
         self._closed.pop(key, None)
 
     def _pump(self, feed: StdinFeed) -> None:
-        """Copy as much as is there and is taken; be told when there is room for more."""
+        """Copy what is there and is taken; poll the sink if it is full."""
         left = TURN_BYTES_MAX
         try:
             while left > 0 and (data := feed.read()):
@@ -166,17 +179,21 @@ class StdinFeeds:
             is_full = True
         except OSError as error:
             if not isinstance(error, BrokenPipeError) and not feed.is_terminal:
-                say(f"the input of {feed.key}: {error}")
+                log_line(f"the input of {feed.key}: {error}")
             self._close(feed)
             return
-        if is_full != feed.is_armed:
-            feed.is_armed = is_full
+        if is_full != feed.is_polled:
+            feed.is_polled = is_full
             self._epoll.modify(feed.sink, select.EPOLLOUT if is_full else 0)
-        if feed.told < 0 or feed.fed - feed.told >= TELL_BYTES or (feed.fed == feed.size and feed.fed != feed.told):
-            self._tell(feed)
+        if (
+            feed.reported < 0
+            or feed.fed - feed.reported >= REPORT_BYTES
+            or (feed.fed == feed.size and feed.fed != feed.reported)
+        ):
+            self._report(feed)
 
-    def _tell(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
-        feed.told = feed.fed
+    def _report(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
+        feed.reported = feed.fed
         self._events.append(StdinFed(feed.key, feed.fed, is_closed))
 
     def _close(self, feed: StdinFeed) -> None:
@@ -185,12 +202,12 @@ class StdinFeeds:
         os.close(feed.sink)
         os.close(feed.file)
         self._closed[feed.key] = feed.fed
-        self._tell(feed, is_closed=True)
+        self._report(feed, is_closed=True)
 
 
 class LauncherStdin:
-    """For all tasks of one launcher, by their keys; ``events`` is where it gathers what is told the agent, ``access`` with whose
-    rights it touches the agent's files."""
+    """Pipes and terminals of all tasks, by their keys. ``events`` collects what the agent is told; ``access``:
+    credentials for the agent's files."""
 
     def __init__(self, epoll: select.epoll, events: list[LauncherEvent], access: Access) -> None:
         self._access = access
@@ -200,11 +217,11 @@ class LauncherStdin:
 
     @property
     def descriptors(self) -> int:
-        """How many of the process's descriptors it takes."""
+        """Number of open descriptors."""
         return self._feeds.descriptors + self._terminals.descriptors
 
     def open(self, request: SpawnRequest) -> int | str:
-        """What a task is to read, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
+        """Open the stdin of a task, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
         Raises CannotStart, or OSError for what is in SHORTAGES."""
         with self._access:
             return self._open(request)
@@ -227,30 +244,30 @@ class LauncherStdin:
         return reading
 
     def started(self, key: str) -> None:
-        """The process has its ends of all this: ours of the same are closed, so that it notices when it is over."""
+        """Close the launcher's copies of what the started process has, so that the end is noticed."""
         reading = self._to_close.pop(key, None)
         if reading is not None:
             os.close(reading)
 
     def grown(self, request: StdinRequest) -> None:
-        """There is more to read."""
-        self._feeds.grown(request.key, request.size, has_ended=request.ends)
+        """Feed more."""
+        self._feeds.extend(request.key, request.size, has_ended=request.ends)
 
     def resize(self, request: ResizeRequest) -> None:
-        """The window of a task's terminal is another."""
+        """Set the window size of a task's terminal."""
         self._terminals.resize(request.key, request.rows, request.columns)
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of all this."""
+        """Handle what epoll reported."""
         self._terminals.ready(masks)
         self._feeds.ready(masks)
 
     def leader_ended(self, key: str) -> None:
-        """The task reads no more."""
+        """Close the input of a task whose leader has ended."""
         self._feeds.close(key)
 
     def close(self, key: str) -> None:
-        """Nothing is left of it, or it was never made."""
+        """Close everything of a task that is over, or was never started."""
         self.started(key)
         self._feeds.forget(key)
         self._terminals.close(key)

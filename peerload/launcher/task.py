@@ -1,4 +1,4 @@
-"""One task as the launcher knows it. Used by the launcher alone."""
+"""A task as the launcher knows it. Used by the launcher alone."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ if TYPE_CHECKING:
     from peerload.launcher.process import Capture, HolePuncher
 
 LIMIT_EVERY_S = 0.5
-"""Captured output is held against its limit this often, while tasks run that are older than this."""
+"""Interval at which captured output is limited, for tasks older than this."""
 FROZEN_S_MAX = 86_400.0
-"""A task that has been frozen for so long is killed, unless its request says otherwise."""
+"""Default of how long a task may be frozen before it is killed."""
 DATE_SET_S = 1.0
-"""Date and boot clock that differ by more than this over the life of a task: the date was set."""
+"""A larger difference between date and boot clock over the life of a task means that the date was set."""
 CLOSE_S_MIN, CLOSE_S_MAX = 0.001, 0.05
-"""What is left of an ended task is looked at after so long, then after twice as long …"""
+"""First and longest pause between two looks at what is left of an ended task; it doubles in between."""
 
 
 def boot_s() -> float:
-    """This moment, in seconds since the machine was started."""
+    """Now, in seconds since the machine was started."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LaunchedTask:
-    """One running process, the leader of its own session, with all that it started.
+    """One running process, the leader of its own session, with its descendants.
 
-    deadline_s: CLOCK_BOOTTIME at which it is frozen, 0 = never. ts: of the newest message whose lease was applied, for the
-    agent that asks. frozen_at_s: CLOCK_BOOTTIME, 0 while it is not. ended_at: Unix s at which its leader ended, 0 while it
-    lives; started_boot_s: CLOCK_BOOTTIME at its start; ran_s: by that clock, how long its leader ran. lost_because: why it has no exit although it ends: nobody may take this end for a result. memory_bytes_max: its
-    limit, 0 = none; node: what people call the machine; memory_use: known when its leader has ended.
+    deadline_s: CLOCK_BOOTTIME at which it is frozen, 0 = never. ts: of the newest message whose lease was applied.
+    frozen_at_s: CLOCK_BOOTTIME, 0 while it is not. ended_at: Unix seconds at which its leader ended, 0 while it lives.
+    started_boot_s: CLOCK_BOOTTIME at its start. ran_s: run time of its leader by that clock. lost_because: why its end
+    is no exit, and no result. memory_bytes_max: its limit, 0 = none. node: display name of the machine. memory_use:
+    known when its leader has ended.
     """
 
     __slots__ = (
@@ -84,25 +85,24 @@ class LaunchedTask:
         self.close_wait_s = CLOSE_S_MIN
         self.limit_due_s = time.monotonic() + LIMIT_EVERY_S
 
-    def wait_longer(self) -> None:
-        """Something of it is left; look again later, and later still."""
+    def back_off(self) -> None:
+        """Look again later, since something of it is left; each pause is longer."""
         self.close_due_s = time.monotonic() + self.close_wait_s
         self.close_wait_s = min(self.close_wait_s * 2, CLOSE_S_MAX)
 
-    def _began_at(self) -> float:
-        """When it started, by the date at its end: the time between both is that of the boot clock, whatever date was set
-        meanwhile."""
+    def _start_date(self) -> float:
+        """Its start, by the date at its end: the boot clock gives the time between, whatever date was set meanwhile."""
         began_at = self.ended_at - self.ran_s
         return began_at if abs(began_at - self.started_at) > DATE_SET_S else self.started_at
 
     def reap(self, holes: HolePuncher) -> ExitRecord:
-        """Its leader has ended, and nothing is left of it: the exit record."""
+        """Reap the leader of a task of which nothing else is left → the exit record."""
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         record = ExitRecord(
             exit_code=code if code >= 0 else 128 - code,
-            started_at=self._began_at(),
-            ended_at=max(self.ended_at, self._began_at()),
+            started_at=self._start_date(),
+            ended_at=max(self.ended_at, self._start_date()),
             stdout_bytes=self.captures[0].close(holes),
             stderr_bytes=self.captures[1].close(holes),
             usage=ResourceUsage(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024),

@@ -1,4 +1,4 @@
-"""What running tasks use just now: processor time, memory, processes. Read when the agent asks, and at no other time.
+"""Current usage of running tasks: processor time, memory, processes. Read only when the agent asks.
 
 Used by the launcher alone; the imports are few.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peerload.launcher.task import LaunchedTask
 
 PROCESSES_MAX = 1000
-"""Processes that are read for one request, about 10 ms: of a task that has more than are left, only how many is told."""
+"""Processes read for one request, about 10 ms: of a task with more than are left, only their number is reported."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -42,7 +42,7 @@ def usage_of(tasks: Mapping[str, LaunchedTask], units: Units, request: UsageRequ
 
 
 def _sum(pids: list[int]) -> tuple[float, int, int]:
-    """Of those that are there: processor seconds, with those of children that have ended; bytes in memory; how many."""
+    """Sum over live processes: processor seconds (with those of ended children), bytes in memory, number."""
     ticks = pages = count = 0
     for pid in pids:
         fields = process_fields(pid)

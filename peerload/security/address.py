@@ -68,6 +68,16 @@ def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int
     return host, int(port)
 
 
+NETWORK_BITS = 64
+"""Bits of an IPv6 address that do not identify a client: whoever has one address of a network has all of them."""
+
+
+def network_of(address: str) -> str:
+    """What counts as one address in limits: an IPv4 address, the network of an IPv6 address, or any other text itself."""
+    ip = _ip(plain_host(address))
+    return f"{int(ip) >> NETWORK_BITS:x}" if isinstance(ip, ipaddress.IPv6Address) else plain_host(address)
+
+
 def join_address(host: str, port: int) -> str:
     """`HOST:PORT`, with brackets where the host has colons."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

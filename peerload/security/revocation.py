@@ -104,6 +104,7 @@ class Trust:
         self._path = path
         self._ca = certificates.ca_key_of(cluster.authority)
         self._held: dict[bytes, tuple[Word, float]] = {}
+        self._admitted: dict[str, str] = {}
         try:
             with path.open("rb") as file:
                 kept = _file.decode(file.read(FILE_BYTES_MAX))
@@ -156,6 +157,24 @@ class Trust:
     def was_revoked(self, node: str) -> bool:
         """Whether anybody of that name was ever shut out, though another may be called so now."""
         return any(word.node == node for word in self.revocations)
+
+    def admit(self, node: str, boot: str) -> None:
+        """Note that this start of a node has proven, over a link, a certificate that counts."""
+        if self.was_revoked(node):
+            self._admitted[node] = boot
+
+    def withdraw(self, node: str) -> None:
+        """Take back what `admit` has noted: the node was revoked again."""
+        self._admitted.pop(node, None)
+
+    def admits(self, node: str, boot: str) -> bool:
+        """True if datagrams and broker messages of this start of a node count. A seal proves only that a member has sent
+        them: of a name that was revoked they count after `admit` alone."""
+        return not self.was_revoked(node) or self._admitted.get(node) == boot
+
+    def is_out(self, node: str) -> bool:
+        """True if the name was revoked, and no start of it was admitted since."""
+        return self.was_revoked(node) and node not in self._admitted
 
     def revoked_at(self, node: str) -> float:
         """When anybody of that name was last shut out (Unix s); 0: never."""

@@ -1,13 +1,12 @@
 """What the links of one node are secured with: TLS 1.3, mutual, with certificates of the cluster's CA and no other.
 
 Each node makes its own key and has its certificate under STATE/tls; it is made anew when two thirds of its life are
-over: by the node itself where it has the CA's key, else by one that has (`agent/joining/distribution.py`). There is one way to prove
+over: by the node itself where it has the CA's key, else by one that has (`agent/joining/renewal.py`). There is one way to prove
 who one is, and none to do without (rules J3, S10).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -20,11 +19,12 @@ from peerload.security.private_files import private_directory
 from peerload.wire.join import PROTOCOL as JOIN_PROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
     from pathlib import Path
 
     from peerload.security.certificates import CertificateInfo
     from peerload.security.cluster_dir import ClusterDirectory
+    from peerload.security.revocation import Trust
 
 PROTOCOL = "peerload/1"
 """What the two ends agree to speak (ALPN)."""
@@ -73,21 +73,23 @@ OTHER_FAULT = "the TLS handshake failed"
 
 class Credentials:
     """Who this node is to its peers. ``server`` and ``client`` are the two ends' contexts; a certificate that is made
-    anew goes into both, and links that stand are not touched. ``refuses``: whether a certificate was revoked.
+    anew goes into both, and links that stand are not touched. ``trust`` knows which certificates were revoked.
 
     Raises ConfigError if the directory cannot be used, or this node has no certificate and cannot make one.
     """
 
     def __init__(
-        self, cluster: ClusterDirectory, node: str, directory: Path, life: timedelta = certificates.NODE_LIFE
+        self,
+        cluster: ClusterDirectory,
+        node: str,
+        directory: Path,
+        life: timedelta = certificates.NODE_LIFE,
+        trust: Trust | None = None,
     ) -> None:
         self.cluster = cluster
         self.node = node
         self.life = life
-        self.refuses: Callable[[CertificateInfo], bool] = lambda _facts: False
-        self.ask_for_another: Callable[[], None] = lambda: None
-        self.looked: Callable[[datetime], None] = lambda _now: None
-        """Called whenever it was looked at the dates."""
+        self._trust = trust
         self.lets_in = cluster.is_issuer and not cluster.is_local
         """Whether newcomers are spoken to at all."""
         self._directory = directory
@@ -116,24 +118,21 @@ class Credentials:
         """This node's own, as it is shown (DER)."""
         return certificates.der_of(self._path.read_bytes())
 
-    async def keep_valid(self) -> None:
-        """Have it made anew whenever that is due, for as long as the agent runs."""
-        while True:
-            await asyncio.sleep(min(RENEWAL_LOOK_S, self._life_s / LOOKS_IN_A_LIFE))
-            try:
-                if self.cluster.is_issuer:
-                    if self.renew_if_due():
-                        _log.info("this node has a new certificate")
-                elif self.is_due(datetime.now(UTC)):
-                    self.ask_for_another()
-            except ConfigError as error:
-                _log.error("this node's certificate is not made anew: %s", error)
-            self.looked(datetime.now(UTC))
+    def refuses(self, facts: CertificateInfo) -> bool:
+        """True if this certificate was revoked."""
+        return self._trust is not None and self._trust.refuses(facts)
 
     @property
-    def _life_s(self) -> float:
+    def is_revoked(self) -> bool:
+        """True if this node's own certificate was revoked."""
+        return self.facts is not None and self.refuses(self.facts)
+
+    @property
+    def check_every_s(self) -> float:
+        """Interval at which the certificate's dates are to be checked."""
         assert self.facts is not None
-        return (self.facts.valid_until - self.facts.issued_at).total_seconds()
+        life_s = (self.facts.valid_until - self.facts.issued_at).total_seconds()
+        return min(RENEWAL_LOOK_S, life_s / LOOKS_IN_A_LIFE)
 
     def is_due(self, now: datetime) -> bool:
         """Whether it is to be made anew."""

@@ -53,19 +53,19 @@ def main() -> None:
             return spawn(request)
 
         def user() -> int:
-            return forge.task(SpawnOrder(LauncherAccount("u", USER, USER, (USER,), "/"), UsersPolicy(), request))
+            return forge.spawn(SpawnOrder(LauncherAccount("u", USER, USER, (USER,), "/"), UsersPolicy(), request))
 
         def guest() -> int:
             account = LauncherAccount("g", GUEST, GUEST, (GUEST,), "/tmp", is_guest=True)
             order = SpawnOrder(account, UsersPolicy(), request)
-            order.world, order.calls = (), guest_filter()
-            return forge.task(order)
+            order.hidden, order.seccomp = (), guest_filter()
+            return forge.spawn(order)
 
         told: dict[str, list[tuple[float, float, float]]] = {"posix_spawn": [], "as a user": [], "as a guest": []}
         for _ in range(max(count // BATCH, 3)):
             for kind, make in (("posix_spawn", bare), ("as a user", user), ("as a guest", guest)):
                 told[kind].append(_batch(make))
-                words.hear()
+                words.read()
         first = statistics.median(batch[0] for batch in told["posix_spawn"])
         for kind, batches in told.items():
             wall, own, theirs = (statistics.median(batch[at] for batch in batches) for at in range(3))

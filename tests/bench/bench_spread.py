@@ -29,7 +29,7 @@ COUNTED = {
     "declined": (metrics.OFFERS_DECLINED,),
     "probes": (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES),
     "mqtt": ("mqtt published",),
-    "link": ("peer sent",),
+    "link": ("peer_messages_sent_total",),
 }
 """What is told for each preset, and which of the agents' counters it is the sum of."""
 

@@ -10,6 +10,7 @@ import functools
 import tempfile
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -21,12 +22,12 @@ from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, exit_of, read_frame
-from peerload.agent.peers.address_file import Addresses
+from peerload.agent.peers.address_file import AddressFile
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import kept_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check
-from peerload.launcher.control_socket import AgentSocket, _asks_for_the_list
+from peerload.launcher.control_socket import AgentSocket, _starts_with_list
 from peerload.launcher.protocol import decode_exit
 from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
@@ -140,7 +141,7 @@ class _Owner:
     def opened(self, _: PeerConnection) -> None:
         return None
 
-    def introduced(self, _connection: PeerConnection, _hello: Hello) -> bool:
+    def hello_received(self, _connection: PeerConnection, _hello: Hello) -> bool:
         return True
 
     def received(self, _: PeerConnection, envelope: Envelope) -> None:
@@ -162,6 +163,11 @@ class _Owner:
 
 
 @functools.cache
+def _tls() -> Any:
+    return SimpleNamespace(cluster=SimpleNamespace(name="default"), refuses=lambda _facts: False)
+
+
+@functools.cache
 def _owner() -> _Owner:
     return _Owner()
 
@@ -173,7 +179,7 @@ def peer_connection(raw: bytes) -> object:
         for before in (b"", _INTRODUCTION):
             owner = _owner()
             owner.errors = 0
-            link = PeerConnection(owner, "default", given.identity("n1"), dialled=False)
+            link = PeerConnection(owner, _tls(), dialled=False)
             link._transport, link.certified = Deaf(), "n2"
             for piece in (before, *(raw[first : first + STEP_BYTES] for first in range(0, len(raw), STEP_BYTES))):
                 link.data_received(piece)
@@ -212,8 +218,8 @@ def launcher_request(raw: bytes) -> object:
     link._received, link._agent = bytearray(), None
     link._carry_out = lambda request: None
     for first in range(0, len(raw), STEP_BYTES):
-        link._take(raw[first : first + STEP_BYTES])
-    return _asks_for_the_list(raw[4:])
+        link._process(raw[first : first + STEP_BYTES])
+    return _starts_with_list(raw[4:])
 
 
 def launcher_event(raw: bytes) -> object:
@@ -282,7 +288,7 @@ def state_file(raw: bytes) -> object:
     file.write_bytes(raw[1:])
     match raw[0] % 5 if raw else 0:
         case 0:
-            return Addresses(file).port_of("127.0.0.1")
+            return AddressFile(file).port_of("127.0.0.1")
         case 1:
             return Trust(_ca()[0], file).signed
         case 2:

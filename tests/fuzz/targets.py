@@ -15,7 +15,8 @@ import tempfile
 import unicodedata
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import msgspec
@@ -55,7 +56,7 @@ from peerload.security.invitations import Invitations
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets
-from tests.support import cluster_of
+from tests.support import cluster_of, security_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -142,7 +143,7 @@ def _answers() -> tuple[bytes, ...]:
 def _mqtt_payload(raw: bytes) -> object:
     topics = Topics("default", "n1")
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
-    believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), Counter())
+    believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), security_events(Counter()))
     member = Sealer(KEY, "id", "n2", "boot-2", purpose="mqtt")
     ways = [f"peerload/default/main/n2/{way}" for way in ("state", "ask", "to/n1")]
     return [
@@ -255,11 +256,17 @@ def _door(raw: bytes) -> object:
 
 
 def _at_the_door(raw: bytes) -> object:
-    door = JoinServer(
-            Invitations(more_targets.scratch() / "invites"), b"ca", lambda: b"certificate", lambda *_, **__: "",
-            lambda *_: join.JoinWelcome(b"-----BEGIN", "n3", "main", KEY), lambda _state, _why: None, Counter(),
-        )  # fmt: skip
-    newcomer = JoiningNode(door, lambda: None)
+    class Door:
+        def admit(self, request: join.JoinRequest, certificate: bytes, nonce: bytes) -> join.JoinWelcome:
+            invites = Invitations(more_targets.scratch() / "invites")
+            invites.redeem(request, certificate, nonce, 0.0, lambda *_, **__: "")
+            return join.JoinWelcome(b"-----BEGIN", "n3", "main", KEY)
+
+    authority: Any = SimpleNamespace(certificate=b"ca")
+    tls: Any = SimpleNamespace(certificate=b"certificate", cluster=SimpleNamespace(authority=authority))
+    events: Any = SimpleNamespace(happened=lambda *_, **__: None)
+    door = JoinServer(Door(), tls, events, security_events(Counter()))
+    newcomer = JoiningNode(door, lambda _newcomer: None)
     newcomer.connection_made(more_targets.Deaf())
     for first in range(0, len(raw), 7):
         newcomer.data_received(raw[first : first + 7])

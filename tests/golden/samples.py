@@ -156,7 +156,7 @@ class _Noted(LauncherLink):
     """The agent's end of a launcher that is not there: keeps what would be sent."""
 
     def __init__(self) -> None:
-        super().__init__(LauncherProcess(Path("/nowhere")), lambda _event: None, 1 << 20)
+        super().__init__(LauncherProcess(Path("/nowhere")), 1 << 20)
         self.requests: list[bytes] = []
 
     def _request(self, request: Request) -> None:

@@ -16,16 +16,19 @@ import uvloop
 
 from peerload.agent.mqtt.client import MqttBus
 from peerload.cli.demo.broker import BrokerProcess, Kind, start_broker
+from peerload.model.config import AgentConfig
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, Message, State
 from peerload.model.resources import Profile
 from peerload.wire import peer
 from peerload.wire.seal import Sealer
 from tests.conftest import require_program
-from tests.support import cluster_of
+from tests.support import cluster_of, security_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
+
+    from peerload.security.broker_tls import BrokerTls
 
 ResultT = TypeVar("ResultT")
 
@@ -136,45 +139,28 @@ def sealed(sealer: Sealer, topic: str, envelope: Envelope) -> tuple[str, bytes]:
     return topic, sealer.seal(peer.encode(envelope), topic.encode())
 
 
-class BusNode:
-    """One node on the bus, which writes down what it hears."""
+class _LocalNode:
+    """What stands for `LocalNode`: this node as its peers see it."""
 
-    def __init__(self, loop: LoopThread, urls: list[str], node: str, **more: Any) -> None:
-        self.loop = loop
-        self.identity: Identity = more.pop("identity", None) or identity_of(node)
-        self.cluster: str = more.pop("cluster", "default")
-        self.sealer = sealer_of(self.identity, self.cluster)
-        self.heard: list[tuple[Message, bool]] = []
-        self.changes: list[bool] = []
-        self.counters: Counter[str] = Counter()
-        self.load_tasks = 0
-        self.sequence = 0
+    def __init__(self, identity: Identity, cluster: str, profile_load: Callable[[], int]) -> None:
+        self.identity = identity
+        self.cluster = cluster_of(cluster)._replace(name=cluster)
+        self._load_tasks = profile_load
+        self._sealer = sealer_of(identity, cluster)
+        self._sequence = 0
 
-        async def make() -> MqttBus:
-            return MqttBus(
-                urls=urls,
-                cluster=self.cluster,
-                identity=self.identity,
-                sealer=self.sealer,
-                envelope=self.envelope,
-                deliver=lambda envelope, retained: self.heard.append((envelope.body, retained)),
-                on_change=self.changes.append,
-                state=self.state,
-                counters=self.counters,
-                **more,
-            )
+    def sealer(self, purpose: str) -> Sealer:
+        assert purpose == "mqtt"
+        return self._sealer
 
-        self.bus = loop.run(make())
-        self.running = loop.start(self.bus.run())
-
-    def envelope(self, message: Message, dst: str, dst_boot: str) -> Envelope:
-        self.sequence += 1
+    def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
+        self._sequence += 1
         return Envelope(
             v=1,
-            cluster=self.cluster,
+            cluster=self.cluster.name,
             src=self.identity.node,
             src_boot=self.identity.boot,
-            seq=self.sequence,
+            seq=self._sequence,
             body=message,
             dst=dst,
             dst_boot=dst_boot,
@@ -182,7 +168,48 @@ class BusNode:
 
     def state(self) -> State:
         profile = Profile(node=self.identity.node, slots=4, cpus=4.0)
-        return State(identity=self.identity, profile=profile, report=LoadReport(load_tasks=self.load_tasks))
+        return State(identity=self.identity, profile=profile, report=LoadReport(load_tasks=self._load_tasks()))
+
+
+class BusNode:
+    """One node on the bus, which writes down what it hears. ``settings``: of the agent."""
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        urls: list[str],
+        node: str,
+        *,
+        identity: Identity | None = None,
+        cluster: str = "default",
+        tls: BrokerTls | None = None,
+        **settings: Any,
+    ) -> None:
+        self.loop = loop
+        self.identity = identity or identity_of(node)
+        self.local = _LocalNode(self.identity, cluster, lambda: self.load_tasks)
+        self.sealer = self.local.sealer("mqtt")
+        self.envelope, self.state = self.local.envelope, self.local.state
+        self.heard: list[tuple[Message, bool]] = []
+        self.changes: list[bool] = []
+        self.counters: Counter[str] = Counter()
+        self.load_tasks = 0
+        config = AgentConfig(node=self.identity.node, state="/", socket="/", mqtt=tuple(urls), **settings)
+
+        async def make() -> MqttBus:
+            return MqttBus(config, cast("Any", self.local), self, security_events(self.counters), tls)
+
+        self.bus = loop.run(make())
+        self.running = loop.start(self.bus.run())
+
+    def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
+        self.heard.append((envelope.body, retained))
+
+    def bus_changed(self, *, connected: bool) -> None:
+        self.changes.append(connected)
+
+    def copy_reported(self, other: Identity) -> None:
+        del other
 
     def broadcast(self, message: Message) -> bool:
         return self.loop.call(self.bus.broadcast, message)

@@ -12,7 +12,7 @@ from peerload.policy.registry import DEFAULT_PRESET
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.ledger import Ledger
-from tests.support import kept_port, wait_until
+from tests.support import kept_port, total, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def test_every_way_of_sharing_spreads_tasks(
         tasks.extend(more)
         agents[0].wait(*more)
         counted = {name for agent in agents for name in agent.counters()}
-        said = {name.rpartition(" ")[2] for name in counted if name.startswith("mqtt published ")}
+        said = {name.partition('"')[2][:-2] for name in counted if name.startswith("mqtt_messages_published_total{")}
         return says <= said and nodes_of(ledger, tasks) > {"n1"}
 
     wait_until(is_spread, what=f"tasks elsewhere, by {says}")
@@ -120,12 +120,15 @@ def test_the_broker_is_killed_and_comes_back(cluster: Cluster, broker: BrokerPro
     )
     broker.start()
     wait_until(lambda: all(map(is_connected, agents)), what="all to be on the bus again")
-    over_bus = sum(agent.counters()["mqtt received"] for agent in agents)
+    over_bus = sum(total(agent.counters(), "mqtt_messages_received_total") for agent in agents)
     more = [home.submit(*ledger.argv(2, until=last_gate)) for _ in range(20)]
     wait_until(lambda: len(nodes_of(ledger, more)) > 1, what="work to spread with it")
     last_gate.touch()
     home.wait(*more)
-    wait_until(lambda: sum(agent.counters()["mqtt received"] for agent in agents) > over_bus, what="words over it")
+    wait_until(
+        lambda: sum(total(agent.counters(), "mqtt_messages_received_total") for agent in agents) > over_bus,
+        what="words over it",
+    )
     ledger.check([*tasks, *more])
     assert not ledger.repeated()
 

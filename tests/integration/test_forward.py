@@ -421,7 +421,7 @@ def test_a_home_that_is_killed_is_named() -> None:
         with ended(following), ended(here.spawn_cli("wait", own, task)) as waiting:
             assert following.stdout is not None
             assert following.stdout.readline() == b"so far\n"
-            wait_until(lambda: here.counters().get("peer links made", 0) > 0)
+            wait_until(lambda: here.counters().get("peer_links_opened_total", 0) > 0)
             home.kill()
             for process in (following, waiting):
                 assert process.wait(ANSWERED_S_MAX) == 125

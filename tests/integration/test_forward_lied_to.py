@@ -134,13 +134,13 @@ def test_output_and_requests_do_not_share_a_stream(agent: Agent) -> None:
 
 
 def test_a_forward_over_a_link_is_malformed(agent: Agent) -> None:
-    before = agent.counters().get("peer bans", 0)
+    before = agent.counters().get("peer_bans_total", 0)
     with FakePeer(agent.listen, "blunt") as asker:
         for _ in range(3):
             asker.send(Forward(request("info")))
         with pytest.raises(CUT_OFF):
             asker.expect(Forwarded)
-    wait_until(lambda: agent.counters().get("peer bans", 0) == before + 1, what="it is counted")
+    wait_until(lambda: agent.counters().get("peer_bans_total", 0) == before + 1, what="it is counted")
 
 
 @pytest.mark.rule("P2")

@@ -187,7 +187,7 @@ def test_a_priority_reaches_what_another_node_has_queued(cluster: Cluster) -> No
     second, third = (home.submit(*words, placement={"node": "n2"}) for _ in range(2))
     wait_until(lambda: {home.show(task)["state"] for task in (second, third)} == {"leased"}, 60, "n2 to have them")
     said = there.cli("prio", "9", third, first).stdout.decode()
-    assert f"{third}  priority 9; the node that has it queued is told" in said
+    assert f"{third}  priority 9; passed on to the node that has it queued" in said
     assert f"{first}  is started already" in said
     later = home.submit("true", placement={"node": "n2"})
     home.await_state(later, "leased")  # n2 has answered what it was told after the priority

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import pytest
 
-from peerload.agent.joining.join_server import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX, SPEAKS_WITHIN_S, WITHIN_S
+from peerload.agent.joining.join_server import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX, REQUEST_S, WITHIN_S
 from peerload.model.errors import BadRequest, LinkUnavailable, PeerloadError
 from peerload.security import certificates, join_client
 from peerload.wire import join
@@ -58,7 +58,7 @@ def fixture_fresh() -> Iterator[Agent]:
 
 def refused(agent: Agent) -> int:
     """How often it has refused somebody."""
-    return agent.counters().get("join refused", 0)
+    return agent.counters().get("joins_refused_total", 0)
 
 
 def invited(agent: Agent, **terms: object) -> Token:
@@ -159,8 +159,10 @@ def test_a_thousand_guesses_are_ten_answers(fresh: Agent, tmp_path: Path) -> Non
     assert set(results) == {"refused", "dropped"}
     assert results.count("refused") <= minutes * (REFUSALS_MAX + 8), "those that were already being heard"
     counters = agent.counters()
-    assert counters["join refused"] == results.count("refused")
-    assert counters["join refused"] + counters["join dropped: refused too often"] >= 990
+    assert counters["joins_refused_total"] == results.count("refused")
+    assert (
+        counters["joins_refused_total"] + counters['join_connections_dropped_total{reason="refused too often"}'] >= 990
+    )
     assert len(_events(agent)) <= 1 + minutes, "and not an event each"
     wait_until(lambda: guess(1001) == "dropped", what="it to be heard no more")
     with pytest.raises(LinkUnavailable, match="ten refusals"):
@@ -341,7 +343,7 @@ def test_requests_that_cannot_be_are_not_looked_into(agent: Agent) -> None:
 @pytest.mark.bad_input("slow-loris")
 def test_who_speaks_too_slowly_is_closed_and_members_are_not_kept_out(fresh: Agent) -> None:
     agent, cluster = fresh, fresh.cluster
-    assert SPEAKS_WITHIN_S <= 5.0, "who says nothing is shut out within 5 s"
+    assert REQUEST_S <= 5.0, "who says nothing is shut out within 5 s"
     slow = []
 
     def there_are_too_many() -> bool:
@@ -351,7 +353,7 @@ def test_who_speaks_too_slowly_is_closed_and_members_are_not_kept_out(fresh: Age
             with contextlib.suppress(OSError):
                 link.sendall(b"\x00")
             slow.append(link)
-        return agent.counters().get("join dropped: too many newcomers", 0) >= 4
+        return agent.counters().get('join_connections_dropped_total{reason="too many newcomers"}', 0) >= 4
 
     wait_until(there_are_too_many, what="there is a bound")
     member = cluster.agent("n2", "--peer", agent.listen)
@@ -379,7 +381,7 @@ def test_who_has_one_address_keeps_nobody_waiting_who_has_another(fresh: Agent, 
         crowd.append(threading.Thread(target=silent, daemon=True))
         crowd[-1].start()
     try:
-        dropped = "join dropped: too many newcomers"
+        dropped = 'join_connections_dropped_total{reason="too many newcomers"}'
         wait_until(lambda: agent.counters().get(dropped, 0) >= 4, what="there is no place for another from there")
         assert ask(token, tmp_path / "s").key
     finally:
@@ -402,7 +404,7 @@ def test_a_frame_cut_off_anywhere_leaves_nothing(agent: Agent, tmp_path: Path) -
 def test_a_newcomer_hears_nothing_a_member_would(agent: Agent) -> None:
     """Without a certificate there is joining and nothing else, whatever is offered to be spoken."""
     host, _, port = agent.listen.rpartition(":")
-    why = "peer dropped: no proof: it shows no certificate"
+    why = 'peer_frames_dropped_total{reason="no proof: it shows no certificate"}'
     before = agent.counters().get(why, 0)
     for offered in (["peerload/1"], ["http/1.1"], []):
         context = join_client._unproven()

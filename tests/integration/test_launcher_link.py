@@ -40,7 +40,9 @@ class Node:
         self.link = self.new_link()
 
     def new_link(self) -> LauncherLink:
-        return LauncherLink(LauncherProcess(self.directory / "launcher"), self._put, 1 << 20)
+        link = LauncherLink(LauncherProcess(self.directory / "launcher"), 1 << 20)
+        link.report_to(self._put)
+        return link
 
     def _put(self, event: Event | StdinFed) -> None:
         assert not isinstance(event, StdinFed)

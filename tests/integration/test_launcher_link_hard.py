@@ -122,7 +122,8 @@ def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answe
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
         events: list[Event | StdinFed] = []
-        link = LauncherLink(LauncherProcess(directory / "launcher"), events.append, 1 << 20)
+        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
+        link.report_to(events.append)
         try:
             with pytest.raises(LauncherError, match="does not answer"):
                 await link.start()
@@ -199,7 +200,8 @@ def test_a_launcher_that_is_too_old_is_an_error_that_says_so(directory: Path) ->
     async def story() -> None:
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
-        link = LauncherLink(LauncherProcess(directory / "launcher"), lambda _event: None, 1 << 20)
+        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
+        link.report_to(lambda _event: None)
         try:
             with pytest.raises(LauncherError, match="earlier version") as error:
                 await link.start()
@@ -239,7 +241,8 @@ def test_a_directory_that_cannot_be_used_is_an_error_that_says_why(directory: Pa
     async def story() -> None:
         (directory / "launcher").mkdir()
         (directory / "launcher/exits.log").mkdir()  # the launcher cannot open its log
-        link = LauncherLink(LauncherProcess(directory / "launcher"), lambda event: None, 1 << 20)
+        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
+        link.report_to(lambda event: None)
         with pytest.raises(LauncherError) as caught:
             await link.start()
         await link.close()

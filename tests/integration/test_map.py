@@ -189,9 +189,9 @@ def test_mistakes_have_one_line_and_one_hint(agent: Agent) -> None:
         (["true", "::::"], b"names no file"),
         (["true", "::::", "/does/not/exist"], b"cannot be read"),
         (["true", "::::", "/tmp"], b"cannot be read"),
-        (["true", ":::+", "a"], b"has nothing before it"),
+        (["true", ":::+", "a"], b"needs a source before it"),
         (["--resume", "true", ":::", "1"], b"needs the joblog"),
-        ([":::", "1"], b"what is to be run?"),
+        ([":::", "1"], b"the command is missing"),
         (["--joblog", "/does/not/exist/log", "true", ":::", "1"], b"cannot be used"),
         (["-j", "0", "true", ":::", "1"], b"not between"),
     ):

@@ -45,30 +45,30 @@ MISTAKES = [
     Mistake(["--socket", "/x", "ls"], USAGE, "no such option: '--socket'", "a verb's own flags come after it"),
     Mistake(["ls", "--sate", "done"], USAGE, "no such flag: --sate", "did you mean --state ?"),
     Mistake(["ls", "--stat=done"], USAGE, "no such flag: --stat", "did you mean --state ?"),
-    Mistake(["nodes", "n1"], USAGE, "one word too many: 'n1'", "peerload nodes --help"),
-    Mistake(["why", "1", "2"], USAGE, "one word too many: '2'", "peerload why --help"),
-    Mistake(["show"], USAGE, "what is missing: ID", "peerload show --help"),
+    Mistake(["nodes", "n1"], USAGE, "unexpected argument: 'n1'", "peerload nodes --help"),
+    Mistake(["why", "1", "2"], USAGE, "unexpected argument: '2'", "peerload why --help"),
+    Mistake(["show"], USAGE, "missing argument: ID", "peerload show --help"),
     Mistake(["ls", "--socket"], USAGE, "--socket: expected one argument", "peerload ls --help"),
     # numbers, sizes, times
     Mistake(["submit", "--mem", "8", "true"], USAGE, "8G is 8 GiB, 8M is 8 MiB; which is meant?", "submit --help"),
     Mistake(["submit", "-t", "30", "true"], USAGE, "30m is 30 minutes, 30s is 30 seconds", "submit --help"),
     Mistake(["submit", "-t", "5:30", "true"], USAGE, "can be read in two ways", "submit --help"),
     Mistake(["submit", "--mem", "lots", "true"], USAGE, "not a size; such as 8G", "submit --help"),
-    Mistake(["submit", "-c", "two", "true"], USAGE, "'two' is no number of cpus", "submit --help"),
-    Mistake(["submit", "--prio", "high", "true"], USAGE, "'high' is no whole number", "submit --help"),
-    Mistake(["submit", "--array", "9-1", "true"], USAGE, "not from small to great", "--array 1-100"),
+    Mistake(["submit", "-c", "two", "true"], USAGE, "'two' is not a number of cpus", "submit --help"),
+    Mistake(["submit", "--prio", "high", "true"], USAGE, "'high' is not a whole number", "submit --help"),
+    Mistake(["submit", "--array", "9-1", "true"], USAGE, "the start is greater than the end", "--array 1-100"),
     Mistake(["submit", "--array", "1-99999999", "true"], USAGE, "more than 1000000 members", "one more for the rest"),
     Mistake(["submit", "--lease", "0.1s", "true"], USAGE, "not between 1 second and 24 hours", "submit --help"),
     Mistake(["wait", "1", "--timeout", "5"], USAGE, "5m is 5 minutes, 5s is 5 seconds", "wait --help"),
     Mistake(["history", "--since", "yesterday"], USAGE, "or a day or moment: 2026-11-20", "history --help"),
     # what is to be run, and where
-    Mistake(["submit"], USAGE, "what is to be run?", "peerload submit hostname"),
-    Mistake(["run", "--local"], USAGE, "what is to be run?", "peerload run hostname"),
-    Mistake(["submit", "-s", "a | b", "c"], USAGE, "a command and --shell were given", "quote the whole line"),
+    Mistake(["submit"], USAGE, "the command is missing", "peerload submit hostname"),
+    Mistake(["run", "--local"], USAGE, "the command is missing", "peerload run hostname"),
+    Mistake(["submit", "-s", "a | b", "c"], USAGE, "both a command and --shell are given", "quote the whole line"),
     Mistake(["submit", "--env", "FOO", "true"], USAGE, "--env takes NAME=VALUE, not 'FOO'", "--export FOO"),
     Mistake(["submit", "--once", "--fast", "true"], USAGE, "contradict each other", "never started twice"),
     Mistake(["submit", "-J", "x" * 200, "true"], USAGE, "has 200 characters", "--name NAME"),
-    Mistake(["submit", "-w", "N1", "true"], USAGE, "can be no node's name", "did you mean n1 ?"),
+    Mistake(["submit", "-w", "N1", "true"], USAGE, "is not a valid node name", "did you mean n1 ?"),
     Mistake(["submit", "-w", "n2", "true"], CANNOT, "no node n2 is known here", "peerload nodes"),
     Mistake(["submit", "-x", "n1", "true"], CANNOT, "n1: the task excludes it", "--wait-for-node"),
     Mistake(["submit", "-c", "5000", "true"], CANNOT, "n1: 2 cpus, asked 5000", "--wait-for-node"),
@@ -98,7 +98,7 @@ MISTAKES = [
     Mistake(["show", ""], CANNOT, "'' is no task id: ids look like 42, 42.7, 42.3-9, ws1/42, @ or @~1", "peerload ls"),
     Mistake(["why", "9" * 90], CANNOT, "is no task id", "peerload ls"),
     Mistake(["retry", "@"], CANNOT, "your last task, and there is none yet", "peerload submit"),
-    Mistake(["cancel", "1", "--signal", "FOO"], USAGE, "'FOO' is no signal; such as TERM", "cancel --help"),
+    Mistake(["cancel", "1", "--signal", "FOO"], USAGE, "'FOO' is not a signal; such as TERM", "cancel --help"),
     Mistake(["ls", "--state", "Running"], USAGE, "no such state: 'Running'", "held queued"),
     Mistake(["events", "--what", "tasks"], USAGE, "no such kind: 'tasks'", "task attempt node"),
     Mistake(["forget", "n1"], CANNOT, "n1 is this node itself", "peerload leave"),
@@ -107,25 +107,25 @@ MISTAKES = [
     # many tasks
     Mistake(["submit", "--after", "999", "true"], CANNOT, "no such task: n1/999", "peerload ls"),
     Mistake(["submit", "--after-ok", "first", "true"], CANNOT, "'first' is no task id", "peerload ls"),
-    Mistake(["submit", "--group", "bad group!", "true"], USAGE, "is no name of a group", "letters, digits"),
+    Mistake(["submit", "--group", "bad group!", "true"], USAGE, "is not a valid name of a group", "letters, digits"),
     Mistake(["submit", "--retries", "-1", "true"], USAGE, "-1 is not between 0 and 100", "submit --help"),
     Mistake(["submit", "-o", "/nowhere/x", "true"], CANNOT, "there is no directory /nowhere", "mkdir -p /nowhere"),
     Mistake(["submit", "--each-line", "/nowhere", "echo", "{}"], USAGE, "/nowhere cannot be read", "--each-line FILE"),
     Mistake(["submit", "--notify", "", "true"], USAGE, "--notify needs a command", "--notify"),
-    Mistake(["prio", "high", "1"], USAGE, "'high' is no whole number", "prio --help"),
+    Mistake(["prio", "high", "1"], USAGE, "'high' is not a whole number", "prio --help"),
     Mistake(["prio", "5"], USAGE, "prio: which tasks?", "prio --help"),
     Mistake(["group", "pause", "nosuch"], CANNOT, "there is no group nosuch", "peerload group set nosuch --slots N"),
-    Mistake(["group", "set", "g"], USAGE, "set it to how many slots?", "--slots none"),
-    Mistake(["map"], USAGE, "what is to be run?", "peerload map 'gzip {}' ::: *.log"),
+    Mistake(["group", "set", "g"], USAGE, "--slots is missing", "--slots none"),
+    Mistake(["map"], USAGE, "the command is missing", "peerload map 'gzip {}' ::: *.log"),
     Mistake(["map", "echo {3}", ":::", "a"], USAGE, "{3} names an input that is not there", ":::"),
     Mistake(["map", "--halt", "soon", "echo", ":::", "a"], USAGE, "--halt 'soon' cannot be", "--halt now,fail=1"),
     Mistake(["map", "--resume", "echo", ":::", "a"], USAGE, "--resume needs the joblog", "--joblog FILE --resume"),
     Mistake(
         ["map", "--joblog", "/nowhere/log", "echo", ":::", "a"], USAGE, "/nowhere/log cannot be used", "map --help"
     ),
-    Mistake(["clean"], USAGE, "nothing is dropped unless you say what", "peerload clean --older 7d"),
+    Mistake(["clean"], USAGE, "nothing is deleted by default", "peerload clean --older 7d"),
     Mistake(["clean", "--older", "5"], USAGE, "'5' has no unit", "clean --help"),
-    Mistake(["clean", "--state", "running"], USAGE, "is no state that tasks end in", "done failed cancelled"),
+    Mistake(["clean", "--state", "running"], USAGE, "is not a state in which tasks end", "done failed cancelled"),
     # agents, clusters, files
     Mistake(["ls", "--socket", "/nowhere"], CANNOT, "no agent is running here (no socket at /nowhere)", "peerload up"),
     Mistake(["ls", "--socket", "/etc/passwd"], CANNOT, "nothing listens at /etc/passwd", "peerload doctor"),
@@ -133,7 +133,7 @@ MISTAKES = [
     Mistake(["cluster", "init", "/tmp"], CANNOT, "no cluster is made in /tmp: it exists", "name another directory"),
     Mistake(["cluster", "show", "/nowhere"], CANNOT, "/nowhere cannot be used", "peerload cluster init /nowhere"),
     Mistake(["policy", "show", "thresold"], CANNOT, "no preset and no policy named 'thresold'", "threshold"),
-    Mistake(["policy", "check", "mine"], USAGE, "'mine' is no preset", ".toml"),
+    Mistake(["policy", "check", "mine"], USAGE, "'mine' is not a preset", ".toml"),
     Mistake(["config", "check", "/nowhere"], CANNOT, "/nowhere cannot be read", "config show"),
     Mistake(["config", "set"], USAGE, "no such word: 'set'", "peerload config show | check"),
     Mistake(["completions", "tcsh"], USAGE, "no such shell: 'tcsh'", "bash | zsh | fish"),
@@ -192,7 +192,7 @@ def test_a_command_in_quotes_is_told_at_once(agent: Agent) -> None:
 def test_an_agent_that_is_there_already_keeps_its_settings(agent: Agent) -> None:
     done = agent.cli("up", "--slots", "9", "--node", "other", "--socket", agent.socket)
     assert done.returncode == 0
-    assert b"--node --slots not applied: the agent runs already" in done.stderr
+    assert b"--node --slots not applied: the agent is already running" in done.stderr
     assert agent.call("info")["node"] == "n1"
 
 
@@ -285,6 +285,6 @@ def test_down_says_how_to_come_back_as_it_was() -> None:
         agent = cluster.agent("n1", "--label", "big", slots=1)
         said = agent.cli("down").stdout.decode()
         agent.reap()
-    back = said.partition("Back again:  peerload up ")[2].split()
+    back = said.partition("Start it again:  peerload up ")[2].split()
     assert back[:2] == ["--node", "n1"]
     assert {"--slots", "1", "--label", "big", "--state", str(agent.state)} <= {*back}

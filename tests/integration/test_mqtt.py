@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiomqtt
 import msgspec
@@ -17,7 +17,6 @@ import pytest
 from peerload.agent.mqtt import client as mqtt
 from peerload.agent.mqtt.flood_filter import FloodFilter
 from peerload.agent.mqtt.message_filter import AdviceFilter, Received, Topics
-from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError, ProtocolError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (
@@ -45,7 +44,7 @@ from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
     sealer_of,
     short_directory,
 )
-from tests.support import PATIENCE_S, free_port, wait_until
+from tests.support import PATIENCE_S, free_port, security_events, total, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +63,7 @@ class Nodes:
         self.urls = urls
         self.made: list[BusNode] = []
 
-    def __call__(self, node: str, **more: object) -> BusNode:
+    def __call__(self, node: str, **more: Any) -> BusNode:
         made = BusNode(self.loop, self.urls, node, **more)
         self.made.append(made)
         return made
@@ -102,7 +101,7 @@ def test_state_is_retained_for_who_joins_later(nodes: Nodes) -> None:
     first = nodes("ws1")
     wait_until(lambda: first.bus.connected, what="ws1 connected")
     assert first.announce(3)
-    wait_until(lambda: first.counters["mqtt published state"] >= 2, what="published")
+    wait_until(lambda: first.counters['mqtt_messages_published_total{type="state"}'] >= 2, what="published")
     late = nodes("ws2")
     wait_until(lambda: [message for message, _ in late.heard if isinstance(message, State)], what="ws2 hears")
     state, retained = late.heard[0]
@@ -114,7 +113,7 @@ def test_state_is_retained_for_who_joins_later(nodes: Nodes) -> None:
     wait_until(lambda: len(late.heard) == 2, what="the live one")
     assert late.heard[1][1] is False
     assert first.changes == [True]
-    assert first.counters["mqtt connects"] == 1
+    assert first.counters["mqtt_connects_total"] == 1
 
 
 def test_a_directed_message_reaches_its_node_alone_and_once(nodes: Nodes) -> None:
@@ -128,8 +127,8 @@ def test_a_directed_message_reaches_its_node_alone_and_once(nodes: Nodes) -> Non
     assert isinstance(reply, ProbeReply)
     assert (reply.search, reply.accepts) == (7, True)
     assert len(c.heard) == 2
-    wait_until(lambda: a.counters["mqtt published probe"] == 1, what="it is counted")
-    assert b.counters["mqtt received probe"] == 1
+    wait_until(lambda: a.counters['mqtt_messages_published_total{type="probe"}'] == 1, what="it is counted")
+    assert b.counters['mqtt_messages_received_total{type="probe"}'] == 1
 
 
 def test_a_request_reaches_everybody_who_is_there_and_is_not_kept(nodes: Nodes) -> None:
@@ -145,7 +144,9 @@ def test_a_request_reaches_everybody_who_is_there_and_is_not_kept(nodes: Nodes) 
     wait_until(lambda: len(b.heard) == 4, what="b hears that of d")
     assert all(isinstance(message, State) for message, _ in late.heard)
     publish(a.loop, nodes.urls[0], [sealed(a.sealer, "peerload/default/main/a/ask", a.envelope(ASK, "", ""))])
-    wait_until(lambda: b.counters["mqtt dropped: not for all"] == 1, what="b drops what is not for all")
+    wait_until(
+        lambda: b.counters['mqtt_messages_dropped_total{reason="not for all"}'] == 1, what="b drops what is not for all"
+    )
     assert len(b.heard) == 4
 
 
@@ -159,7 +160,7 @@ def test_a_burst_arrives_whole_and_in_order(nodes: Nodes) -> None:
         )
 
     assert a.loop.call(burst) == 900
-    wait_until(lambda: b.counters["mqtt received probe-reply"] == 900, what="900 replies")
+    wait_until(lambda: b.counters['mqtt_messages_received_total{type="probe-reply"}'] == 900, what="900 replies")
     replies = [message.search for message, _ in b.heard if isinstance(message, ProbeReply)]
     assert replies == list(range(900))
 
@@ -172,7 +173,7 @@ def test_the_outgoing_queue_is_bounded(nodes: Nodes) -> None:
         return sum(a.bus.send("b", "", ASK) for _ in range(3000))
 
     assert a.loop.call(burst) == 1000
-    assert a.counters["mqtt refused: queue full"] == 2000
+    assert a.counters['mqtt_messages_refused_total{reason="queue full"}'] == 2000
 
 
 def test_a_killed_broker_is_found_again_by_itself(nodes: Nodes, broker: BrokerProcess) -> None:  # noqa: F811
@@ -227,8 +228,8 @@ def test_a_clean_close_takes_the_retained_state_away(nodes: Nodes) -> None:
 
 
 def test_state_is_repeated(loop_thread: LoopThread, broker: BrokerProcess) -> None:  # noqa: F811 -- fixtures
-    node = BusNode(loop_thread, [broker.url], "a", state_every_s=0.05)
-    wait_until(lambda: node.counters["mqtt published state"] >= 4, what="repeated")
+    node = BusNode(loop_thread, [broker.url], "a", mqtt_state_every_s=0.05)
+    wait_until(lambda: node.counters['mqtt_messages_published_total{type="state"}'] >= 4, what="repeated")
     node.close()
 
 
@@ -275,11 +276,13 @@ def test_what_a_hostile_broker_hands_over_is_dropped_and_counted(nodes: Nodes) -
     ]
     publish(me.loop, nodes.urls[0], [(topic, payload) for topic, payload, _ in bad])
     publish(me.loop, nodes.urls[0], [sealed(evil, to, envelope(good))] * 2)
-    wait_until(lambda: me.heard and me.counters["mqtt dropped: replayed"], what="the good one, once")
+    wait_until(
+        lambda: me.heard and me.counters['mqtt_messages_dropped_total{reason="replayed"}'], what="the good one, once"
+    )
     assert [message for message, _ in me.heard] == [good]
     reasons = Counter(why for _, _, why in bad)
-    assert {why: me.counters[f"mqtt dropped: {why}"] for why in reasons} == dict(reasons)
-    assert me.counters["mqtt dropped"] == len(bad) + 1  # counted before the reason is
+    assert {why: me.counters[f'mqtt_messages_dropped_total{{reason="{why}"}}'] for why in reasons} == dict(reasons)
+    assert total(me.counters, "mqtt_messages_dropped_total") == len(bad) + 1  # counted before the reason is
     assert me.bus.connected
 
 
@@ -316,7 +319,7 @@ def test_ownership_is_never_published(nodes: Nodes) -> None:
     assert a.send("b", Query(task="a/1", uid=b"u" * 16, attempt=1)) is False
     big = Profile(node="a", slots=1, cpus=1.0, labels=tuple("x" * 128 for _ in range(64)))
     assert a.send("b", GiveRequest(search=1, report=LoadReport(), profile=big)) is False
-    assert a.counters["mqtt refused: too large"] == 1
+    assert a.counters['mqtt_messages_refused_total{reason="too large"}'] == 1
 
 
 @pytest.mark.long
@@ -408,7 +411,7 @@ class Sample(msgspec.Struct):
 
 def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
     counters: Counter[str] = Counter()
-    queue: Received[Sample] = Received(counters, FloodFilter(counters, untold), 3)
+    queue: Received[Sample] = Received(counters, FloodFilter(security_events(counters)), 3)
     for number in range(100):
         queue.put_nowait(Sample("peerload/c/s/a/state", str(number).encode()))
     queue.put_nowait(Sample("peerload/c/s/a/to/me", b"1"))
@@ -417,12 +420,15 @@ def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
     queue.put_nowait(Sample("peerload/c/s/a/state", b"newest"))
     queue.put_nowait(Sample("peerload/c/s/b/state", b"x" * 5000))
     assert [queue.get_nowait().payload for _ in range(queue.qsize())] == [b"newest", b"1", b"2"]
-    assert counters == {"mqtt dropped": 2, "mqtt dropped: queue full": 1, "mqtt dropped: too large": 1}
+    assert counters == {
+        'mqtt_messages_dropped_total{reason="queue full"}': 1,
+        'mqtt_messages_dropped_total{reason="too large"}': 1,
+    }
 
 
 def test_of_two_states_the_newer_counts_whatever_the_order() -> None:
     me = identity_of("me")
-    accept = AdviceFilter(Topics("default", "me"), me, sealer_of(me), Counter()).accept
+    accept = AdviceFilter(Topics("default", "me"), me, sealer_of(me), security_events(Counter())).accept
     sealers = {boot: sealer_of(identity_of("a", boot)) for boot in ("first", "second")}
 
     def state(boot: str, incarnation: int, seq: int) -> bool:

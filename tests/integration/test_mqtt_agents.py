@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.integration.cluster import Agent
 
 ROOT = "peerload/default/main"
+STATES_HEARD = 'mqtt_messages_received_total{type="state"}'
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_agents_are_on_the_broker_by_tls_and_doctor_says_so(broker: TlsBroker, a
     for agent in agents:
         wait_until(lambda a=agent: a.call("info")["mqtt"] == broker.url, what="it to be connected")  # type: ignore[misc]
         wait_until(lambda a=agent: a.call("checkup")["broker"]["heard"], what="it to hear itself")  # type: ignore[misc]
-        wait_until(lambda a=agent: a.counters().get("mqtt received state", 0), what="the other's State")  # type: ignore[misc]
+        wait_until(lambda a=agent: a.counters().get(STATES_HEARD, 0), what="the other's State")  # type: ignore[misc]
     wait_until(lambda: finding(agents[0])[0] == "ok", what="doctor to hear of it")
     assert "anybody" not in finding(agents[0])[1].lower()
 
@@ -90,18 +91,21 @@ def test_doctor_says_that_the_rights_keep_a_node_silent(broker: TlsBroker, agent
 def test_who_floods_the_broker_is_muted_and_the_broker_is_kept(broker: TlsBroker, agents: list[Agent]) -> None:
     one = agents[0]
     wait_until(lambda: one.call("info")["mqtt"] == broker.url, what="it to be connected")
-    connects = one.counters()["mqtt connects"]
+    connects = one.counters()["mqtt_connects_total"]
     with party(broker, broker.pem_of("n5")) as flooder:
 
         def is_muted() -> bool:
             for number in range(500):
                 flooder.publish(f"{ROOT}/n5/ask", b"%d" % number)
-            return bool(one.counters().get("mqtt publishers muted"))
+            return bool(one.counters().get("mqtt_publishers_muted_total"))
 
         wait_until(is_muted, what="it to be muted")
-    told = one.counters().get("mqtt received state", 0)
-    wait_until(lambda: one.counters().get("mqtt received state", 0) > told, what="the others to be heard")
-    assert one.counters()["mqtt connects"] == connects
+    told = one.counters().get('mqtt_messages_received_total{type="state"}', 0)
+    wait_until(
+        lambda: one.counters().get('mqtt_messages_received_total{type="state"}', 0) > told,
+        what="the others to be heard",
+    )
+    assert one.counters()["mqtt_connects_total"] == connects
     with one.client() as client:
         said = [event for part in client.stream("events", what=["security"]) for event in part["events"]]
     assert any(event["state"] == "P2" and event["node"] == "n5" for event in said)
@@ -153,7 +157,10 @@ def hears_more(agent: Agent, name: str) -> None:
 @pytest.mark.rule("J5")
 def test_the_key_that_seals_is_changed_under_traffic_and_nothing_is_lost(agents: list[Agent]) -> None:
     one, two = agents
-    lost = ("gossip dropped: not of this cluster, or for another node", "mqtt dropped: not authentic")
+    lost = (
+        'gossip_datagrams_dropped_total{reason="not authentic"}',
+        'mqtt_messages_dropped_total{reason="not authentic"}',
+    )
     before = {(agent.node, name): agent.counters().get(name, 0) for agent in agents for name in lost}
     numbers = []
     for _ in range(2):
@@ -163,8 +170,8 @@ def test_the_key_that_seals_is_changed_under_traffic_and_nothing_is_lost(agents:
         wait_until(lambda n=numbers[-1]: two.call("info")["seal_key"] == n, what="the other has it")  # type: ignore[misc]
         assert {task["state"] for task in one.wait(*tasks).values()} == {"done"}
         for agent in agents:
-            hears_more(agent, "gossip received")
-            hears_more(agent, "mqtt received")
+            hears_more(agent, "gossip_datagrams_received_total")
+            hears_more(agent, STATES_HEARD)
     after = {(agent.node, name): agent.counters().get(name, 0) for agent in agents for name in lost}
     assert after == before
     wait_until(lambda: all(agent.peers_alive() == {"n1", "n2"} for agent in agents), what="both to be alive")

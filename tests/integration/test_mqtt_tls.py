@@ -279,7 +279,7 @@ def test_a_password_from_a_file_and_no_certificate(
     private.touch(mode=0o600)
     private.write_text(f"n1:{password}\n", encoding="utf-8")
     try:
-        node = buses("n1", own.url, tls=tls_of(own, None), password_file=str(private))
+        node = buses("n1", own.url, tls=tls_of(own, None), mqtt_password_file=str(private))
         if password == "wrong":
             assert "Not authorized" in why_not(node, "Not authorized")
             private.write_text("n1:right:with:colons\n", encoding="utf-8")  # read anew at each attempt

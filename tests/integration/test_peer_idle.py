@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.peers import idle
+from peerload.agent.peers import links
 from peerload.model.messages import Ping, Query, Sync
 from tests.integration.broker_fixtures import loop_thread  # noqa: F401 -- a fixture
 from tests.integration.test_peer_link import LinkNode, Nodes, nodes  # noqa: F401 -- a fixture
@@ -15,22 +15,22 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CLOSED = "peer links closed for want of use"
+CLOSED = "peer_links_idle_closed_total"
 QUERY = Query("a/1", b"u" * 16, 1)
 
 
 @pytest.fixture
 def hub(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LinkNode, list[LinkNode]]]:  # noqa: F811
     """One node with a link to each of some others, and with little patience; the others have more. ``looks``: by itself."""
-    monkeypatch.setattr(idle, "KEPT_IDLE_MAX", 2)
-    monkeypatch.setattr(idle, "IDLE_S", 1.0)
-    monkeypatch.setattr(idle, "QUIET_S", 0.0)
+    monkeypatch.setattr(links, "IDLE_KEPT_MAX", 2)
+    monkeypatch.setattr(links, "IDLE_S", 1.0)
+    monkeypatch.setattr(links, "QUIET_S", 0.0)
 
     def make(count: int, *, looks: bool = True) -> tuple[LinkNode, list[LinkNode]]:
-        monkeypatch.setattr(idle, "LOOK_EVERY_S", 1000.0)
+        monkeypatch.setattr(links, "IDLE_CHECK_S", 1000.0)
         others = [nodes(f"n{number}") for number in range(count)]
         if looks:
-            monkeypatch.setattr(idle, "LOOK_EVERY_S", 0.05)
+            monkeypatch.setattr(links, "IDLE_CHECK_S", 0.05)
         one = nodes("hub")
         for other in others:
             one.dial(other.address)
@@ -44,7 +44,7 @@ def linked(node: LinkNode) -> set[str]:
     """With whom it has a link."""
 
     async def look() -> set[str]:
-        return {name for name, peer in node.links._peers.items() if peer.links}
+        return {name for name, peer in node.links._table.entries.items() if peer.links}
 
     return node.loop.run(look())
 
@@ -68,7 +68,7 @@ def test_comparing_what_is_known_is_no_use_of_a_link_but_what_concerns_a_task_is
         """In one turn of the loop: however long the machine stands still, no time passes between use and look."""
         for name in ("n2", "n3", "n4"):
             one.links.send(name, QUERY)
-        one.links._idle._look()
+        one.links._check_idle()
 
     def talk() -> bool:
         for name in ("n0", "n1"):

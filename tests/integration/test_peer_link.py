@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -36,7 +36,7 @@ from peerload.model.task import TaskSpec
 from peerload.security.address import join_address, reachable
 from peerload.wire import peer
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- a fixture
-from tests.support import PATIENCE_S, credentials_of, kept_port, local_credentials_of, wait_until
+from tests.support import PATIENCE_S, credentials_of, kept_port, local_credentials_of, security_events, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -45,63 +45,108 @@ REQUEST = OutputRequest(task="a/1", uid=b"u" * 16, attempt=1)
 CLOSED_PORT = "127.0.0.1:1"
 
 
-class LinkNode:
-    """One node with links, which writes down what it is told."""
+class _LocalNode:
+    """What stands for `LocalNode`: this node as its peers see it."""
 
-    def __init__(self, loop: LoopThread, node: str, **more: Any) -> None:
-        self.loop = loop
-        self.cluster: str = more.pop("cluster", "default")
-        host: str = more.pop("host", "127.0.0.1")
-        self.protocol: tuple[int, int] = more.pop("protocol", (1, 1))
+    def __init__(self, identity: Identity, cluster: str, protocol: tuple[int, int]) -> None:
+        self.identity = identity
+        self._cluster = cluster
+        self._protocol = protocol
+        self._sequence = 0
+        self.alive: list[Identity] = []
+
+    def listens_at(self, address: str) -> None:
+        self.identity = msgspec.structs.replace(self.identity, address=address)
+
+    def hello(self, *, stream: bool = False, back: int = 0) -> Hello:
+        low, high = self._protocol
+        profile = Profile(node=self.identity.node, slots=1, cpus=1.0, protocol_min=low, protocol_max=high)
+        more: Any = {"stream": stream, "back": back, "forwards": True, "dials_back": True}
+        return Hello(identity=self.identity, profile=profile, **more)
+
+    def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
+        self._sequence += 1
+        own = self.identity
+        return Envelope(1, self._cluster, own.node, own.boot, self._sequence, message, dst, dst_boot)
+
+    def identity_of(self, _node: str) -> None:
+        return None
+
+    def alive_peers(self) -> list[Identity]:
+        return self.alive
+
+
+class _Events:
+    """The owner of the links of one node: writes down what it is told."""
+
+    def __init__(self) -> None:
         self.heard: list[tuple[str, Message]] = []
-        self.met: list[Hello] = []
+        self.hellos: list[Hello] = []
         self.lost: list[tuple[str, str]] = []
         self.failed: list[tuple[str, Message]] = []
         self.served: list[int] = []
         self.pieces: list[OutputChunk | OutputEnd] = []
-        self.counters: Counter[str] = Counter()
-        self.sequence = 0
-        identity = more.pop("identity", None) or identity_of(node)
-        tls = more.pop("tls", None) or credentials_of(identity.node, self.cluster)
 
-        async def make() -> PeerLinks:
-            return PeerLinks(
-                identity=identity,
-                tls=tls,
-                hello=self.hello,
-                envelope=self.envelope,
-                deliver=lambda src, message: self.heard.append((src, message)),
-                met=self.met.append,
-                unreachable=lambda node, reason: self.lost.append((node, reason)),
-                send_failed=lambda dst, message: self.failed.append((dst, message)),
-                serve_output=self.serve,
-                counters=self.counters,
-                **more,
-            )
+    def deliver(self, src: str, message: Message) -> None:
+        self.heard.append((src, message))
 
-        self.links = loop.run(make())
-        self.address = loop.run(self.links.start(host, 0))
+    def met(self, hello: Hello) -> None:
+        self.hellos.append(hello)
 
-    @property
-    def identity(self) -> Identity:
-        return self.links.identity
+    def unreachable(self, node: str, reason: str) -> None:
+        self.lost.append((node, reason))
 
-    def hello(self) -> Hello:
-        low, high = self.protocol
-        profile = Profile(node=self.identity.node, slots=1, cpus=1.0, protocol_min=low, protocol_max=high)
-        return Hello(identity=self.identity, profile=profile)
+    def send_failed(self, dst: str, message: Message) -> None:
+        self.failed.append((dst, message))
 
-    def envelope(self, message: Message, dst: str, dst_boot: str) -> Envelope:
-        self.sequence += 1
-        told = self.identity
-        return Envelope(1, self.cluster, told.node, told.boot, self.sequence, message, dst, dst_boot)
-
-    async def serve(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
+    async def serve_output(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
         assert src
         assert request == REQUEST
         for piece in self.pieces:
             self.served.append(1)
             yield piece
+
+    def name_taken(self, by: str) -> None:
+        del by
+
+    def copied(self, other: Identity, up_s: float) -> None:
+        del other, up_s
+
+
+class LinkNode:
+    """One node with links."""
+
+    def __init__(self, loop: LoopThread, node: str, **more: Any) -> None:
+        self.loop = loop
+        cluster: str = more.pop("cluster", "default")
+        host: str = more.pop("host", "127.0.0.1")
+        identity = more.pop("identity", None) or identity_of(node)
+        tls = more.pop("tls", None) or credentials_of(identity.node, cluster)
+        self.local = _LocalNode(identity, cluster, more.pop("protocol", (1, 1)))
+        self.events = _Events()
+        self.heard, self.met, self.lost = self.events.heard, self.events.hellos, self.events.lost
+        self.failed, self.served = self.events.failed, self.events.served
+        self.counters: Counter[str] = Counter()
+
+        async def make() -> PeerLinks:
+            return PeerLinks(cast("Any", self.local), tls, security_events(self.counters), **more)
+
+        self.links = loop.run(make())
+        self.links.report_to(self.events)
+        self.links.streams.serve_outputs(self.events)
+        self.address = loop.run(self.links.start(host, 0))
+
+    @property
+    def identity(self) -> Identity:
+        return self.local.identity
+
+    @property
+    def pieces(self) -> list[OutputChunk | OutputEnd]:
+        return self.events.pieces
+
+    @pieces.setter
+    def pieces(self, pieces: list[OutputChunk | OutputEnd]) -> None:
+        self.events.pieces = pieces
 
     def send(self, dst: str, message: Message) -> None:
         self.loop.call(self.links.send, dst, message)
@@ -264,7 +309,7 @@ def test_what_could_not_be_sent_comes_back_exactly_once(nodes: Nodes) -> None:
     wait_until(lambda: len(a.failed) == 1500, what="all back")
     wait_until(lambda: a.lost, what="unreachable")
     assert sorted(message.sequence for _, message in a.failed if isinstance(message, Ping)) == list(range(1500))
-    assert a.counters["peer refused: queue full"] == 1500 - 1024
+    assert a.counters['peer_messages_refused_total{reason="queue full"}'] == 1500 - 1024
     assert "refused" in a.lost[0][1].lower()
     a.send("never-heard-of", Ping(sequence=1))
     wait_until(lambda: len(a.failed) == 1501, what="an unknown node")
@@ -301,10 +346,10 @@ def test_messages_that_a_stalled_peer_does_not_take_come_back(nodes: Nodes) -> N
     wait_until(lambda: a.failed, what="more than may wait")
     refused = len(a.failed)
     assert 0 < refused < 20
-    assert a.counters["peer sent"] < 20
+    assert a.counters["peer_messages_sent_total"] < 20
     stalled.close()
     wait_until(lambda: a.lost, what="loss")
-    wait_until(lambda: len(a.failed) + a.counters["peer sent"] == 80, what="each is sent or comes back")
+    wait_until(lambda: len(a.failed) + a.counters["peer_messages_sent_total"] == 80, what="each is sent or comes back")
 
 
 @pytest.mark.parametrize("with_hello", [False, True])
@@ -316,7 +361,7 @@ def test_garbage_hurts_nobody_else(nodes: Nodes, with_hello: bool) -> None:
             *([stranger.hello()] if with_hello else []), b"\x00\x00\x00\x10" + b"\xc1" * 16, b"\xff" * (10 << 20)
         )
     assert stranger.is_closed()
-    assert a.counters["peer dropped: malformed"] >= 1
+    assert a.counters['peer_frames_dropped_total{reason="malformed"}'] >= 1
     b.send("a", Ping(sequence=1))
     wait_until(lambda: a.heard, what="the link still works")
 
@@ -328,7 +373,7 @@ def test_a_frame_that_claims_4_gib_is_refused_before_it_comes(nodes: Nodes) -> N
         stranger = Stranger(a)
         stranger.send(*([stranger.hello()] if with_hello else []), b"\xff\xff\xff\xff")
         assert stranger.is_closed()
-    assert a.counters["peer dropped: a frame too large"] == 2
+    assert a.counters['peer_frames_dropped_total{reason="a frame too large"}'] == 2
 
 
 @pytest.mark.rule("P1")
@@ -340,11 +385,11 @@ def test_three_malformed_frames_close_and_ban(nodes: Nodes) -> None:
     wait_until(lambda: a.heard, what="two are forgiven")
     stranger.send(bad)
     assert stranger.is_closed()
-    assert a.counters["peer bans"] == 1
+    assert a.counters["peer_bans_total"] == 1
     again = Stranger(a)
     again.send(again.hello())
     assert again.is_closed()
-    assert a.counters["peer dropped: banned"] == 1
+    assert a.counters['peer_frames_dropped_total{reason="banned"}'] == 1
     other_start = Stranger(a, boot="another start")
     other_start.send(other_start.hello())
     wait_until(lambda: len(a.met) == 2, what="a new start is let in")
@@ -359,7 +404,7 @@ def test_who_does_not_introduce_itself_is_closed(nodes: Nodes, monkeypatch: pyte
         slow.send(slow.hello()[:20])
     assert silent.is_closed()
     assert slow.is_closed()
-    assert a.counters["peer dropped: no introduction in time"] == 2
+    assert a.counters['peer_frames_dropped_total{reason="no introduction in time"}'] == 2
     assert a.met == []
 
 
@@ -370,7 +415,7 @@ def test_strangers_are_bounded(nodes: Nodes) -> None:
         assert isinstance(stranger.read().body, Hello)
     with pytest.raises(OSError, match=r"EOF|reset"):
         Stranger(a)
-    assert a.counters["peer dropped: too many strangers"] == 1
+    assert a.counters['peer_frames_dropped_total{reason="too many strangers"}'] == 1
     for stranger in strangers:
         stranger.close()
     wait_until(lambda: not a.links._listener.strangers, what="all gone")
@@ -393,7 +438,7 @@ def test_who_does_not_belong_here_is_refused(nodes: Nodes) -> None:
         stranger = Stranger(a)
         stranger.send(frame(stranger))
         assert stranger.is_closed()
-        assert a.counters[f"peer dropped: {why}"] == 1
+        assert a.counters[f'peer_frames_dropped_total{{reason="{why}"}}'] == 1
     assert (a.met, a.lost) == ([], [])
 
 
@@ -406,8 +451,8 @@ def test_frames_in_anothers_name_close_the_link(nodes: Nodes) -> None:
     )
     assert stranger.is_closed()
     assert a.heard == []
-    assert a.counters["peer dropped: not for us"] == 1
-    assert a.counters["peer dropped: a frame in another's name"] == 1
+    assert a.counters['peer_frames_dropped_total{reason="not for us"}'] == 1
+    assert a.counters['peer_frames_dropped_total{reason="a frame in another\'s name"}'] == 1
     wait_until(lambda: a.lost, what="the link is lost")
 
 
@@ -427,11 +472,14 @@ def test_a_second_agent_of_the_same_name_is_refused(nodes: Nodes, caplog: pytest
     a, b = nodes.linked("a", "b")
     impostor = nodes("b", identity=msgspec.structs.replace(identity_of("b", "x", 9), store="another"))
     impostor.dial(a.address)
-    wait_until(lambda: a.counters["peer clashes"], what="a sees the clash")
-    wait_until(lambda: "two agents call themselves b" in caplog.text, what="it is said")
+    wait_until(lambda: a.counters["peer_name_clashes_total"], what="a sees the clash")
+    wait_until(lambda: "duplicate node name: node=b" in caplog.text, what="it is said")
     own = nodes("a", identity=msgspec.structs.replace(identity_of("a", "y", 9), store="another"))
     own.dial(a.address)
-    wait_until(lambda: a.counters["peer clashes"] >= 2 and own.counters["peer clashes"], what="both see it")
+    wait_until(
+        lambda: a.counters["peer_name_clashes_total"] >= 2 and own.counters["peer_name_clashes_total"],
+        what="both see it",
+    )
     assert [hello.identity.boot for hello in a.met] == [b.identity.boot]
     b.send("a", Ping(sequence=1))
     wait_until(lambda: a.heard, what="the first keeps its place")
@@ -462,14 +510,14 @@ def test_seeds_are_tried_until_somebody_is_there_and_ourselves_are_dropped(nodes
         b.loop.run(start(port))
     wait_until(lambda: a.met, what="found")
     assert a.met[0].identity.node == "b"
-    wait_until(lambda: len(a.links._seeds.sought) <= 1, what="ourselves dropped")
+    wait_until(lambda: len(a.links.unanswered) <= 1, what="ourselves dropped")
 
 
 def test_the_memory_of_peers_is_bounded(nodes: Nodes) -> None:
     a = nodes("a", peers_max=4)
     for number in range(100):
         a.learn(msgspec.structs.replace(identity_of(f"n{number}"), address=CLOSED_PORT))
-    assert len(a.links._peers) == 8
+    assert len(a.links._table.entries) == 8
     links = []
     for number in range(4):
         links.append(Stranger(a, f"s{number}"))
@@ -478,7 +526,7 @@ def test_the_memory_of_peers_is_bounded(nodes: Nodes) -> None:
     fifth = Stranger(a, "s5")
     fifth.send(fifth.hello())
     assert fifth.is_closed()
-    assert a.counters["peer dropped: too many peers"] == 1
+    assert a.counters['peer_frames_dropped_total{reason="too many peers"}'] == 1
     for link in links:
         link.close()
 
@@ -532,7 +580,7 @@ def test_fifty_mebibytes_come_as_fast_as_they_are_taken(nodes: Nodes) -> None:
         assert isinstance(piece, OutputChunk)
         total = len(piece.data)
         b.links.send("a", Ping(sequence=1))
-        while not a.heard or not any(link.paused for link in b.links._streams.served):  # noqa: ASYNC110 -- no event tells it
+        while not a.heard or not any(link.paused for link in b.links.streams.served):  # noqa: ASYNC110 -- no event tells it
             await asyncio.sleep(0)
         stalled.append(len(b.served))
         async for rest in stream:
@@ -578,7 +626,7 @@ def test_who_leaves_an_output_stream_ends_it(nodes: Nodes) -> None:
         await stream.aclose()  # type: ignore[attr-defined]
 
     a.loop.run(leave())
-    wait_until(lambda: not b.links._streams.served, what="it has ended")
+    wait_until(lambda: not b.links.streams.served, what="it has ended")
     assert len(b.served) < 100_000
 
 
@@ -599,12 +647,12 @@ def test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other(
 
     dialled, served = a.loop.run(begun(a, "b")), b.loop.run(begun(b, "a"))
     monkeypatch.setattr(a.links._tls, "refuses", lambda facts: facts.name == "b")
-    a.loop.call(a.links.made.cut_revoked)
+    a.loop.call(a.links.close_revoked)
     for node, stream in ((a, dialled), (b, served)):
         with pytest.raises(LinkUnavailable):
             node.loop.run(rest(stream), 30)
     wait_until(lambda: a.links.linked() == b.links.linked() == [], what="no link")
-    wait_until(lambda: not a.links._streams.served, what="no stream")
+    wait_until(lambda: not a.links.streams.served, what="no stream")
     for node, dst in ((a, "b"), (b, "a")):
         with pytest.raises(LinkUnavailable):
             node.loop.run(begun(node, dst), 30)

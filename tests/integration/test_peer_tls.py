@@ -22,7 +22,7 @@ from peerload.security import certificates
 from peerload.security.tls import PROTOCOL, Credentials
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- fixtures
 from tests.integration.test_peer_link import REQUEST, LinkNode, Nodes, Stranger, nodes  # noqa: F401 -- fixtures
-from tests.support import PATIENCE_S, cluster_of, credentials_of, wait_until
+from tests.support import PATIENCE_S, cluster_of, credentials_of, total, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def said_to(node: LinkNode, context: ssl.SSLContext, *frames: bytes) -> bytes:
 
 
 def turned_away(node: LinkNode, why: str) -> bool:
-    return node.counters[f"peer dropped: no proof: {why}"] == 1
+    return node.counters[f'peer_frames_dropped_total{{reason="no proof: {why}"}}'] == 1
 
 
 @pytest.mark.rule("J3")
@@ -93,7 +93,7 @@ def test_who_does_not_speak_tls_gets_no_answer(
     with contextlib.suppress(ConnectionError):  # its time may be over already
         sock.sendall(raw)
     assert answer(sock) == b""
-    wait_until(lambda: a.counters["peer dropped"] == 1, what="it is counted")
+    wait_until(lambda: total(a.counters, "peer_frames_dropped_total") == 1, what="it is counted")
     assert a.met == []
 
 
@@ -118,7 +118,10 @@ def test_who_says_nothing_is_shut_out(nodes: Nodes, monkeypatch: pytest.MonkeyPa
     with contextlib.suppress(ConnectionError):  # its time may be over already
         slow.sendall(b"\x16\x03\x01\x01")
     assert answer(silent) == answer(slow) == b""
-    wait_until(lambda: a.counters["peer dropped: no proof: the handshake took too long"] == 2, what="both counted")
+    wait_until(
+        lambda: a.counters['peer_frames_dropped_total{reason="no proof: the handshake took too long"}'] == 2,
+        what="both counted",
+    )
 
 
 @pytest.mark.rule("J3")
@@ -127,7 +130,7 @@ def test_strangers_without_proof_are_bounded(nodes: Nodes) -> None:  # noqa: F81
     silent = [plain(a) for _ in range(listener.STRANGERS_OF_ONE_MAX)]
     wait_until(lambda: len(a.links._listener.strangers) == listener.STRANGERS_OF_ONE_MAX, what="all wait")
     assert answer(plain(a)) == b""
-    assert a.counters["peer dropped: too many strangers"] == 1
+    assert a.counters['peer_frames_dropped_total{reason="too many strangers"}'] == 1
     others = listener.STRANGERS_MAX - listener.STRANGERS_OF_ONE_MAX
     silent += [plain(a, "127.0.0.2") for _ in range(others)]
     wait_until(lambda: len(a.links._listener.strangers) == listener.STRANGERS_MAX, what="there is room for others")
@@ -198,7 +201,9 @@ def test_a_member_that_speaks_another_protocol(nodes: Nodes, tmp_path: Path) -> 
     a = nodes("a")
     pair = certificates.issue(cluster_of().authority, "stranger", datetime.now(UTC))
     assert said_to(a, context_of(pair, tmp_path, "h2")) == b""
-    wait_until(lambda: a.counters["peer dropped: no certificate of a node"] == 1, what="it is counted")
+    wait_until(
+        lambda: a.counters['peer_frames_dropped_total{reason="no certificate of a node"}'] == 1, what="it is counted"
+    )
 
 
 @pytest.mark.rule("S16", "P3")
@@ -208,7 +213,7 @@ def test_a_certificate_for_another_node(nodes: Nodes, certified: str) -> None:  
     stranger = Stranger(a, context=credentials_of(certified).client)
     stranger.send(stranger.hello())
     assert stranger.is_closed()
-    assert a.counters["peer dropped: a name that its certificate does not have"] == 1
+    assert a.counters['peer_frames_dropped_total{reason="a name that its certificate does not have"}'] == 1
     assert a.met == []
 
 
@@ -222,7 +227,7 @@ def test_a_member_cannot_speak_for_another_later_on(nodes: Nodes) -> None:  # no
     profile = Profile(node="b", slots=1, cpus=1.0)
     told.send(told.hello(), told.frame(Hello(identity=b.identity, profile=profile), src="b"))
     assert told.is_closed()
-    assert a.counters["peer dropped: a frame in another's name"] == 2
+    assert a.counters['peer_frames_dropped_total{reason="a frame in another\'s name"}'] == 2
     assert a.heard == []
 
 
@@ -238,7 +243,7 @@ def test_a_link_takes_one_introduction(nodes: Nodes) -> None:  # noqa: F811 -- a
         stranger.send(stranger.frame(Hello(identity=identity, profile=profile)))
         assert stranger.is_closed()
     assert [hello.identity for hello in a.met] == [b.identity, stranger.told, stranger.told]
-    assert a.counters["peer dropped: a second introduction"] == 2
+    assert a.counters['peer_frames_dropped_total{reason="a second introduction"}'] == 2
 
 
 # -- when we dial ------------------------------------------------------------------------------------------------------
@@ -318,9 +323,9 @@ def test_why_somebody_was_not_let_in_is_logged_without_a_flood(
         answer_to = plain(a)
         answer_to.sendall(b"GET / HTTP/1.1\r\n\r\n")
         answer(answer_to)
-    wait_until(lambda: a.counters["peer dropped"] == 5, what="all counted")
-    lines = [record.getMessage() for record in caplog.records if "not let in" in record.getMessage()]
-    assert lines == ["somebody at 127.0.0.1 was not let in: it does not speak TLS"]
+    wait_until(lambda: total(a.counters, "peer_frames_dropped_total") == 5, what="all counted")
+    lines = [record.getMessage() for record in caplog.records if "connection refused" in record.getMessage()]
+    assert lines == ["connection refused: address=127.0.0.1 reason=it does not speak TLS"]
 
 
 def test_a_certificate_made_anew_serves_new_links_and_leaves_the_old_ones(
@@ -339,7 +344,10 @@ def test_a_certificate_made_anew_serves_new_links_and_leaves_the_old_ones(
         # its certificate is now of a clock 61 days ahead, which nobody takes: so it is the new one that is shown
         c = made("c")
         c.dial(a.address)
-        wait_until(lambda: a.counters["peer dropped"] or c.counters["peer unreachable"] or c.met, what="an answer")
+        wait_until(
+            lambda: total(a.counters, "peer_frames_dropped_total") or c.counters["peer_unreachable_total"] or c.met,
+            what="an answer",
+        )
         assert c.met == []
     finally:
         for node in made.made:

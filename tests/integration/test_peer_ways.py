@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from peerload.agent.peers import idle, reachability
+from peerload.agent.peers import links, reachability
 from peerload.agent.peers.reachability import first_of
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import DialBack, Hello, NotDialled, OutputChunk, OutputEnd
@@ -30,13 +30,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "is_loopback", lambda _address: False)
     monkeypatch.setattr(reachability, "CHECK_S", 0.05)
     monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
-    monkeypatch.setattr(reachability, "BACK_WITHIN_S", PATIENCE_S)
+    monkeypatch.setattr(reachability, "DIAL_BACK_S", PATIENCE_S)
 
 
 def behind(nodes: Nodes, name: str) -> LinkNode:  # noqa: F811
     """A node that nobody can dial."""
     made = nodes(name)
-    made.links.identity = msgspec.structs.replace(made.identity, address=CLOSED_PORT)
+    made.local.listens_at(CLOSED_PORT)
     made.pieces = list(PIECES)
     return made
 
@@ -58,7 +58,7 @@ def way(one: LinkNode, other: LinkNode) -> str:
 
 
 def way_to(one: LinkNode, node: str) -> str:
-    told: tuple[str, str] = one.loop.call(one.links.ways.way, node)
+    told: tuple[str, str] = one.loop.call(one.links.reachability.route, node)
     return told[0]
 
 
@@ -67,7 +67,7 @@ def test_output_of_a_node_that_cannot_be_dialled(nodes: Nodes) -> None:  # noqa:
     met(out, hub)
     for _ in range(3):  # the first perhaps before it is known
         assert output(of=out, by=hub) == PIECES
-    assert hub.counters["streams asked for over a link"]
+    assert hub.counters["peer_streams_requested_total"]
     hub.pieces = list(PIECES)
     assert output(of=hub, by=out) == PIECES
 
@@ -76,22 +76,22 @@ def test_it_is_told_how_it_looks_from_outside(nodes: Nodes) -> None:  # noqa: F8
     hub, out = nodes("hub"), behind(nodes, "out")
     met(out, hub)
     wait_until(lambda: way(hub, out) == "theirs" and way(out, hub) == "ours", what="both to know")
-    assert hub.counters["peers told that they cannot be dialled"] == 1
+    assert hub.counters["peer_unreachable_notices_total"] == 1
 
 
 def test_whoever_can_be_dialled_is_told_nothing(nodes: Nodes) -> None:  # noqa: F811
     a, b = nodes.linked("a", "b")
-    wait_until(lambda: b.loop.call(lambda: b.links._peers["a"].reached) == a.address, what="b to have tried")
+    wait_until(lambda: b.loop.call(lambda: b.links._table.entries["a"].reached) == a.address, what="b to have tried")
     assert (way(a, b), way(b, a)) == ("both", "both")
-    assert not b.counters["peers told that they cannot be dialled"]
+    assert not b.counters["peer_unreachable_notices_total"]
 
 
 def test_the_only_way_is_not_closed_for_want_of_use(
     nodes: Nodes,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in (("KEPT_IDLE_MAX", 0), ("IDLE_S", 0.3), ("QUIET_S", 0.0), ("LOOK_EVERY_S", 0.05)):
-        monkeypatch.setattr(idle, name, value)
+    for name, value in (("IDLE_KEPT_MAX", 0), ("IDLE_S", 0.3), ("QUIET_S", 0.0), ("IDLE_CHECK_S", 0.05)):
+        monkeypatch.setattr(links, name, value)
     hub, out, near = nodes("hub"), behind(nodes, "out"), nodes("near")
     met(out, hub)
     met(near, hub)
@@ -102,10 +102,10 @@ def test_the_only_way_is_not_closed_for_want_of_use(
 
 def test_a_link_that_only_one_end_can_make_is_made_again(nodes: Nodes) -> None:  # noqa: F811
     hub, out, far = nodes("hub"), behind(nodes, "out"), nodes("far")
-    out.links.ways.members = lambda: [hub.identity, far.identity]
+    out.local.alive += [hub.identity, far.identity]
     met(out, hub)
     wait_until(lambda: "far" in out.loop.call(out.links.linked), what="it to go to those it has not met, too")
-    (link,) = hub.loop.call(lambda: list(hub.links._peers["out"].links))
+    (link,) = hub.loop.call(lambda: list(hub.links._table.entries["out"].links))
     hub.loop.call(link.abort, "cut")
     wait_until(lambda: len(hub.met) == 2, what="it to come again")
     wait_until(lambda: hub.loop.call(hub.links.linked) == ["out"])
@@ -145,7 +145,7 @@ def test_a_number_is_good_for_the_node_that_was_asked_and_once(nodes: Nodes) -> 
     stream = dialling_back(hub, stream=True, back=number)
     wait_until(opening.done)
     assert dialling_back(hub, stream=True, back=number).is_closed(), "it was used"
-    assert not hub.loop.call(lambda: hub.links.ways._asked)
+    assert not hub.loop.call(lambda: hub.links.reachability._requested)
     hub.loop.call(lambda: opening.result()[1].abort("done"))  # type: ignore[index]
     for one in (link, stream):
         one.close()
@@ -174,13 +174,13 @@ def test_a_version_that_does_not_dial_back_is_asked_nothing(nodes: Nodes) -> Non
     with pytest.raises(LinkUnavailable, match="no link to out"):
         hub.loop.run(hub.links.open_stream("out", (OutputChunk,)))
     wait_until(lambda: way_to(hub, "out") == "theirs")
-    assert not hub.counters["streams asked for over a link"]
-    assert not hub.counters["peers told that they cannot be dialled"]
+    assert not hub.counters["peer_streams_requested_total"]
+    assert not hub.counters["peer_unreachable_notices_total"]
     link.close()
 
 
 def test_too_many_are_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(reachability, "DIALLED_BACK_MAX", 0)
+    monkeypatch.setattr(reachability, "DIAL_BACKS_MAX", 0)
     hub = nodes("hub")
     link = dialling_back(hub)
     link.send(link.frame(DialBack(7), dst_boot=hub.identity.boot))
@@ -233,20 +233,20 @@ def test_nobody_has_a_member_knock_at_the_doors_of_others(
     """Where somebody says it is, and is not, is tried once a while; what it calls the asked machine's own, never."""
     monkeypatch.setattr(reachability, "is_loopback", lambda address: address == "127.0.0.1:22")
     monkeypatch.setattr(reachability, "CHECK_S", 1000.0)
-    monkeypatch.setattr(reachability, "NOT_BACK_AGAIN_S", 60.0)
+    monkeypatch.setattr(reachability, "DIAL_BACK_AGAIN_S", 60.0)
     hub, out = nodes("hub"), behind(nodes, "out")
-    out.links.identity = msgspec.structs.replace(out.identity, address=said)
+    out.local.listens_at(said)
     met(out, hub)
-    ways = hub.links.ways
+    ways = hub.links.reachability
     tried: list[str] = []
-    dial = ways._open
+    dial = ways._connections.open
 
-    async def counted(address: str, node: str, owner: Owner, back: int) -> PeerConnection:
+    async def counted(address: str, who: str, owner: Owner, **more: Any) -> PeerConnection:
         tried.append(address)
-        return await dial(address, node, owner, back)
+        return await dial(address, who, owner, **more)
 
-    monkeypatch.setattr(ways, "_open", counted)
+    monkeypatch.setattr(ways._connections, "open", counted)
     for number in range(1, 6):
         hub.loop.call(ways.received, "out", DialBack(number))
-        wait_until(lambda: not ways._dialling, what="the answer")
+        wait_until(lambda: not ways._dial_backs, what="the answer")
     assert tried == [said] * times

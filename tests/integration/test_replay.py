@@ -95,7 +95,7 @@ def test_decisions_come_out_again(policy: str, broker: BrokerProcess) -> None:  
             assert start["policy"] == policy
         assert sum(start["actions_agreed"] for start in starts["n1"]) > 50
         assert [start["ended"] for start in starts["n2"]] == [
-            "it breaks off: the agent was killed, or still runs",
+            "incomplete: the agent was killed, or still runs",
             "the agent stopped",
         ]
         is_told_where_it_was_changed(cluster.directory / "n3.rec")

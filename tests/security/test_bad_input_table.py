@@ -324,7 +324,7 @@ def test_three_malformed_frames_are_a_ban_of_a_minute(agent: Agent) -> None:
         assert is_closed(liar._socket)
     with pytest.raises((ConnectionError, ssl.SSLError)), FakePeer(agent.listen, "m4", boot="b4") as again:
         heard_out(again)
-    assert agent.counters()["peer dropped: banned"] >= 1
+    assert agent.counters()['peer_frames_dropped_total{reason="banned"}'] >= 1
 
 
 @pytest.mark.rule("S18", "P1")

@@ -11,7 +11,7 @@ from peerload.security import certificates
 from tests.integration.broker_fixtures import loop_thread  # noqa: F401 -- a fixture
 from tests.integration.test_peer_link import LinkNode, Nodes, Stranger, nodes  # noqa: F401 -- fixtures
 from tests.integration.test_peer_tls import context_of, said_to
-from tests.support import cluster_of, credentials_of, wait_until
+from tests.support import cluster_of, credentials_of, total, wait_until
 from tests.wire.test_peer_codec import SAMPLES
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ AT_ONCE, STEP = 8, 4
 
 
 @pytest.mark.parametrize("who", ["a stranger", "a member of another cluster", "a member that was shut out"])
-def test_nothing_of_any_kind_gets_in(nodes: Nodes, tmp_path: Path, who: str) -> None:  # noqa: F811 -- a fixture
+def test_nothing_of_any_kind_gets_in(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:  # noqa: F811 -- a fixture
     cluster = None if who == "a stranger" else cluster_of("another" if "another" in who else "default")
     pair = certificates.issue(cluster.authority, "stranger", datetime.now(UTC)) if cluster is not None else None
     tls = credentials_of("a")
@@ -33,25 +33,21 @@ def test_nothing_of_any_kind_gets_in(nodes: Nodes, tmp_path: Path, who: str) -> 
     frames = Stranger(a)  # only to make frames
     frames.close()
     context = context_of(pair, tmp_path)
-    before = tls.refuses
-    tls.refuses = _refuses_the_stranger
+    monkeypatch.setattr(tls, "refuses", _refuses_the_stranger)
     began = range(0, len(SAMPLES), STEP)
-    try:
-        for number, first in enumerate(began, 1):
-            said = [*SAMPLES[first:], *SAMPLES[:first]][:AT_ONCE]
-            with_hello = [frames.hello()] if number % 2 == 0 else []
-            raw = [*with_hello, *(frames.frame(message) for message in said)]
-            assert said_to(a, context, *raw) == b"", said[0]
-            await_dropped(a, number)
-    finally:
-        tls.refuses = before
+    for number, first in enumerate(began, 1):
+        said = [*SAMPLES[first:], *SAMPLES[:first]][:AT_ONCE]
+        with_hello = [frames.hello()] if number % 2 == 0 else []
+        raw = [*with_hello, *(frames.frame(message) for message in said)]
+        assert said_to(a, context, *raw) == b"", said[0]
+        await_dropped(a, number)
     assert a.heard == []
     assert a.met == []
-    assert a.counters["peer received"] == 0
+    assert a.counters["peer_messages_received_total"] == 0
 
 
 def await_dropped(node: LinkNode, connections: int) -> None:
-    wait_until(lambda: node.counters["peer dropped"] >= connections, what="it is counted")
+    wait_until(lambda: total(node.counters, "peer_frames_dropped_total") >= connections, what="it is counted")
 
 
 def _refuses_the_stranger(facts: CertificateInfo) -> bool:

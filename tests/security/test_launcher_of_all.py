@@ -61,7 +61,7 @@ class Machine:
             return not probe.connect_ex(f"{self.directory}/run/launcher.sock")
 
     def connect(self) -> Agent:
-        """One more agent, which has asked for the list."""
+        """One more agent, which has whose for the list."""
         agent = Agent(self.directory / "run")
         agent.listed()
         return agent

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.completion import output_files
+from peerload.agent.accounts import output_files
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.process import PATH_DEFAULT, SpawnRefused
 from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
 from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
-from peerload.launcher.system.service import System, _is_foreign, _without_code
+from peerload.launcher.system.service import MultiUserService, _is_foreign, _without_code
 from peerload.launcher.system.syscalls import Syscalls
 from peerload.launcher.system.user_helpers import UserHelpers
 from peerload.launcher.system.user_policy import PolicyFiles
@@ -49,7 +49,7 @@ def work():
     forge.become(account)
     os.write(1, b"%d\\n" % os.getpid())
     signal.pause()
-forge.child(work)
+forge.fork(work)
 signal.pause()
 """
 
@@ -60,10 +60,10 @@ def test_an_errand_that_hangs_does_not_outlive_its_launcher() -> None:
     """It has what the launcher had open, the lock of its directory too: the next launcher could not start."""
     with subprocess.Popen([sys.executable, "-I", "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        errand = int(launcher.stdout.readline())
-        assert is_alive(errand)
+        helper = int(launcher.stdout.readline())
+        assert is_alive(helper)
         launcher.kill()
-    wait_until(lambda: not is_alive(errand), 60.0, "the errand to end")
+    wait_until(lambda: not is_alive(helper), 60.0, "the helper to end")
 
 
 @needs_root
@@ -86,7 +86,7 @@ def test_no_two_users_have_the_launchers_keys() -> None:
         os.write(writing, b"%d\n" % keyring())
 
     for _ in range(2):
-        os.waitpid(forge.child(work, keeps=(writing,)), 0)
+        os.waitpid(forge.fork(work, keeps=(writing,)), 0)
     found = [int(line) for line in os.read(reading, 100).split()]
     os.close(reading)
     os.close(writing)
@@ -144,17 +144,17 @@ def test_a_program_that_was_not_chosen_is_not_run_by_whatever_name() -> None:
             )
             order = SpawnOrder(USER, UsersPolicy(), request)
             order.allowed = (chosen,)
-            pid = forge.task(order)
+            pid = forge.spawn(order)
             _, status = os.waitpid(pid, 0)
             is_chosen = os.path.realpath(shutil.which(name) or name) == chosen
-            assert ((status == 0), words.of(pid) is None) == (is_chosen, is_chosen), name
+            assert ((status == 0), words.failure_of(pid) is None) == (is_chosen, is_chosen), name
 
 
 @needs_root
 @pytest.mark.rule("X1")
 def test_no_task_runs_as_the_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever is the agent's user may order of the launcher what it likes, and reads the keys of the cluster."""
-    system = System(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
+    system = MultiUserService(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
     agent = LauncherAccount("peerload", UID, UID, (UID,), "/")
     monkeypatch.setattr("peerload.launcher.system.service.account_named", lambda *_, **__: agent)
     for user, uid in (("peerload", UID), ("peerload", -1)):
@@ -166,10 +166,10 @@ def test_no_task_runs_as_the_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.rule("X1", "X6")
 def test_the_agent_cannot_make_up_users_that_it_does_not_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However it says whose task it is: who is in none of its groups runs nothing here."""
-    system = System(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
+    system = MultiUserService(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
     entry = ("victim", 20004, 20004, (20004,), "/", "/bin/sh", False, False)
     monkeypatch.setattr(
-        system, "_lookups", SimpleNamespace(entry=lambda *_: entry, is_nobodys=lambda _uid: True), raising=False
+        system, "_resolver", SimpleNamespace(entry=lambda *_: entry, is_unassigned=lambda _uid: True), raising=False
     )
     for uid in (20004, -1):
         with pytest.raises(SpawnRefused, match="not in the group peerload"):
@@ -191,7 +191,7 @@ def test_what_a_task_has_shut_itself_out_of_is_removed() -> None:
             os.chown(path, UID, UID)
             path.chmod(0)
         done: list[bool] = []
-        errands.sweep(str(left), USER, lambda: done.append(True))
+        errands.empty(str(left), USER, lambda: done.append(True))
         while not done:
             errands.ready(dict(epoll.poll(60.0)))
         assert not list(left.iterdir())

@@ -20,6 +20,7 @@ from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.core.given import Given
 from tests.core.test_roles import executor, home, seen
+from tests.support import security_events
 from tests.wire.test_peer_codec import SAMPLES
 
 pytestmark = [pytest.mark.rule("M2")]
@@ -72,7 +73,9 @@ def test_over_mqtt_advice_is_believed_and_nothing_else(message: Message) -> None
     key = bytes(KEY_BYTES)
     counters: Counter[str] = Counter()
     me = Identity("me", "my-boot", "m", "s", 1)
-    ours = AdviceFilter(Topics("lab", "me"), me, Sealer(key, "id", "me", "my-boot", purpose="mqtt"), counters)
+    ours = AdviceFilter(
+        Topics("lab", "me"), me, Sealer(key, "id", "me", "my-boot", purpose="mqtt"), security_events(counters)
+    )
     theirs, sealer = Topics("lab", "n2"), Sealer(key, "id", "n2", "boot", purpose="mqtt")
     taken = {}
     body = message
@@ -99,7 +102,9 @@ def test_over_mqtt_advice_is_believed_and_nothing_else(message: Message) -> None
 def test_a_node_may_be_called_as_a_topic_is(name: str) -> None:
     key = bytes(KEY_BYTES)
     me = Identity(name, "my-boot", "m", "s", 1)
-    ours = AdviceFilter(Topics("lab", name), me, Sealer(key, "id", name, "my-boot", purpose="mqtt"), Counter())
+    ours = AdviceFilter(
+        Topics("lab", name), me, Sealer(key, "id", name, "my-boot", purpose="mqtt"), security_events(Counter())
+    )
     sealer, topic = Sealer(key, "id", "n2", "boot", purpose="mqtt"), Topics("lab", "n2").to(name)
     envelope = Envelope(v=1, cluster="lab", src="n2", src_boot="boot", seq=1, body=messages.Unpair(1), dst=name)
     assert ours.accept(topic, sealer.seal(peer.encode(envelope), topic.encode())) is not None

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from peerload.agent.accounts import output_files
 from peerload.agent.accounts.directory_cache import FileSystemStalled, stalled
-from peerload.agent.completion import output_files
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system.write_as_user import GONE, FileChanged
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.agent.accounts.directory_cache import DirectoryCache
-    from peerload.agent.completion.output_files import Segment
+    from peerload.agent.accounts.output_files import Segment
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.security_events import SecurityEvents

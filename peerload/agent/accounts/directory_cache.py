@@ -22,7 +22,7 @@ from peerload.model.task import SCRATCH
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.model.messages import DirectoryTold
+    from peerload.model.messages import DirectoryTold, Message
 
 CHECK_S_MAX = 2.0
 """After this a look has failed: the file system does not answer."""
@@ -122,10 +122,10 @@ def stalled(directory: bytes) -> FileSystemStalled:
 class DirectoryQueries:
     """Asks other nodes whether they would run tasks in a directory, and remembers for a moment which were asked.
 
-    ``send(node, request)`` sends the question. What a node answers is for the core to remember (`Membership`).
+    ``send(node, message)`` sends questions and answers. What a node answers is for the core to remember (`Membership`).
     """
 
-    def __init__(self, send: Callable[[str, DirectoryRequest], None]) -> None:
+    def __init__(self, send: Callable[[str, Message], None]) -> None:
         self._send = send
         self._fresh_until_s: OrderedDict[tuple[str, bytes, str], float] = OrderedDict()
         self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
@@ -146,6 +146,10 @@ class DirectoryQueries:
             await asyncio.wait(waits_for, timeout=ANSWER_S_MAX)
             for key in keys:  # who is silent is not waited for again
                 self._asked.pop(key, None)
+
+    def answer(self, node: str, answer: DirectoryTold) -> None:
+        """Answer the question of another node."""
+        self._send(node, answer)
 
     def told(self, node: str, answer: DirectoryTold) -> bool:
         """A node has answered. False if it was not asked lately."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.accounts import output_files
 from peerload.agent.background import BackgroundTasks
-from peerload.agent.completion import output_files
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.store.rows import order_of
 from peerload.launcher.system.write_as_user import FileChanged
@@ -28,7 +28,7 @@ from peerload.model.task import TaskState, execution_key
 
 if TYPE_CHECKING:
     from peerload.agent.accounts.as_user import UserServices
-    from peerload.agent.completion.output_files import Segment
+    from peerload.agent.accounts.output_files import Segment
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool

@@ -263,7 +263,7 @@ class LocalConnection(Connection, asyncio.Protocol):
     def hold_requests(self) -> None:
         """Let the operating system hold it back; what has come already waits."""
         self._held += 1
-        self._slow.hold(held=True)
+        self._slow.pause(paused=True)
         if self._held == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -276,7 +276,7 @@ class LocalConnection(Connection, asyncio.Protocol):
     def _resume(self) -> None:
         if self._held or self._transport.is_closing():
             return
-        self._slow.hold(held=False)
+        self._slow.pause(paused=False)
         self.data_received(b"")
         if not self._held:
             self._transport.resume_reading()
@@ -290,7 +290,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         before = len(buffer)
         self._take_frames(buffer)
         is_partial = bool(buffer) and not self.closed
-        self._slow.came(len(data), is_whole=len(buffer) < before, is_partial=is_partial)
+        self._slow.received(len(data), is_whole=len(buffer) < before, is_partial=is_partial)
 
     def _take_frames(self, buffer: bytearray) -> None:
         while len(buffer) >= HEADER_BYTES and not self.closed and not self._held:

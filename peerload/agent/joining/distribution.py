@@ -1,21 +1,18 @@
-"""How what the CA has said gets to every member and takes effect there, and how members get new certificates.
+"""Distribution of the CA's signed statements: revocations and seal keys reach every member and take effect.
 
-Whoever has something new tells it to all it can reach, whoever hears something new passes it on to a few; and each new
-link begins with a digest of what its ends know (`Hello.trust`), so that those who were away hear of it when they are back.
+A node with a new statement sends it to all members that it can reach; a node that receives a new one passes it on to a few.
+Each Hello carries a digest of the statements that its sender knows, so that a member that was away gets what it missed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import secrets
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from peerload.core.membership.membership import PeerState
-from peerload.model import messages
+from peerload.model import messages, metrics
 from peerload.model.errors import BadRequest, ConfigError
 from peerload.model.events import NodeRevoked
 from peerload.security import certificates
@@ -25,257 +22,166 @@ from peerload.wire.seal import KEY_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.agent.parts import Parts
+    from peerload.agent.inbox import Inbox
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.local_node import LocalNode
+    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.event_log import EventLog
     from peerload.model.messages import Hello
-    from peerload.security.revocation import Trust
-    from peerload.wire.seal import Sealer
+    from peerload.security.keyring import Keyring
+    from peerload.security.tls import Credentials
 
 PASSED_ON_TO = 4
-"""Members that are told what somebody else has told us."""
-REQUESTS_PER_S = 1.0
-"""Certificates made for one member; more often is refused."""
+"""Members to which a received statement is passed on."""
 FORGED_EVERY_S = 60.0
-"""What the CA never said is noted so often; all of it is counted."""
-WORDS = (messages.Trust, messages.CertificateRequest, messages.CertificateTold)
-"""What is handled here, and never reaches the core."""
+"""Interval of the events about statements without a valid signature; all are counted."""
 
 _log = logging.getLogger("peerload.trust")
 
 
-class TrustLink:
-    """``parts``: of this agent, complete by the time anything is called."""
+class TrustDistribution:
+    """Sends, receives and applies the statements of the cluster's CA."""
 
-    def __init__(self, parts: Parts, trust: Trust) -> None:
-        self._parts = parts
-        self.trust = trust
-        self._sealers: list[Sealer] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._admitted: dict[str, str] = {}
-        self._served_s: dict[str, float] = {}
+    def __init__(
+        self,
+        local: LocalNode,
+        keyring: Keyring,
+        tls: Credentials,
+        links: PeerLinks,
+        events: EventLog,
+        inbox: Inbox,
+        security: SecurityEvents,
+    ) -> None:
+        self._local = local
+        self._keyring = keyring
+        self.trust = keyring.trust
+        self._tls = tls
+        self._links = links
+        self._events = events
+        self._inbox = inbox
+        self._security = security
         self._forged_s = -FORGED_EVERY_S
 
-    # -- effects -------------------------------------------------------------------------------------------------------
-
-    def seals(self, sealer: Sealer) -> Sealer:
-        """The same, and from now on with the keys in force."""
-        self._sealers.append(sealer)
-        sealer.use(self.trust.keys(time.time()))
-        return sealer
-
-    def start(self) -> None:
-        """Put what is known into effect."""
-        self._use_keys()
-        self._parts.tls.looked = self._parts.links.made.cut_ended
-
-    def close(self) -> None:
-        """End."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def hears(self, node: str, boot: str) -> bool:
-        """Whether datagrams and broker messages of this start of a node count: of a name that was shut out, only those of
-        whoever has proven since, over a link, to have it anew."""
-        return not self.trust.was_revoked(node) or self._admitted.get(node) == boot
-
-    def _use_keys(self) -> None:
-        now = time.time()
-        for sealer in self._sealers:
-            sealer.use(self.trust.keys(now))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        changes_at = self.trust.changes_at(now)
-        if changes_at is not None:
-            wait_s = min(max(changes_at - now, 0.0) + 0.01, 86_400.0)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._use_keys)
-
-    # -- what is new ---------------------------------------------------------------------------------------------------
+    # -- new statements ------------------------------------------------------------------------------------------------
 
     def revoke(self, node: str) -> int:
-        """Shut a node out, here and everywhere, and change the key that it knew → how many were told at once. Raises
-        BadRequest; OSError if it cannot be kept."""
+        """Revoke a node, and change the seal key that it knows → how many members were sent both. Raises BadRequest;
+        OSError if the statements cannot be written."""
         keys = []
-        if shown := self._parts.links.certificate_of(node):
-            keys.append(certificates.key_fingerprint(certificates.key_of(shown)))
+        if certificate := self._links.certificate_of(node):
+            keys.append(certificates.key_fingerprint(certificates.key_of(certificate)))
         known = frozenset(self.trust.signed)
         revoked = self.trust.revoke(node, keys, time.time(), key=secrets.token_bytes(KEY_BYTES))
-        self._admitted.pop(node, None)
-        told = self._tell([raw for raw in self.trust.signed if raw not in known], self._alive(), but="")
-        self._take_effect([(revoked, self.trust.revocations[-1])])
-        return told - 1 if node in self._alive() else told
+        self.trust.withdraw(node)
+        members = self._local.reachable_peers()
+        count = self._send([raw for raw in self.trust.signed if raw not in known], members)
+        self._apply([(revoked, self.trust.revocations[-1])])
+        return count - 1 if node in members else count
 
     def rotate(self) -> int:
-        """A new key for gossip and MQTT → how many were told at once. Raises OSError if it cannot be kept."""
+        """Change the seal key → how many members were sent it. Raises OSError if it cannot be written."""
         new = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_S)
-        self._use_keys()
-        self._parts.journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
-        return self._tell([new], self._alive(), but="")
-
-    def _alive(self) -> list[str]:
-        membership = self._parts.node.membership
-        return [peer.identity.node for peer in membership if peer.state in (PeerState.ALIVE, PeerState.SUSPECT)]
-
-    def _tell(self, signed: Iterable[bytes], nodes: Iterable[str], *, but: str) -> int:
-        """Whoever is shut out, and still linked, is told of that, and of no key."""
-        words, told = tuple(signed), 0
-        public = frozenset(self.trust.signed_revocations)
-        for node in nodes:
-            if node != but:
-                some = [raw for raw in words if raw in public] if self._is_shut_out(node) else words
-                for at in range(0, len(some), messages.SIGNED_MAX):
-                    self._parts.links.send(node, messages.Trust(tuple(some[at : at + messages.SIGNED_MAX])))
-                told += 1
-        return told
-
-    def _is_shut_out(self, node: str) -> bool:
-        """Whether who is linked by that name is, or, if nobody is, whether anybody of that name ever was, and nobody has
-        proven since to have it anew."""
-        if self._parts.links.certificate_of(node):
-            return self._is_refused(node)
-        return self.trust.was_revoked(node) and node not in self._admitted
-
-    def _is_refused(self, node: str) -> bool:
-        """Whether nobody is linked by that name whose certificate counts."""
-        shown = self._parts.links.certificate_of(node)
-        return not shown or self.trust.refuses(certificates.proven_facts(shown))
+        self._keyring.refresh()
+        self._events.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+        return self._send([new], self._local.reachable_peers())
 
     def read_again(self) -> int:
-        """Take what lies in STATE/trust and is not known here yet: somebody has put it there. → how many words. Raises
+        """Apply the statements in STATE/trust that are not known yet: somebody has put them there. → how many. Raises
         ConfigError."""
         try:
             new = self.trust.take(self.trust.read().signed, time.time())
         except (BadRequest, OSError) as error:
-            raise ConfigError("state", "what the CA has said cannot be read again", why=str(error)) from None
+            raise ConfigError("state", "the statements of the CA cannot be read again", why=str(error)) from None
         if new:
-            self._let_go(new)
-            self._tell([raw for raw, _ in new], self._alive(), but="")
-            self._take_effect(new)
+            self._withdraw(new)
+            self._send([raw for raw, _ in new], self._local.reachable_peers())
+            self._apply(new)
         return len(new)
 
-    # -- what is heard -------------------------------------------------------------------------------------------------
+    def _send(self, signed: Iterable[bytes], nodes: Iterable[str]) -> int:
+        """Send statements to these nodes; to one that is revoked and still linked, revocations only."""
+        statements, count = tuple(signed), 0
+        public = frozenset(self.trust.signed_revocations)
+        for node in nodes:
+            some = [raw for raw in statements if raw in public] if self._is_out(node) else statements
+            for at in range(0, len(some), messages.SIGNED_MAX):
+                self._links.send(node, messages.Trust(tuple(some[at : at + messages.SIGNED_MAX])))
+            count += 1
+        return count
+
+    def _is_out(self, node: str) -> bool:
+        """True if the certificate of the node's link is revoked; without a link, if its name is, and was not admitted
+        again."""
+        if self._links.certificate_of(node):
+            return self._is_refused(node)
+        return self.trust.is_out(node)
+
+    def _is_refused(self, node: str) -> bool:
+        """True if the node has no link with a certificate that counts."""
+        certificate = self._links.certificate_of(node)
+        return not certificate or self.trust.refuses(certificates.proven_facts(certificate))
+
+    # -- received statements -------------------------------------------------------------------------------------------
 
     def met(self, hello: Hello) -> None:
-        """A link was made: its other end is told what it may not know."""
-        told = hello.identity
-        if self.trust.was_revoked(told.node):
-            self._admitted[told.node] = told.boot
+        """Send a peer on a new link the statements that it may not know."""
+        identity = hello.identity
+        self.trust.admit(identity.node, identity.boot)
         if hello.trust != self.trust.digest and self.trust.signed:
-            self._tell(self.trust.signed, [told.node], but="")
+            self._send(self.trust.signed, [identity.node])
 
-    def received(self, src: str, message: messages.Message) -> None:
-        """One of WORDS."""
-        match message:
-            case messages.Trust():
-                self._told(src, message)
-            case messages.CertificateRequest():
-                self._asked(src)
-            case messages.CertificateTold():
-                self._certified(src, message)
-
-    def _told(self, src: str, message: messages.Trust) -> None:
+    def received(self, src: str, message: messages.Trust) -> None:
+        """Apply and pass on the statements that are new. Raises OSError if they cannot be written."""
         try:
             new = self.trust.take(message.signed, time.time())
         except BadRequest:
-            self._parts.counters["words not signed by the CA"] += 1
-            self._parts.security.tell("J4", src, "it passed on what the CA never said")
+            what = "it passed on what the CA never said"
+            self._security.counters[metrics.STATEMENTS_UNSIGNED] += 1
+            self._security.tell("J4", src, what)
             if time.monotonic() - self._forged_s >= FORGED_EVERY_S:
                 self._forged_s = time.monotonic()
-                self._parts.journal.happened(
-                    "cluster", "forged", node=src, reason="it passed on what the CA never said"
-                )
+                self._events.happened("cluster", "forged", node=src, reason=what)
             return
-        except OSError as error:
-            self._parts.run.fail(f"what the CA has said cannot be kept: {error.strerror}")
+        if not new:
             return
-        if new:
-            self._let_go(new)
-            words, alive = [raw for raw, _ in new], self._alive()
-            if self._parts.cluster.is_issuer and self._knew_the_key(new):
-                words += self._made_again()  # both at once: who hears of both makes no key of its own
-                self._tell(words, alive, but="")
-            else:
-                self._tell(words, random.sample(alive, min(PASSED_ON_TO, len(alive))), but=src)
-            self._take_effect(new)
+        self._withdraw(new)
+        statements, members = [raw for raw, _ in new], self._local.reachable_peers()
+        if self._local.cluster.is_issuer and self._knew_the_key(new):
+            # Both at once: an issuer that receives both makes no key of its own.
+            statements.append(self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_REVOKED_S))
+            self._events.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+            self._send(statements, members)
+        else:
+            chosen = random.sample(members, min(PASSED_ON_TO, len(members)))
+            self._send(statements, [node for node in chosen if node != src])
+        self._apply(new)
 
-    def _let_go(self, new: Iterable[tuple[bytes, object]]) -> None:
-        """Who has proven to have its name anew, and was shut out since, has not."""
-        for _, word in new:
-            if isinstance(word, Revoked) and self._is_refused(word.node):
-                self._admitted.pop(word.node, None)
+    def _withdraw(self, new: Iterable[tuple[bytes, object]]) -> None:
+        """Withdraw the admission of nodes that were revoked since."""
+        for _, statement in new:
+            if isinstance(statement, Revoked) and self._is_refused(statement.node):
+                self.trust.withdraw(statement.node)
 
     def _knew_the_key(self, new: Iterable[tuple[bytes, object]]) -> bool:
-        """Whether somebody was shut out where the newest key was not known, which that one then may have: keys were
-        changed here meanwhile."""
-        words = [word for _, word in new]
-        return any(isinstance(word, Revoked) for word in words) and self.trust.newest not in (None, *words)
+        """True if a node was revoked by an issuer that did not know the newest key: the revoked node may have that key."""
+        statements = [statement for _, statement in new]
+        has_revoked = any(isinstance(statement, Revoked) for statement in statements)
+        return has_revoked and self.trust.newest not in (None, *statements)
 
-    def _made_again(self) -> list[bytes]:
-        """Another new key; none if it cannot be kept."""
-        try:
-            made = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_REVOKED_S)
-        except OSError as error:
-            self._parts.run.fail(f"a new key cannot be kept: {error.strerror}")
-            return []
-        self._parts.journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
-        return [made]
-
-    def _take_effect(self, new: Iterable[tuple[bytes, object]]) -> None:
-        journal = self._parts.journal
-        for _, word in new:
-            if isinstance(word, Revoked):
-                journal.happened("cluster", "revoked", node=word.node, reason="its certificate counts no more")
-                _log.warning("%s is shut out: its certificate was revoked", word.node)
-                facts = self._parts.tls.facts
-                if word.node == self._parts.config.node and facts is not None and self.trust.refuses(facts):
-                    _log.error("this node was shut out of the cluster; it works alone")
-                    self._parts.notices.append("this node was shut out of its cluster (revoked): it works alone")
+    def _apply(self, new: Iterable[tuple[bytes, object]]) -> None:
+        for _, statement in new:
+            if isinstance(statement, Revoked):
+                self._events.happened(
+                    "cluster", "revoked", node=statement.node, reason="its certificate counts no more"
+                )
+                _log.warning("node revoked: node=%s", statement.node)
+                if statement.node == self._local.identity.node and self._tls.is_revoked:
+                    _log.error("this node was revoked; it works alone")
             else:
-                journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
-        self._use_keys()
-        self._parts.links.made.cut_revoked()
-        for _, word in new:
-            if isinstance(word, Revoked) and self._is_refused(word.node):  # else somebody was let in anew by that name
-                self._parts.inbox.put(NodeRevoked(word.node))
-
-    # -- certificates --------------------------------------------------------------------------------------------------
-
-    def ask_for_another(self) -> None:
-        """Our certificate is due: ask one that can make them."""
-        membership = self._parts.node.membership
-        issuers = [peer.identity.node for peer in membership if peer.profile.issuer and peer.state is PeerState.ALIVE]
-        asked = random.sample(issuers, min(1, len(issuers)))
-        if not issuers:
-            self._parts.counters["certificates: nobody to ask"] += 1
-            _log.warning("this node's certificate is due, and no node that can make one is there")
-            alive = self._alive()  # what members tell of each other may be a lie: one may be able to all the same
-            asked = random.sample(alive, min(PASSED_ON_TO, len(alive)))
-        for node in asked:
-            self._parts.links.send(node, messages.CertificateRequest())
-
-    def _asked(self, src: str) -> None:
-        """For the name and the key that the link was made with, and for no other."""
-        parts, now_s = self._parts, asyncio.get_running_loop().time()
-        shown = parts.links.certificate_of(src)
-        if not parts.cluster.is_issuer or not shown or now_s - self._served_s.get(src, -1e9) < 1 / REQUESTS_PER_S:
-            parts.counters["certificates not made"] += 1
-            return
-        self._served_s[src] = now_s
-        facts = certificates.proven_facts(shown)
-        if facts.name != src or self.trust.refuses(facts):
-            parts.counters["certificates not made"] += 1
-            return
-        now = self.trust.certified_at(src, datetime.now(UTC))
-        made = certificates.certify(parts.cluster.authority, src, certificates.key_of(shown), now, parts.tls.life)
-        parts.counters["certificates made"] += 1
-        parts.journal.happened("cluster", "certified", node=src)
-        parts.links.send(src, messages.CertificateTold(made))
-
-    def _certified(self, src: str, message: messages.CertificateTold) -> None:
-        try:
-            self._parts.tls.install(message.certificate)
-        except (ValueError, ConfigError) as error:
-            self._parts.counters["certificates not taken"] += 1
-            _log.warning("a certificate that %s has sent is not taken: %s", src, error)
-            return
-        self._parts.journal.happened("cluster", "renewed", node=src)
-        _log.info("this node has a new certificate, made by %s", src)
+                self._events.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+        self._keyring.refresh()
+        self._links.close_revoked()
+        for _, statement in new:
+            # A node of that name may have been let in again.
+            if isinstance(statement, Revoked) and self._is_refused(statement.node):
+                self._inbox.put(NodeRevoked(statement.node))

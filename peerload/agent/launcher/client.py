@@ -90,13 +90,14 @@ MEASURED_S_MAX = 2.0
 
 
 class LauncherLink:
-    """The connection to the launcher of ``process``. ``put`` gets TaskStarted, TaskEnded, LauncherLost, LauncherReady and
-    StdinFed; ``failed(why)`` is called if no more can come. Requests of one loop turn go in one frame."""
+    """The connection to the launcher of ``process``; ``failed(why)`` is called if no more events can come. Requests of one loop
+    turn go in one frame."""
+
+    _put: Callable[[Event | StdinFed], None]
 
     def __init__(
         self,
         process: LauncherProcess | LauncherService,
-        put: Callable[[Event | StdinFed], None],
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
         heartbeat: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,
@@ -108,7 +109,6 @@ class LauncherLink:
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._measured: dict[int, asyncio.Future[UsageEvent]] = {}
         self._failed = failed
-        self._put = put
         self._output_bytes_max = output_bytes_max
         self._pid = 0
         self._run = ""
@@ -125,7 +125,9 @@ class LauncherLink:
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
-        self._heartbeat = heartbeat(lambda: self._request(PingRequest()), lambda silent: put(LauncherSilent(silent)))
+        self._heartbeat = heartbeat(
+            lambda: self._request(PingRequest()), lambda silent: self._put(LauncherSilent(silent))
+        )
 
     @property
     def pid(self) -> int:
@@ -140,6 +142,10 @@ class LauncherLink:
     async def answers(self, within_s: float) -> bool:
         """Whether there is one that answers within so many seconds."""
         return bool(self._pid) and await self._heartbeat.answers(within_s)
+
+    def report_to(self, put: Callable[[Event | StdinFed], None]) -> None:
+        """Set who gets TaskStarted, TaskEnded, LauncherLost, LauncherReady and StdinFed, before `start`."""
+        self._put = put
 
     async def start(self) -> LauncherReady:
         """Find the launcher or start one. → what runs, what has ended unforgotten, and of what runs the frozen. Raises LauncherError."""

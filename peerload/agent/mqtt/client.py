@@ -11,17 +11,17 @@ import contextlib
 import functools
 import logging
 import random
-from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import aiomqtt
 import paho.mqtt.client as mqtt  # what aiomqtt stands on
 
 from peerload.agent.mqtt.flood_filter import FloodFilter
-from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, Received, Topics
-from peerload.agent.security_events import untold
+from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, Received, Topics
+from peerload.model import metrics
 from peerload.model.errors import ConfigError
-from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, Message, State
+from peerload.model.messages import ADVICE, BROADCAST, Envelope, Message, State
 from peerload.security.address import connected
 from peerload.security.broker_address import BrokerUrl
 from peerload.security.broker_tls import SecuredBroker, broker_says, secured
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from peerload.agent.security_events import Tell
+    from peerload.agent.peers.local_node import LocalNode
+    from peerload.agent.security_events import SecurityEvents
+    from peerload.model.config import AgentConfig
     from peerload.security.broker_tls import BrokerTls
-    from peerload.wire.seal import Sealer
 
 CONNECT_S = 5.0
 """A broker that has not taken connection and subscriptions after this counts as away."""
@@ -196,48 +197,43 @@ class _Outgoing(NamedTuple):
     tag: str
 
 
-class MqttBus:
-    """What a node says and hears over MQTT. `run` in a task; everything else is called from the same loop.
+class BusOwner(CopyObserver, Protocol):
+    """What the agent does with what comes from the broker."""
 
-    urls: brokers, tried in turn; sealer: its purpose is MQTT's alone; envelope: puts a message into its frame (and numbers it); deliver: called for each
-    accepted message, with whether it was retained; on_change: called when the broker can be reached, or no longer;
-    state: the newest own State, published on each connect and every ``state_every_s``; broken: (rule, who, what), what was refused;
-    tls: for brokers at mqtts://; password_file: `USER:PASSWORD`, read at each connect.
+    def from_bus(self, envelope: Envelope, /, *, retained: bool) -> None:
+        """Advice came from another node."""
+
+    def bus_changed(self, *, connected: bool) -> None:
+        """A broker can be reached, or no longer."""
+
+
+class MqttBus:
+    """The connection to a broker: publishes and receives advice. `run` in a task; everything else from the same loop.
+
+    tls: for brokers at mqtts://.
     """
 
     def __init__(
         self,
-        *,
-        urls: Sequence[str],
-        cluster: str,
-        identity: Identity,
-        sealer: Sealer,
-        envelope: Callable[[Message, str, str], Envelope],
-        deliver: Callable[[Envelope, bool], None],
-        on_change: Callable[[bool], None],
-        state: Callable[[], State],
-        counters: Counter[str],
-        broken: Tell = untold,
-        state_every_s: float = 30.0,
+        config: AgentConfig,
+        local: LocalNode,
+        owner: BusOwner,
+        security: SecurityEvents,
         tls: BrokerTls | None = None,
-        password_file: str = "",
-        copied: Callable[[Identity], None] = lambda _other: None,
     ) -> None:
-        self._urls = [BrokerUrl.parse(url) for url in urls]
+        self._urls = [BrokerUrl.parse(url) for url in config.mqtt]
         if not self._urls:
             raise ConfigError("mqtt", "no broker is named")
+        self._config = config
+        self._local = local
+        self._owner = owner
         self._tls = tls
-        self._password_file = password_file
-        self._topics = Topics(cluster, identity.node)
-        self._sealer = sealer
-        self._filter = AdviceFilter(self._topics, identity, sealer, counters, broken, copied)
+        identity = local.identity
+        self._topics = Topics(local.cluster.name, identity.node)
+        self._sealer = local.sealer("mqtt")
+        self._filter = AdviceFilter(self._topics, identity, self._sealer, security, owner)
         self._identifier = f"{identity.node}-{identity.boot[:8]}"
-        self._envelope = envelope
-        self._deliver = deliver
-        self._on_change = on_change
-        self._state = state
-        self._state_every_s = state_every_s
-        self._counters = counters
+        self._counters = security.counters
         self._outgoing: deque[_Outgoing] = deque()
         self._own_state: _Outgoing | None = None
         self._work = asyncio.Event()
@@ -245,7 +241,7 @@ class MqttBus:
         self._url: BrokerUrl | None = None
         self._worker: asyncio.Task[None] | None = None
         self._away_logged = False
-        self._floods = FloodFilter(counters, broken)
+        self._floods = FloodFilter(security)
         self.is_heard = False
         """Whether the broker in use passes on what we publish: our own State has come back."""
         self.why_away = "it has not answered yet"
@@ -267,7 +263,7 @@ class MqttBus:
         """Tell everybody this State, retained; a waiting older one is replaced. False while no broker answers."""
         if self._client is None:
             return False
-        payload = self._sealed(self._topics.state, self._envelope(state, "", ""))
+        payload = self._sealed(self._topics.state, self._local.envelope(state))
         if payload is None:
             return False
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
@@ -286,9 +282,9 @@ class MqttBus:
         if self._client is None:
             return False
         if len(self._outgoing) >= OUTGOING_MAX:
-            self._counters["mqtt refused: queue full"] += 1
+            self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="queue full")] += 1
             return False
-        payload = self._sealed(topic, self._envelope(message, dst, dst_boot))
+        payload = self._sealed(topic, self._local.envelope(message, dst, dst_boot))
         if payload is None:
             return False
         tag = str(message.__struct_config__.tag)
@@ -300,7 +296,7 @@ class MqttBus:
         """What is published: only members can read it, and on this topic alone. None if it is too large."""
         payload = self._sealer.seal(peer.encode(envelope), topic.encode())
         if len(payload) > peer.MQTT_BYTES_MAX:
-            self._counters["mqtt refused: too large"] += 1
+            self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="too large")] += 1
             return None
         return payload
 
@@ -348,7 +344,7 @@ class MqttBus:
         """Use this broker for as long as it answers. Returns why it is over."""
         queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, self._floods)
         try:
-            client = _Client(url.known_as(self._password_file), self._identifier, queue)
+            client = _Client(url.known_as(self._config.mqtt_password_file), self._identifier, queue)
         except ConfigError as error:
             return str(error)
         reason = "it closed the connection"
@@ -388,10 +384,10 @@ class MqttBus:
         self.is_heard = False
         self._away_logged = False
         self.why_away = ""
-        self._counters["mqtt connects"] += 1
+        self._counters[metrics.MQTT_CONNECTS] += 1
         _log.info("connected to %s", url.text)
-        self.publish_state(self._state())
-        self._on_change(True)
+        self.publish_state(self._local.state())
+        self._owner.bus_changed(connected=True)
 
     def _closed(self) -> None:
         if self._client is None:
@@ -399,7 +395,7 @@ class MqttBus:
         self._client = self._url = None
         self._outgoing.clear()
         self._own_state = None
-        self._on_change(False)
+        self._owner.bus_changed(connected=False)
 
     async def _receive(self, client: _Client) -> None:
         async for message in client.messages:
@@ -410,8 +406,10 @@ class MqttBus:
             if envelope is not None:
                 if not message.retain:
                     self._floods.count_new(envelope.src)
-                self._counters[f"mqtt received {envelope.body.__struct_config__.tag}"] += 1
-                self._deliver(envelope, message.retain)
+                self._counters[
+                    metrics.labelled(metrics.MQTT_MESSAGES_RECEIVED, type=str(envelope.body.__struct_config__.tag))
+                ] += 1
+                self._owner.from_bus(envelope, retained=message.retain)
 
     async def _publish(self, client: _Client) -> None:
         while True:
@@ -419,8 +417,7 @@ class MqttBus:
             self._work.clear()
             while (outgoing := self._next()) is not None:
                 await client.write(outgoing.topic, outgoing.payload, retain=outgoing.retain)
-                self._counters["mqtt published"] += 1
-                self._counters[f"mqtt published {outgoing.tag}"] += 1
+                self._counters[metrics.labelled(metrics.MQTT_MESSAGES_PUBLISHED, type=outgoing.tag)] += 1
 
     def _next(self) -> _Outgoing | None:
         state, self._own_state = self._own_state, None
@@ -431,8 +428,8 @@ class MqttBus:
     async def _repeat_state(self) -> None:
         """A broker's memory is not durable: say it again from time to time."""
         while True:
-            await asyncio.sleep(self._state_every_s)
-            self.publish_state(self._state())
+            await asyncio.sleep(self._config.mqtt_state_every_s)
+            self.publish_state(self._local.state())
 
 
 def _reason(errors: BaseExceptionGroup[BaseException]) -> str:

@@ -11,12 +11,10 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.model import rules
+from peerload.model import metrics, rules
 
 if TYPE_CHECKING:
-    from collections import Counter
-
-    from peerload.agent.security_events import Tell
+    from peerload.agent.security_events import SecurityEvents
 
 WINDOW_S = 5.0
 """Messages are judged in windows of this length."""
@@ -49,9 +47,8 @@ class _Publisher:
 class FloodFilter:
     """The publishers on one connection. Retained messages are not counted: they come again at each connection."""
 
-    def __init__(self, counters: Counter[str], broken: Tell) -> None:
-        self._counters = counters
-        self._broken = broken
+    def __init__(self, security: SecurityEvents) -> None:
+        self._security = security
         self._publishers: OrderedDict[str, _Publisher] = OrderedDict()
 
     def admits(self, name: str, now_s: float) -> bool:
@@ -77,6 +74,8 @@ class FloodFilter:
             publisher.new_count += 1
 
     def _mute(self, name: str) -> None:
-        self._counters["mqtt publishers muted"] += 1
-        self._broken(rules.PEERS_LIMITED, name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s")
+        self._security.counters[metrics.MQTT_PUBLISHERS_MUTED] += 1
+        self._security.tell(
+            rules.PEERS_LIMITED, name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s"
+        )
         _log.warning("publisher muted for a flood: node=%s muted_s=%g", name, MUTED_S)

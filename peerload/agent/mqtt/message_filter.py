@@ -11,18 +11,15 @@ import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from peerload.agent.security_events import untold
-from peerload.model import rules
+from peerload.model import metrics, rules
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
 from peerload.security.broker_address import ROOT
 from peerload.wire import peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peerload.agent.mqtt.flood_filter import FloodFilter
-    from peerload.agent.security_events import Tell
+    from peerload.agent.security_events import SecurityEvents
     from peerload.wire.seal import Sealer
 
 RECEIVED_MAX = 4096
@@ -148,29 +145,32 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
 
 def dropped(counters: Counter[str], why: str) -> None:
     """Count one message that was not believed."""
-    counters["mqtt dropped"] += 1
-    counters[f"mqtt dropped: {why}"] += 1
+    counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason=why)] += 1
+
+
+class CopyObserver(Protocol):
+    """Hears of copies of this agent."""
+
+    def copy_reported(self, other: Identity, /) -> None:
+        """A message claims to come from an agent with this node's name and database."""
 
 
 class AdviceFilter:
-    """Says of each payload what it means, or that it is to be dropped. The sealer sees to it that each counts once."""
+    """Decides for each payload whether it is believed. The sealer sees to it that each counts once."""
 
     def __init__(
         self,
         topics: Topics,
         identity: Identity,
         sealer: Sealer,
-        counters: Counter[str],
-        broken: Tell = untold,
-        copied: Callable[[Identity], None] = lambda _other: None,
+        security: SecurityEvents,
+        observer: CopyObserver | None = None,
     ) -> None:
-        """broken: (rule, who, what), what was refused; copied: (who), an agent that has this node's name and database."""
-        self._broken = broken
-        self._copied = copied
+        self._security = security
+        self._observer = observer
         self._topics = topics
         self._identity = identity
         self._sealer = sealer
-        self._counters = counters
         self._states: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
 
     def accept(self, topic: str, payload: bytes) -> Envelope | None:
@@ -200,18 +200,17 @@ class AdviceFilter:
         except ProtocolError:
             why = "malformed"
         if why:
-            dropped(self._counters, why)
+            dropped(self._security.counters, why)
             if (rule := BROKEN_RULES.get(why)) is not None:
                 tolerated = REPEATED_MAX if why == "replayed" else 0
-                self._broken(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
+                self._security.tell(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
             return None
-        self._counters["mqtt received"] += 1
         return envelope
 
     def _own_word(self, topic: str, payload: bytes) -> None:
         """Our own words come back; but an agent with a copy of our database says the same under the same name. What an earlier
         start of ours has said has a smaller incarnation."""
-        if self._topics.kind(topic) != "state" or len(payload) > peer.MQTT_BYTES_MAX:
+        if self._observer is None or self._topics.kind(topic) != "state" or len(payload) > peer.MQTT_BYTES_MAX:
             return
         try:
             sealed_by, sealed_boot, plain = self._sealer.open(payload, topic.encode())
@@ -225,7 +224,7 @@ class AdviceFilter:
         if (other.node, other.boot, other.store) == (ours.node, sealed_boot, ours.store) and (
             other.incarnation >= ours.incarnation
         ):
-            self._copied(other)
+            self._observer.copy_reported(other)
 
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
         """Why this envelope is not to be believed; "" if it is."""

@@ -122,7 +122,7 @@ class TaskOutputs:
 
     # -- to its home ---------------------------------------------------------------------------------------------------
 
-    async def serve(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
+    async def serve_output(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
         """The output of a guest, for its home alone. Breaks off without OutputEnd if this agent is short of descriptors
         or memory: its home asks again."""
         key = execution_key(request.uid, request.attempt)

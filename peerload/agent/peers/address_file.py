@@ -1,7 +1,7 @@
-"""Where peers were last reached and where this agent listened, kept across restarts.
+"""Address file: the addresses of members and of this node, kept across restarts.
 
-An agent that was killed finds its peers again, and they find it at the port it had, although nobody was told a port on
-the command line. It is advice: a file that is lost or wrong costs time, never a task.
+An agent that was killed finds its peers again, and they find it at its last port, although no port was configured. The file
+is a hint: one that is lost or wrong costs time, never a task.
 """
 
 from __future__ import annotations
@@ -26,36 +26,34 @@ PEERS_KEPT_MAX = 1000
 PRIVATE = 0o600
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """What the file holds."""
-
+class _Content(msgspec.Struct, frozen=True):
     listen: str = ""
     peers: tuple[Identity, ...] = ()
 
 
-class Addresses:
-    """``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those that can be dialled."""
+class AddressFile:
+    """``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an address."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        kept = _read(path)
-        self.listen = kept.listen
-        self.peers = {identity.node: identity for identity in kept.peers}
+        content = _read(path)
+        self.listen = content.listen
+        self.peers = {identity.node: identity for identity in content.peers}
 
     def port_of(self, host: str) -> int:
-        """The port of the last start on this host; 0 if there was none."""
+        """The port of the last start at this host; 0 if there was none."""
         last_host, _, port = self.listen.rpartition(":")
         is_port = port.isascii() and port.isdigit() and len(port) <= len(str(PORT_MAX)) and int(port) <= PORT_MAX
         return int(port) if last_host.strip("[]") == host and is_port else 0
 
-    def keep_listen(self, address: str) -> None:
-        """Where this agent listens now."""
+    def set_listen(self, address: str) -> None:
+        """Keep the address of this node."""
         if address != self.listen:
             self.listen = address
             self._write()
 
-    def keep_only(self, identities: Sequence[Identity]) -> None:
-        """These are the peers, and where they can be dialled; if they are too many, the last of them."""
+    def set_peers(self, identities: Sequence[Identity]) -> None:
+        """Keep these peers, at most the last PEERS_KEPT_MAX."""
         peers = {identity.node: identity for identity in identities[-PEERS_KEPT_MAX:]}
         if peers != self.peers:
             self.peers = peers
@@ -65,25 +63,25 @@ class Addresses:
         part = self._path.with_suffix(".part")
         try:
             with open(part, "wb", opener=_private) as file:
-                file.write(msgspec.msgpack.encode(_Kept(self.listen, tuple(self.peers.values()))))
+                file.write(msgspec.msgpack.encode(_Content(self.listen, tuple(self.peers.values()))))
             part.chmod(PRIVATE)  # it may be a leftover
             part.replace(self._path)
         except OSError as error:
-            log.warning("addresses of peers cannot be kept: %s", error.strerror)
+            log.warning("cannot write the address file: path=%s error=%s", self._path, error.strerror)
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, PRIVATE)
 
 
-def _read(path: Path) -> _Kept:
+def _read(path: Path) -> _Content:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > FILE_BYTES_MAX:
-                return _Kept()
-            return msgspec.msgpack.decode(file.read(), type=_Kept)
+                return _Content()
+            return msgspec.msgpack.decode(file.read(), type=_Content)
     except FileNotFoundError:
-        return _Kept()
+        return _Content()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        log.warning("addresses of peers are forgotten: %s", error)
-        return _Kept()
+        log.warning("cannot read the address file; its addresses are lost: path=%s error=%s", path, error)
+        return _Content()

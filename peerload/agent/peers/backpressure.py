@@ -1,5 +1,4 @@
-"""Backpressure on peers (rule P2): what each of them has sent and the core has not looked at yet is bounded, by
-reading no further."""
+"""Backpressure on peers (rule P2): a peer whose messages the core has not handled yet is not read further."""
 
 from __future__ import annotations
 
@@ -13,68 +12,67 @@ if TYPE_CHECKING:
 
 BACKLOG_FRAMES_MAX = 20_000
 BACKLOG_BYTES_MAX = 64 << 20
-"""Of one node: with more than either its links are not read until half of it has been looked at."""
-LOOK_S = 0.02
-"""How often it is looked at while a node is held back."""
-_NOT_LOOKED_AT = "the core has not looked at its messages"
+"""Bounds for one node: above either its links are not read until half of the backlog has been handled."""
+CHECK_EVERY_S = 0.02
+"""Interval of the checks while a node is paused."""
+_BACKLOG = "the core has not handled its messages"
 
 
-class _Waiting:
-    """Of one node: (the inbox's number, bytes) of each message, oldest first."""
+class _Backlog:
+    """Messages of one node that are in the inbox: (number in the inbox, bytes), oldest first; and its paused links."""
 
-    __slots__ = ("held", "messages", "size_bytes")
+    __slots__ = ("messages", "paused", "size_bytes")
 
     def __init__(self) -> None:
         self.messages: deque[tuple[int, int]] = deque()
         self.size_bytes = 0
-        self.held: set[PeerConnection] = set()
+        self.paused: set[PeerConnection] = set()
 
     def settle(self, taken: int) -> None:
-        """Forget what the core has taken."""
+        """Remove what the core has taken."""
         while self.messages and self.messages[0][0] <= taken:
             self.size_bytes -= self.messages.popleft()[1]
 
-    def is_over(self, share: int) -> bool:
-        """Whether there is more than this share (1: all, 2: half) of what may be."""
-        return len(self.messages) * share > BACKLOG_FRAMES_MAX or self.size_bytes * share > BACKLOG_BYTES_MAX
+    def exceeds(self, divisor: int) -> bool:
+        """True if the backlog is above the bounds divided by this."""
+        return len(self.messages) * divisor > BACKLOG_FRAMES_MAX or self.size_bytes * divisor > BACKLOG_BYTES_MAX
 
 
 class PeerBackpressure:
-    """Of one agent; ``inbox``: where messages go."""
+    """Backlogs of all peers of one agent."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._waiting: dict[str, _Waiting] = {}
+        self._backlogs: dict[str, _Backlog] = {}
 
-    def came(self, connection: PeerConnection, node: str, size_bytes: int) -> bool:
-        """A message of so many bytes of this node has been put into the inbox. → whether that was too much: its links are
-        held back from here on. False if they were already."""
-        waiting = self._waiting.get(node)
-        if waiting is None:
-            waiting = self._waiting[node] = _Waiting()
-        waiting.messages.append((self._inbox.put_count, size_bytes))
-        waiting.size_bytes += size_bytes
-        waiting.settle(self._inbox.taken_count)
-        if not waiting.messages and not waiting.held:
-            del self._waiting[node]
+    def queued(self, connection: PeerConnection, node: str, size_bytes: int) -> bool:
+        """Count a message that was put into the inbox. True if the links of the node are paused from now on."""
+        backlog = self._backlogs.get(node)
+        if backlog is None:
+            backlog = self._backlogs[node] = _Backlog()
+        backlog.messages.append((self._inbox.put_count, size_bytes))
+        backlog.size_bytes += size_bytes
+        backlog.settle(self._inbox.taken_count)
+        if not backlog.messages and not backlog.paused:
+            del self._backlogs[node]
             return False
-        if not waiting.is_over(1):
+        if not backlog.exceeds(1):
             return False
-        is_first = not waiting.held
-        waiting.held.add(connection)
-        connection.pause_reading(_NOT_LOOKED_AT)
+        is_first = not backlog.paused
+        backlog.paused.add(connection)
+        connection.pause_reading(_BACKLOG)
         if is_first:
-            asyncio.get_running_loop().call_later(LOOK_S, self._look, node)
+            asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._check, node)
         return is_first
 
-    def _look(self, node: str) -> None:
-        waiting = self._waiting[node]
-        waiting.settle(self._inbox.taken_count)
-        if waiting.is_over(2):
-            asyncio.get_running_loop().call_later(LOOK_S, self._look, node)
+    def _check(self, node: str) -> None:
+        backlog = self._backlogs[node]
+        backlog.settle(self._inbox.taken_count)
+        if backlog.exceeds(2):
+            asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._check, node)
             return
-        held, waiting.held = waiting.held, set()
-        for connection in held:
-            connection.resume_reading(_NOT_LOOKED_AT)
-        if not waiting.messages:
-            del self._waiting[node]
+        paused, backlog.paused = backlog.paused, set()
+        for connection in paused:
+            connection.resume_reading(_BACKLOG)
+        if not backlog.messages:
+            del self._backlogs[node]

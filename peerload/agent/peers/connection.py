@@ -1,8 +1,8 @@
-"""One TLS connection between two agents: frames in, frames out, and the introduction both ends must make first.
+"""One TLS connection between two agents, and the registry of all of them.
 
-A frame is a 4-byte big-endian length and one MessagePack envelope (wire/peer.py). The length is judged before the body
-is awaited. Frames of one turn of the event loop leave in one write. Whoever speaks is the node that its certificate
-names: in the introduction, and in every frame after it.
+A frame is a 4-byte big-endian length and one MessagePack envelope (wire/peer.py). The length is checked before the body
+is read. Frames written in one turn of the event loop leave in one write. The first frame of each end is its Hello (the
+handshake). The sender of every frame has to be the node that its certificate names.
 """
 
 from __future__ import annotations
@@ -11,109 +11,126 @@ import asyncio
 import os
 import socket
 import ssl
+import weakref
 from typing import TYPE_CHECKING, Protocol, cast
 
 from peerload.agent.peers.read_timeout import ReadTimeout
+from peerload.model import metrics
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
 from peerload.security.address import connected, join_address, parse_address, plain_host
+from peerload.security.certificates import proven_facts
 from peerload.security.tls import node_of, shown_by, tls_says
 from peerload.wire import peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections import Counter
+    from collections.abc import Callable, Coroutine
+    from datetime import datetime
 
     from peerload.model.errors import PeerloadError
     from peerload.security.tls import Credentials
 
 CONNECT_S = 5.0
 HANDSHAKE_S = 5.0
-"""Both ends have proven who they are within this, or the connection is closed."""
+"""Timeout of the TLS handshake."""
 SHUTDOWN_S = 2.0
-"""How long a good-bye may take that the other end does not answer."""
+"""Timeout of the TLS shutdown."""
 HELLO_S = 5.0
-"""Both ends have introduced themselves within this, or the connection is closed."""
+"""Timeout of the Hello of the other end."""
 HELLO_BYTES_MAX = 256 << 10
-"""The largest first frame: a Hello that tells of 300 other members fits."""
+"""Size limit of the first frame: a Hello that describes 300 other members fits."""
 HEADER_BYTES = 4
 FLUSH_BYTES = 256 << 10
-"""More than this is not gathered: it is written at once."""
+"""Gathered frames of this size are written at once."""
 BUFFERED_BYTES_MAX = 1 << 20
-"""Bytes in the transport from which on nothing more is handed to it until it has drained."""
+"""High-water mark of the transport's buffer: above it nothing more is handed to the transport until it has drained."""
 STALLED_S = 20.0
-"""A peer that reads nothing for so long while we wait to write is given up."""
+"""A peer that reads nothing for so long while this node has something to write is disconnected."""
 STREAM_STALLED_S = 600.0
-"""The same for an output stream, whose reader may well be a person."""
+"""The same for an output stream, whose reader may be a person."""
 FORWARD_STALLED_S = 21_600.0
-"""The same for what a client asks another node, who may well look at it in a pager, page by page."""
+"""The same for a forwarded request, whose answer may be read in a pager."""
 FRAMES_PER_S_MAX = 20_000
-"""A peer that sends more is read from again in the next second."""
+"""A peer that sends more frames is not read again before the next second."""
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_EVERY_S = 5
 KEEPALIVE_COUNT = 3
 
 
 class Owner(Protocol):
-    """What a connection tells whoever made it. Nothing of this may raise."""
+    """Callbacks of a connection. None of them may raise."""
 
     def opened(self, connection: PeerConnection) -> None:
-        """The transport is there; nobody has said anything yet. The place to send Hello."""
+        """TLS is up; nothing was sent yet. The place to send Hello."""
 
-    def introduced(self, connection: PeerConnection, hello: Hello) -> bool:
-        """A valid Hello of the right cluster came first; False refuses the peer, and the connection closes."""
+    def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
+        """A valid Hello of this cluster came first. False refuses the peer: the connection closes."""
         raise NotImplementedError
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
-        """A frame from the peer that introduced itself, addressed to us."""
+        """A later frame of the peer came."""
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
-        """A frame that says nothing we understand; whether to go on reading."""
+        """A frame could not be decoded. Returns whether to go on reading."""
         raise NotImplementedError
 
     def refused(self, connection: PeerConnection, why: str) -> None:
-        """The connection breaks a rule named ``why``, and closes."""
+        """The peer has broken the rule named ``why``; the connection closes."""
 
     def writable(self, connection: PeerConnection) -> None:
-        """What was handed over has drained."""
+        """The transport's buffer has drained."""
 
     def closed(self, connection: PeerConnection, reason: str) -> None:
-        """It is gone. `unsent` has what never was handed to the operating system."""
+        """The connection is closed. `PeerConnection.unsent` has what never reached the operating system."""
+
+
+class Links(Owner, Protocol):
+    """What the parts of `PeerLinks` use of it."""
+
+    def send(self, dst: str, message: Message) -> None:
+        """Send a message over a link."""
+
+    def connect(self, identity: Identity) -> None:
+        """Make a link to this node if there is none."""
+
+    def drop(self, why: str, who: str = "", detail: str = "") -> None:
+        """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
+
+    def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """Run this in the background until it ends or the links are closed."""
+        raise NotImplementedError
 
 
 class PeerConnection(asyncio.Protocol):
-    """The protocol object of one connection; ``dialled``: we made it; ``stream``: it is for one output alone;
-    ``back``: and was asked for under this number."""
+    """The protocol object of one connection. ``dialled``: this node made it. ``stream``: it carries one output, input or
+    forwarded client, not messages. ``back``: the number under which the peer asked for this stream, 0 if it did not."""
 
-    def __init__(
-        self, owner: Owner, cluster: str, identity: Identity, *, dialled: bool, stream: bool = False, back: int = 0
-    ) -> None:
+    def __init__(self, owner: Owner, tls: Credentials, *, dialled: bool, stream: bool = False, back: int = 0) -> None:
         self.dialled = dialled
         self.stream = stream
         self.back = back
         self.hello: Hello | None = None
         self.certified = ""
-        """The node that the other end has proven to be."""
+        """The node named by the peer's certificate."""
         self.certificate = b""
-        """… and by which certificate (DER)."""
-        self.is_shut_out: Callable[[PeerConnection], bool] = lambda _connection: False
-        """Whether that certificate was revoked."""
+        """The peer's certificate (DER)."""
         self.address = ""
         self.paused = False
         self.is_closed = False
         self.reason = ""
         self.owner = owner
-        self._cluster = cluster
-        self._identity = identity
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self.used_s = self.spoken_s = self._loop.time()
-        """When it was last used for more than small talk, and for anything at all (`idle.py`)."""
+        self.used_s = self.active_s = self._loop.time()
+        """Loop time of the last message that was more than membership traffic, and of the last message at all."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._held_for: set[str] = set()
         self._is_lost = False
-        self._slow = ReadTimeout(self._loop, lambda: self._refuse("a frame that does not go on"))
+        self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
-        """The size of the frame that is being dealt with."""
+        """Size of the frame that is being handled."""
         self._waiting: list[tuple[Message | None, bytes]] = []
         self._waiting_bytes = 0
         self._flush_planned = False
@@ -131,7 +148,7 @@ class PeerConnection(asyncio.Protocol):
     # -- the transport's side ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce ourselves and start the clock."""
+        """Check the peer's certificate, let the owner send Hello, and start the timeout of the peer's."""
         transport = cast("asyncio.Transport", transport)  # what TLS gives; that of uvloop is no subclass
         self._transport = transport
         self.certified, self.certificate = node_of(transport), shown_by(transport)
@@ -149,30 +166,40 @@ class PeerConnection(asyncio.Protocol):
         peername = transport.get_extra_info("peername")
         self.address = join_address(plain_host(str(peername[0])), peername[1]) if peername else "?"
         self._timer = self._loop.call_later(HELLO_S, self._refuse, "no introduction in time")
-        if self.certified and self.is_shut_out(self):
-            self.shut_out("a certificate that was revoked")
+        if self.certified and self.is_revoked:
+            self._reject("a certificate that was revoked")
         elif self.certified:
             self.owner.opened(self)
         elif not self.certificate:
-            self.shut_out("no proof: it shows no certificate")
-        else:  # of our CA, but it speaks something else: not a word to it
-            self.shut_out("no certificate of a node")
+            self._reject("no proof: it shows no certificate")
+        else:  # of this cluster's CA, but for another protocol
+            self._reject("no certificate of a node")
 
-    def shut_out(self, why: str) -> None:
-        """End it without another word, and count why."""
+    @property
+    def is_revoked(self) -> bool:
+        """True if the peer's certificate was revoked, or is none that this cluster's CA makes."""
+        try:
+            return self._tls.refuses(proven_facts(self.certificate))
+        except ValueError:
+            return True
+
+    def _reject(self, why: str) -> None:
+        """Close without sending anything."""
         self.owner.refused(self, why)
         self.abort(why)
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames out of what came."""
+        """Handle the complete frames."""
         if not self.is_closed:
             self._buffer += data
             taken = self._take_frames()
             del self._buffer[:taken]
-            self._slow.came(len(data), is_whole=taken > 0, is_partial=bool(self._buffer) and not self.is_closed)
+            self._read_timeout.received(
+                len(data), is_whole=taken > 0, is_partial=bool(self._buffer) and not self.is_closed
+            )
 
     def _take_frames(self) -> int:
-        """Handle every whole frame in the buffer, until it is to be read no further → how many bytes of it are done with."""
+        """Handle each complete frame in the buffer, until reading is paused. Returns the number of bytes handled."""
         start, end = 0, len(self._buffer)
         while end - start >= HEADER_BYTES and not self.is_closed and not self._held_for:
             size = int.from_bytes(self._buffer[start : start + HEADER_BYTES], "big")
@@ -189,21 +216,21 @@ class PeerConnection(asyncio.Protocol):
         return end if self.is_closed else start
 
     def pause_writing(self) -> None:
-        """The peer reads slower than we write."""
+        """The peer reads slower than this node writes."""
         self.paused = True
         self._drained.clear()
         reason = f"it took no data for {self._stalled_s:g} s"
         self._stalled = self._loop.call_later(self._stalled_s, self.abort, reason)
 
     def allow_stall(self, seconds: float) -> None:
-        """Give the other end up when it has taken nothing for so long."""
+        """Set how long the peer may read nothing before it is disconnected."""
         self._stalled_s = seconds
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The peer has caught up."""
         self.paused = False
         self._drained.set()
         if self._stalled is not None:
@@ -213,15 +240,15 @@ class PeerConnection(asyncio.Protocol):
         self.owner.writable(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the owner, once."""
+        """Handle what has come, then tell the owner, once."""
         for timer in (self._timer, self._stalled):
             if timer is not None:
                 timer.cancel()
         self._is_lost = True
         self._held_for.clear()
-        self.data_received(b"")  # what had come whole while it was held
+        self.data_received(b"")  # complete frames that came while reading was paused
         self.is_closed = True
-        self._slow.stop()
+        self._read_timeout.stop()
         self.reason = self.reason or _why_lost(exc)
         self._drained.set()
         self._buffer.clear()
@@ -241,25 +268,26 @@ class PeerConnection(asyncio.Protocol):
                 self._refuse("malformed frames")
             return
         if self.hello is None:
-            self._introduce(envelope)
+            self._handshake(envelope)
             return
-        told = self.hello.identity
-        if envelope.cluster != self._cluster or envelope.src != told.node or envelope.src_boot != told.boot:
+        identity = self.hello.identity
+        is_its_own = envelope.src == identity.node and envelope.src_boot == identity.boot
+        if envelope.cluster != self._tls.cluster.name or not is_its_own:
             self._refuse("a frame in another's name")
             return
         self.owner.received(self, envelope)
 
-    def _introduce(self, envelope: Envelope) -> None:
+    def _handshake(self, envelope: Envelope) -> None:
         hello = envelope.body
         if not isinstance(hello, Hello):
             self._refuse("no introduction")
             return
-        told, profile = hello.identity, hello.profile
-        if envelope.cluster != self._cluster:
+        identity, profile = hello.identity, hello.profile
+        if envelope.cluster != self._tls.cluster.name:
             self._refuse("other cluster")
-        elif told.node != self.certified:
+        elif identity.node != self.certified:
             self._refuse("a name that its certificate does not have")
-        elif told.node != envelope.src or told.boot != envelope.src_boot or profile.node != told.node:
+        elif (identity.node, identity.boot) != (envelope.src, envelope.src_boot) or profile.node != identity.node:
             self._refuse("a frame in another's name")
         elif profile.protocol_min > PROTOCOL_MAX or profile.protocol_max < PROTOCOL_MIN:
             self._refuse("no common protocol version")
@@ -270,13 +298,13 @@ class PeerConnection(asyncio.Protocol):
             if hello.stream and not self.dialled:
                 self.stream = True
                 self.allow_stall(STREAM_STALLED_S)
-            if not self.owner.introduced(self, hello):
+            if not self.owner.hello_received(self, hello):
                 self.close(self.reason or "refused")
             elif not self.ready.done():
                 self.ready.set_result(None)
 
     def _limit_rate(self) -> None:
-        """Stop reading until the next second if this one had enough frames."""
+        """Pause reading until the next second if this one had FRAMES_PER_S_MAX frames."""
         now = self._loop.time()
         if now - self._second >= 1.0:
             self._second, self._frames = now, 0
@@ -286,16 +314,16 @@ class PeerConnection(asyncio.Protocol):
             self._loop.call_later(1.0, self.resume_reading, "its frames are too many a second")
 
     def pause_reading(self, why: str) -> None:
-        """Let the operating system hold the peer back, until `resume_reading` for this reason; what has come already waits."""
+        """Read nothing more until `resume_reading` for the same reason; frames that have come already wait."""
         if self._is_lost:
-            return  # what is left is taken to its end
+            return  # what is left is handled to its end
         self._held_for.add(why)
         if self._transport is not None and not self._transport.is_closing():
-            self._slow.hold(held=True)
+            self._read_timeout.pause(paused=True)
             self._transport.pause_reading()
 
     def resume_reading(self, why: str) -> None:
-        """Go on, first with what has come, unless there are other reasons not to."""
+        """Go on, first with the frames that have come, unless there are other reasons not to."""
         self._held_for.discard(why)
         if not self._held_for:
             self._loop.call_soon(self._go_on)
@@ -303,7 +331,7 @@ class PeerConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         if self._held_for or self._transport is None or self._transport.is_closing():
             return
-        self._slow.hold(held=False)
+        self._read_timeout.pause(paused=False)
         self.data_received(b"")
         if not self._held_for and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -316,7 +344,7 @@ class PeerConnection(asyncio.Protocol):
     # -- frames out --------------------------------------------------------------------------------------------------
 
     def write(self, message: Message, frame: bytes) -> None:
-        """Write a frame at the end of this turn of the loop, with all others of the turn."""
+        """Write a frame at the end of this turn of the loop, together with the others of the turn."""
         self._waiting.append((None if self.stream else message, frame))
         self._waiting_bytes += len(frame)
         if self._waiting_bytes >= FLUSH_BYTES:
@@ -335,8 +363,8 @@ class PeerConnection(asyncio.Protocol):
         self._transport.write(frames)
 
     async def drain(self) -> None:
-        """Wait until the transport takes more, and all who have waited before had their turn. Raises ConnectionError if it is
-        gone."""
+        """Wait until the transport takes more and all earlier callers had their turn. Raises ConnectionError if the
+        connection is closed."""
         self._flush()
         async with self._turn:
             while not self._drained.is_set():
@@ -346,20 +374,20 @@ class PeerConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written and the operating system has not taken yet."""
+        """Bytes written that the operating system has not taken yet."""
         in_transport = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._waiting_bytes + in_transport
 
     def unsent(self) -> list[Message]:
-        """The messages that were never handed to the operating system; they are forgotten here. Of a stream none: who asked
-        asks again, and its frames alone are memory enough."""
+        """Remove and return the messages that were never handed to the operating system. None for a stream: whoever
+        opened it asks again."""
         messages = [message for message, _ in self._waiting if message is not None]
         self._waiting.clear()
         self._waiting_bytes = 0
         return messages
 
     def close(self, reason: str) -> None:
-        """Write what is gathered, then close; nothing is read any more. ``reason`` is for `closed`."""
+        """Write the gathered frames, then close; nothing is read any more. The owner gets ``reason``."""
         if self.is_closed or self._transport is None:
             return
         self._flush()
@@ -368,21 +396,61 @@ class PeerConnection(asyncio.Protocol):
         self._transport.close()
 
     def abort(self, reason: str) -> None:
-        """Close at once, whatever the transport still holds."""
+        """Close at once and discard what the transport still holds."""
         self.is_closed = True
         self.reason = self.reason or reason
         if self._transport is not None:
             self._transport.abort()
 
 
+class ConnectionRegistry:
+    """All connections of one node, streams included: makes them, and closes those whose certificate counts no more."""
+
+    def __init__(self, tls: Credentials, counters: Counter[str]) -> None:
+        self._tls = tls
+        self._counters = counters
+        self._connections: weakref.WeakSet[PeerConnection] = weakref.WeakSet()
+
+    def make(self, owner: Owner, *, dialled: bool, stream: bool = False, back: int = 0) -> PeerConnection:
+        """A connection without a transport."""
+        made = PeerConnection(owner, self._tls, dialled=dialled, stream=stream, back=back)
+        self._connections.add(made)
+        return made
+
+    async def open(
+        self, address: str, who: str, owner: Owner, *, stream: bool = False, back: int = 0
+    ) -> PeerConnection:
+        """Dial an address → the connection, after the handshake. Raises LinkUnavailable."""
+        return await dial(address, who, self._tls, lambda: self.make(owner, dialled=True, stream=stream, back=back))
+
+    def close_revoked(self) -> None:
+        """Close every connection whose peer's certificate was revoked."""
+        for connection in self._established():
+            if connection.is_revoked:
+                connection.close("its certificate was revoked")
+
+    def close_expired(self, now: datetime) -> None:
+        """Close every connection whose peer's certificate has expired. A peer with a new one is back at once. A cluster
+        that never leaves this machine checks no dates."""
+        if self._tls.cluster.is_local:
+            return
+        for connection in self._established():
+            if proven_facts(connection.certificate).valid_until <= now:
+                self._counters[metrics.PEER_LINKS_EXPIRED] += 1
+                connection.close("its certificate has expired")
+
+    def _established(self) -> list[PeerConnection]:
+        return [one for one in self._connections if one.certified and not one.is_closed]
+
+
 NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"
 NO_MEMBER = "what answers there is no node of the cluster"
-"""What a peer that cannot be dialled is told of that."""
+"""Why a dial failed, as the peer that could not be dialled is told."""
 
 
 async def dial(address: str, who: str, tls: Credentials, make: Callable[[], PeerConnection]) -> PeerConnection:
-    """A connection to `HOST:PORT` whose other end, ``who`` for people, is of our cluster and has introduced itself.
-    Raises LinkUnavailable."""
+    """Connect to `HOST:PORT` → the connection, after the handshake. ``who``: the peer's name in errors. Raises
+    LinkUnavailable."""
     what = f"no link to {who}"
     connection = make()
     try:
@@ -394,7 +462,7 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
                     lambda: connection,
                     sock=sock,
                     ssl=tls.client,
-                    server_hostname="",  # a peer is who its certificate says, wherever it was reached
+                    server_hostname="",  # the certificate names the node, not its address
                     ssl_handshake_timeout=HANDSHAKE_S,
                     ssl_shutdown_timeout=SHUTDOWN_S,
                 )
@@ -402,7 +470,7 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
                 sock.close()
                 raise
     except asyncio.CancelledError:
-        connection.abort("no longer wanted")  # it may have been made in the meantime
+        connection.abort("no longer wanted")  # it may be connected by now
         raise
     except TimeoutError:
         raise LinkUnavailable(
@@ -412,7 +480,7 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
         raise LinkUnavailable(who, what, why=f"{address}: {tls_says(error)}", kind=NO_MEMBER) from None
     except OSError as error:
         kind = REFUSED if isinstance(error, ConnectionError) else NO_WAY
-        raise LinkUnavailable(who, what, why=f"{address}: {operating_system_says(error)}", kind=kind) from None
+        raise LinkUnavailable(who, what, why=f"{address}: {os_error_text(error)}", kind=kind) from None
     except (ConfigError, UnicodeError) as error:
         raise LinkUnavailable(who, what, why=str(error)) from None
     try:
@@ -425,8 +493,8 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
     return connection
 
 
-def operating_system_says(error: OSError) -> str:
-    """The system's own words for it; asyncio and uvloop have different ones."""
+def os_error_text(error: OSError) -> str:
+    """The operating system's text of an error: asyncio and uvloop have different ones of their own."""
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
 
 

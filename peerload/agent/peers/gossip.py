@@ -1,7 +1,7 @@
-"""The UDP socket of gossip, on the same port number as the peer link: sealed datagrams in and out, and nothing decided.
+"""The UDP socket of gossip, on the same port number as the peer links: sends and receives sealed datagrams.
 
-A datagram that does not open, or is malformed, is dropped and counted; one that cannot be sent is counted: to whoever
-waits for an answer it is as good as lost. Nothing here waits for anything.
+A datagram that cannot be opened or decoded is dropped and counted. One that cannot be sent is counted: to the protocol it
+is lost. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -14,86 +14,82 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from peerload.agent.security_events import untold
-from peerload.model import rules
+from peerload.model import metrics, rules
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.security.address import ANY, join_address, looked_up, plain_host
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable
 
-    from peerload.agent.security_events import Tell
+    from peerload.agent.security_events import SecurityEvents
     from peerload.wire.seal import Sealer
 
 BATCH_MAX = 64
-"""Datagrams read before others have their turn; the rest stays with the kernel until the next turn."""
+"""Datagrams read in one turn of the loop; the rest stays in the kernel until the next turn."""
 BUFFER_BYTES = 1 << 20
-"""Asked of the kernel for what arrives while the agent is busy; it may give less (net.core.rmem_max)."""
-REPEATED_MAX = 64
-"""Datagrams of one address that come again within a minute and are not worth an event: networks double and delay some."""
+"""Size of the kernel's receive buffer, if it allows so much (net.core.rmem_max)."""
+REPLAYED_MAX = 64
+"""Replayed datagrams of one address within a minute that are no security event: networks duplicate and delay some."""
 NAMES_MAX = 1000
-"""Host names whose address is remembered."""
+"""Host names whose address is cached."""
 LOOKUPS_MAX = 3
-"""Looked up at a time, a thread each of the few that all share: names that nobody answers for hold up nothing else. What finds
-no place is looked up when something is sent there again."""
+"""Concurrent lookups, a thread each of the shared pool, so that names without an answer block nothing else. A name beyond
+that is looked up when something is sent there again."""
 NAME_S = 60.0
-"""How long a host name's address is believed."""
+"""How long the address of a host name is cached."""
 
 LAG_TICK_S = 0.5
-"""The loop's lateness is looked at so often: a stall is told too short by at most this."""
+"""Interval of the lag checks: a stall is reported too short by at most this."""
 
 _log = logging.getLogger("peerload.gossip")
 
-Said = TypeVar("Said")
-Heard = TypeVar("Heard")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 
 
-class GossipSocket(Generic[Said, Heard]):
-    """One agent's socket. `start` opens it, `send` says something to an address, `close` ends it.
+class GossipSocket(Generic[Sent, Received]):
+    """The gossip socket of one agent: `start`, `send`, `close`.
 
-    encode, decode: messages and their bytes (decode raises ProtocolError, whatever the bytes are); deliver: called from
-    the loop's thread with (node, its boot id, the `HOST:PORT` it came from, messages) of each datagram that opened; counters: what was counted; loopback_only: nothing is
-    sent to another machine; broken: (rule, who, what), what was refused.
+    encode, decode: messages to bytes and back (decode raises ProtocolError, whatever the bytes are). deliver: called with
+    (node, its boot id, source `HOST:PORT`, messages) of each datagram. loopback_only: nothing is sent to another machine.
     """
 
     def __init__(
         self,
         sealer: Sealer,
-        encode: Callable[[Said], bytes],
-        decode: Callable[[bytes], Heard],
-        deliver: Callable[[str, str, str, Heard], None],
-        counters: Counter[str],
+        encode: Callable[[Sent], bytes],
+        decode: Callable[[bytes], Received],
+        deliver: Callable[[str, str, str, Received], None],
+        security: SecurityEvents,
         *,
         loopback_only: bool = False,
-        broken: Tell = untold,
     ) -> None:
-        self._broken = broken
+        self._security = security
         self._sealer = sealer
         self._encode = encode
         self._decode = decode
         self._deliver = deliver
-        self._counters = counters
+        self._counters = security.counters
         self._loopback_only = loopback_only
         self._socket: socket.socket | None = None
         self._is_both = False
         self._names: OrderedDict[str, tuple[str | None, float]] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[None]] = {}
-        self._has_complained = False
+        self._has_logged = False
 
     # -- for the agent -------------------------------------------------------------------------------------------------
 
     def start(self, host: str, port: int) -> int:
-        """Open it at this numeric address → its port, which the kernel chooses for 0. Raises ConfigError if somebody has
-        the port already."""
+        """Open the socket at this numeric address → its port, which the kernel chooses for 0. Raises ConfigError if the
+        port is in use."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             if family == socket.AF_INET6:
-                self._is_both = host == ANY[1]  # "any" is IPv4's too, as with the peer links
+                self._is_both = host == ANY[1]  # "any" includes IPv4, as for the peer links
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not self._is_both)
             made.bind((host, port))
         except OSError as error:
@@ -105,28 +101,28 @@ class GossipSocket(Generic[Said, Heard]):
         chosen: int = made.getsockname()[1]
         return chosen
 
-    def send(self, node: str, address: str, messages: Said) -> None:
-        """Seal and send to this node at `HOST:PORT`; no other can open it. A host name is looked up first, and what is to
-        be sent until then is dropped."""
+    def send(self, node: str, address: str, messages: Sent) -> None:
+        """Seal a datagram for this node and send it to `HOST:PORT`. A host name is looked up first; datagrams are dropped
+        until then."""
         made = self._socket
         where = self._numeric(address) if made is not None else None
         if made is None or where is None:
-            self._counters["gossip not sent"] += 1
+            self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_UNSENT, reason="no address")] += 1
             return
         datagram = self._sealer.seal(self._encode(messages), node.encode())
         if len(datagram) > DATAGRAM_BYTES_MAX:
-            self._counters["gossip not sent: too large"] += 1
+            self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_UNSENT, reason="too large")] += 1
             return
         try:
             made.sendto(datagram, where)
         except (OSError, OverflowError) as error:
             self._not_sent(address, error)
             return
-        self._counters["gossip sent"] += 1
-        self._counters["gossip sent bytes"] += len(datagram)
+        self._counters[metrics.GOSSIP_DATAGRAMS_SENT] += 1
+        self._counters[metrics.GOSSIP_BYTES_SENT] += len(datagram)
 
     def close(self) -> None:
-        """Receive and send nothing any more."""
+        """Close the socket."""
         made, self._socket = self._socket, None
         if made is not None:
             asyncio.get_running_loop().remove_reader(made.fileno())
@@ -138,7 +134,7 @@ class GossipSocket(Generic[Said, Heard]):
 
     def _readable(self) -> None:
         for _ in range(BATCH_MAX):
-            made = self._socket  # whoever is told may close it
+            made = self._socket  # a callback may close it
             if made is None:
                 return
             try:
@@ -146,43 +142,43 @@ class GossipSocket(Generic[Said, Heard]):
             except BlockingIOError:
                 return
             except OSError:
-                self._counters["gossip receive errors"] += 1
+                self._counters[metrics.GOSSIP_RECEIVE_ERRORS] += 1
                 return
             self._received(datagram, plain_host(host), port)
 
     def _received(self, datagram: bytes, host: str, port: int) -> None:
-        self._counters["gossip received"] += 1
-        self._counters["gossip received bytes"] += len(datagram)
+        self._counters[metrics.GOSSIP_DATAGRAMS_RECEIVED] += 1
+        self._counters[metrics.GOSSIP_BYTES_RECEIVED] += len(datagram)
         if len(datagram) > DATAGRAM_BYTES_MAX:
-            self._counters["gossip dropped: too large"] += 1
-            self._broken(rules.FRAMES_BOUNDED, host, "a datagram too large")
+            self._drop("too large", rules.FRAMES_BOUNDED, host, "a datagram too large")
             return
         node = ""
         try:
             node, boot, plaintext = self._sealer.open(datagram, self._sealer.node.encode())
             messages = self._decode(plaintext)
         except NotAuthentic:
-            self._counters["gossip dropped: not of this cluster, or for another node"] += 1
-            self._broken("J5", host, "a datagram that is not of this cluster, or for another node")
+            self._drop("not authentic", "J5", host, "a datagram that is not of this cluster, or for another node")
         except Replayed:
-            self._counters["gossip dropped: replayed"] += 1
-            self._broken(rules.REPEATS_HARMLESS, host, "datagrams that have come before", tolerated=REPEATED_MAX)
+            self._drop("replayed", rules.REPEATS_HARMLESS, host, "replayed datagrams", tolerated=REPLAYED_MAX)
         except ProtocolError as error:
-            self._counters["gossip dropped: malformed"] += 1
-            self._broken(rules.FRAMES_BOUNDED, node or host, str(error))
+            self._drop("malformed", rules.FRAMES_BOUNDED, node or host, str(error))
         else:
             self._deliver(node, boot, join_address(host, port), messages)
+
+    def _drop(self, reason: str, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
+        self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason=reason)] += 1
+        self._security.tell(rule, who, what, tolerated=tolerated)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def _not_sent(self, address: str, error: Exception) -> None:
-        self._counters["gossip send errors"] += 1
-        if not self._has_complained and not isinstance(error, BlockingIOError):
-            self._has_complained = True
-            _log.warning("a datagram for %s could not be sent (%s); further ones are only counted", address, error)
+        self._counters[metrics.GOSSIP_SEND_ERRORS] += 1
+        if not self._has_logged and not isinstance(error, BlockingIOError):
+            self._has_logged = True
+            _log.warning("cannot send a datagram; further errors are only counted: address=%s error=%s", address, error)
 
     def _numeric(self, address: str) -> SocketAddress | None:
-        """Where to send to, in the form of our socket's family; None if it is not known (yet), or of the other family."""
+        """The address in the form of the socket's family; None if it is not known (yet), or of another family."""
         host, _, port_text = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port_text.isascii() or not port_text.isdigit():
@@ -204,7 +200,7 @@ class GossipSocket(Generic[Said, Heard]):
         return (str(found), port) if is_ours else None
 
     def _looked_up(self, host: str) -> str | None:
-        """The address of a host name as far as it is known; the answer is looked for in the background."""
+        """The cached address of a host name; it is looked up in the background."""
         loop = asyncio.get_running_loop()
         known, until_s = self._names.get(host, (None, 0.0))
         if loop.time() >= until_s and host not in self._lookups and len(self._lookups) < LOOKUPS_MAX:
@@ -220,9 +216,9 @@ class GossipSocket(Generic[Said, Heard]):
         try:
             answers = await looked_up(host, None, socket.SOCK_DGRAM, family)
             found = str(answers[0][4][0])
-        except (OSError, ValueError):  # ValueError: no host name at all
-            self._counters["gossip names not found"] += 1
-            found = self._names.get(host, (None, 0.0))[0]  # the last one known is better than none
+        except (OSError, ValueError):  # ValueError: not a host name
+            self._counters[metrics.GOSSIP_NAMES_UNRESOLVED] += 1
+            found = self._names.get(host, (None, 0.0))[0]  # the last known address is better than none
         self._names.pop(host, None)
         self._names[host] = (found, loop.time() + NAME_S)
         if len(self._names) > NAMES_MAX:
@@ -230,8 +226,8 @@ class GossipSocket(Generic[Said, Heard]):
 
 
 class LagWatch:
-    """Notices that the agent did not run for longer than ``lag_s`` when it should have, and calls ``lagged`` with how long
-    that was, in s: its machine was asleep, it was stopped, or its own loop was busy."""
+    """Reports when the event loop did not run for longer than ``lag_s``: the machine was asleep, the process was stopped, or
+    the loop was busy. ``lagged`` is called with the duration in s."""
 
     def __init__(self, lag_s: float, lagged: Callable[[float], None]) -> None:
         self._lag_s = lag_s
@@ -240,17 +236,17 @@ class LagWatch:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start watching."""
         self._due_s = _boot_s() + LAG_TICK_S
         self._handle = asyncio.get_running_loop().call_later(LAG_TICK_S, self._tick)
 
     def _tick(self) -> None:
-        self.look()
+        self.check()
         self.close()
         self.start()
 
-    def look(self) -> None:
-        """Tell of a stall now, if there was one: before what has piled up meanwhile is handled."""
+    def check(self) -> None:
+        """Report a stall now, if there was one: before the input that has piled up meanwhile is handled."""
         late_s = _boot_s() - self._due_s
         if late_s > self._lag_s and self._handle is not None:
             self.close()
@@ -258,12 +254,12 @@ class LagWatch:
             self._lagged(late_s)
 
     def close(self) -> None:
-        """End."""
+        """Stop watching."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
 
 def _boot_s() -> float:
-    """CLOCK_BOOTTIME, which counts the time that the machine was asleep."""
+    """CLOCK_BOOTTIME, which includes the time that the machine was asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,7 +1,7 @@
-"""The listening end of the peer links: whoever connects proves who it is before a byte of it is looked at.
+"""Listener of the peer links: every connection passes the TLS handshake before any other byte is read.
 
-Nobody who cannot do that within HANDSHAKE_S is told anything but what TLS itself has to say, and at most STRANGERS_MAX
-of them are held at a time (rule J3).
+At most STRANGERS_MAX connections may be without a complete handshake (rule J3). A client without a certificate that asks
+to join (ALPN) is handed to the join server; any other connection becomes a peer connection.
 """
 
 from __future__ import annotations
@@ -11,62 +11,72 @@ import contextlib
 import errno
 import logging
 import socket
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.agent.joining.join_server import JoiningNode, network_of
-from peerload.agent.peers.connection import HANDSHAKE_S, SHUTDOWN_S, operating_system_says
+from peerload.agent.peers.connection import HANDSHAKE_S, SHUTDOWN_S, os_error_text
 from peerload.model.errors import ConfigError
-from peerload.security.address import join_address, numeric, plain_host, reachable
+from peerload.security.address import join_address, network_of, numeric, plain_host, reachable
 from peerload.security.tls import asks_to_join, tls_says
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from peerload.agent.joining.join_server import JoinServer
-    from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.connection import ConnectionRegistry, Links
     from peerload.security.tls import Credentials
 
 STRANGERS_MAX = 64
-"""Connections to us that have not introduced themselves (rule J3) …"""
+"""Connections without a complete handshake (rule J3) …"""
 STRANGERS_OF_ONE_MAX = 48
-"""… and of them those that come from one address: who has one only keeps nobody out who comes from another."""
+"""… and those of one address, so that one address cannot keep out all others."""
 BACKLOG_MAX = 256
 SEGMENT_BYTES_MAX = 1220
-"""Of both directions of a connection to us: so it passes where at most 1280 bytes do, even if nobody tells that there is
-such a place on the way (ICMP that is dropped). Not on loopback, where a segment has 64 KiB."""
+"""Size of TCP segments in both directions, but for loopback: they fit into 1280 bytes, the smallest MTU of IPv6, also
+where ICMP is dropped and no path MTU is reported."""
 _LOOPBACK = ("127.0.0.1", "::1")
 ACCEPT_PAUSE_S = 1.0
-"""The pause after a connection could not be accepted, for want of descriptors say."""
+"""Pause after an error of accept, for example for want of descriptors."""
 
 NOTICE_EVERY_S = 60.0
-"""Strangers who are not let in are logged so often for each reason; all are counted."""
+"""Interval of the log lines about refused connections, for each reason; all are counted."""
 
 _log = logging.getLogger("peerload.peer")
 
 
-class Listener:
-    """Listens for peers. `start`, then `close`. ``make()``: the connection that somebody will be who has proven to be of the
-    cluster; ``drop(why, who)`` counts those who have not; ``door``: where newcomers are let in, None: nowhere."""
+class NewcomerServer(Protocol):
+    """Serves those who ask to join (agent/joining/join_server.py)."""
 
-    def __init__(self, tls: Credentials, make: Callable[[], PeerConnection], drop: Callable[[str, str], None]) -> None:
+    def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> asyncio.BaseProtocol:
+        """The protocol object of one connection; it calls ``closed`` with itself at its end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class Listener:
+    """Listens for peers: `start`, then `close`. ``newcomers``: where joining is served; None: nowhere."""
+
+    def __init__(
+        self, tls: Credentials, links: Links, connections: ConnectionRegistry, newcomers: NewcomerServer | None
+    ) -> None:
         self._tls = tls
-        self._make = make
-        self._drop = drop
+        self._links = links
+        self._connections = connections
+        self._newcomers = newcomers
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turned_away_at: dict[str, float] = {}
-        self.door: JoinServer | None = None
-        self.strangers: dict[PeerConnection | JoiningNode, str] = {}
-        """The connections of those who have not introduced themselves yet, and the network of each."""
+        self._noticed_s: dict[str, float] = {}
+        self.strangers: dict[asyncio.BaseProtocol, str] = {}
+        """Connections without a complete handshake, and the network of each."""
         self._accepted: set[socket.socket] = set()
-        """Accepted sockets whose handshake has not begun: of a task that is cancelled before it runs nobody else closes them."""
+        """Sockets whose TLS handshake has not begun: a task that is cancelled before it runs does not close its socket."""
 
-    def is_no_stranger(self, connection: PeerConnection | JoiningNode) -> None:
-        """It has introduced itself, or is gone."""
+    def handshake_done(self, connection: asyncio.BaseProtocol) -> None:
+        """The handshake of a connection is complete, or the connection is closed."""
         self.strangers.pop(connection, None)
 
     async def start(self, host: str, port: int) -> str:
-        """Listen → the `HOST:PORT` others can dial. Raises ConfigError."""
+        """Listen → the `HOST:PORT` that others can dial. Raises ConfigError."""
         try:
             host = await numeric(host)
             self._socket = _listening(host, port)
@@ -79,7 +89,7 @@ class Listener:
         return address
 
     async def close(self) -> None:
-        """Listen no more, and let strangers go."""
+        """Stop listening, and close the connections of strangers and newcomers."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -87,8 +97,8 @@ class Listener:
             await asyncio.wait(tasks)
         for accepted in self._accepted:
             accepted.close()
-        for newcomer in list(self.door.newcomers) if self.door is not None else ():
-            newcomer.abort()
+        if self._newcomers is not None:
+            self._newcomers.close()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -97,58 +107,58 @@ class Listener:
                 try:
                     accepted, came_from = await loop.sock_accept(listening)
                 except OSError as error:
-                    _log.warning("no peer can be let in for a moment: %s", operating_system_says(error))
+                    _log.warning("cannot accept peer connections: error=%s", os_error_text(error))
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                     continue
                 address = plain_host(str(came_from[0]))
                 network = network_of(address)
                 of_one = sum(1 for one in self.strangers.values() if one == network)
                 if len(self.strangers) >= STRANGERS_MAX or of_one >= STRANGERS_OF_ONE_MAX:
-                    self._drop("too many strangers", address)
+                    self._links.drop("too many strangers", address)
                     accepted.close()
-                    await asyncio.sleep(0)  # accepting waits for nothing while others wait: the agent has more to do
+                    await asyncio.sleep(0)  # an accept that need not wait would never let other tasks run
                 else:
-                    connection = self._make()
+                    connection = self._connections.make(self._links, dialled=False)
                     self.strangers[connection] = network
                     self._accepted.add(accepted)
-                    self._spawn(self._secure(accepted, address, connection), "handshake")
+                    self._spawn(self._handshake(accepted, address, connection), "handshake")
 
-    async def _secure(self, accepted: socket.socket, address: str, connection: PeerConnection) -> None:
-        """Have the other end prove who it is; `connection_made` is called when it has."""
+    async def _handshake(self, accepted: socket.socket, address: str, connection: asyncio.BaseProtocol) -> None:
+        """Do the TLS handshake; then `connected` is called."""
         self._accepted.discard(accepted)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Vestibule(self, connection),
+                lambda: _Undecided(self, connection),
                 accepted,
                 ssl=self._tls.server,
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
-        except OSError as error:  # an SSLError is one too, and so are ours for a handshake that takes too long
-            self._turned_away(connection, address, tls_says(error))
+        except OSError as error:  # an SSLError is one, and so is a timeout of the handshake
+            self._refused(connection, address, tls_says(error))
 
-    def comes_in(self, transport: asyncio.Transport, connection: PeerConnection) -> None:
-        """TLS stands: a newcomer goes to the door, everybody else is to be a peer."""
-        protocol: PeerConnection | JoiningNode = connection
+    def connected(self, transport: asyncio.Transport, connection: asyncio.BaseProtocol) -> None:
+        """Choose the protocol after the TLS handshake: join server for newcomers, peer connection for the others."""
+        protocol = connection
         if asks_to_join(transport):
-            if self.door is None:
+            if self._newcomers is None:
                 address = plain_host(str(transport.get_extra_info("peername")[0]))
-                self._turned_away(connection, address, "nobody is let in here")
+                self._refused(connection, address, "nobody is let in here")
                 transport.abort()
                 return
-            newcomer = protocol = JoiningNode(self.door, lambda: self.is_no_stranger(newcomer))
-            self.strangers[newcomer] = self.strangers.pop(connection, "")
+            protocol = self._newcomers.newcomer(self.handshake_done)
+            self.strangers[protocol] = self.strangers.pop(connection, "")
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
 
-    def _turned_away(self, connection: PeerConnection, address: str, why: str) -> None:
-        """Count why, and say it now and then: it was told nothing itself."""
+    def _refused(self, connection: asyncio.BaseProtocol, address: str, why: str) -> None:
+        """Count a connection that was refused, and log it now and then; its other end is told nothing."""
         self.strangers.pop(connection, None)
-        self._drop(f"no proof: {why}", address)
+        self._links.drop(f"no proof: {why}", address)
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._turned_away_at.get(why, -NOTICE_EVERY_S) >= NOTICE_EVERY_S:
-            self._turned_away_at[why] = now_s
-            _log.warning("somebody at %s was not let in: %s", address, why)
+        if now_s - self._noticed_s.get(why, -NOTICE_EVERY_S) >= NOTICE_EVERY_S:
+            self._noticed_s[why] = now_s
+            _log.warning("connection refused: address=%s reason=%s", address, why)
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -156,20 +166,20 @@ class Listener:
         task.add_done_callback(self._tasks.discard)
 
 
-class _Vestibule(asyncio.Protocol):
-    """Until it is known what the other end wants to speak."""
+class _Undecided(asyncio.Protocol):
+    """Protocol object until the TLS handshake has shown what the other end wants."""
 
-    def __init__(self, listener: Listener, connection: PeerConnection) -> None:
+    def __init__(self, listener: Listener, connection: asyncio.BaseProtocol) -> None:
         self._listener = listener
         self._connection = connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """TLS stands."""
-        self._listener.comes_in(cast("asyncio.Transport", transport), self._connection)
+        """The TLS handshake is complete."""
+        self._listener.connected(cast("asyncio.Transport", transport), self._connection)
 
 
 async def check_listening(host: str, port: int) -> None:
-    """Raises ConfigError if `Listener.start` could not listen there now."""
+    """Check that `Listener.start` could listen there now. Raises ConfigError."""
     try:
         host = await numeric(host)
         _listening(host, port).close()
@@ -183,7 +193,7 @@ def _cannot(host: str, port: int, error: OSError) -> ConfigError:
     hint = "name an address of this machine that others reach"
     if error.errno == errno.EADDRINUSE:
         hint = f"another port, or any that is free:  --listen {join_address(host, 0)}"
-    return ConfigError("listen", what, why=operating_system_says(error), hint=hint)
+    return ConfigError("listen", what, why=os_error_text(error), hint=hint)
 
 
 def _listening(host: str, port: int) -> socket.socket:

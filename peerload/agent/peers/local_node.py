@@ -1,4 +1,4 @@
-"""How this node shows itself to others: its profile, its load as it is told, and the envelopes and seals of its messages."""
+"""This node as its peers see it: identity, profile, Hello and State, envelopes and sealers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.node_info import now
 from peerload.agent.sensors.cpu_benchmark import kept_speed
 from peerload.agent.sensors.host import machine_facts
+from peerload.core.membership.membership import PeerState
 from peerload.model import events
 from peerload.model.devices import GPU
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, State
@@ -16,27 +18,48 @@ from peerload.model.resources import Profile
 from peerload.wire.seal import Sealer
 
 if TYPE_CHECKING:
-    from peerload.agent.parts import Parts
+    from collections.abc import Sequence
+
+    from peerload.agent.inbox import Inbox
+    from peerload.agent.node_info import NodeInfo
+    from peerload.core.node import Node
+    from peerload.model.config import AgentConfig
+    from peerload.model.devices import Device
     from peerload.model.load import LoadReport
-    from peerload.model.messages import Message
+    from peerload.model.messages import Identity, Message
+    from peerload.security.cluster_dir import ClusterDirectory
+    from peerload.security.keyring import Keyring
 
 
 class LocalNode:
-    """Of the agent that has these ``parts``, as far as each method needs them."""
+    """Makes what this node sends about itself, and knows from the core which peers there are."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, info: NodeInfo, cluster: ClusterDirectory, keyring: Keyring, node: Node, inbox: Inbox) -> None:
+        self._info = info
+        self.cluster = cluster
+        self._keyring = keyring
+        self._node = node
+        self._inbox = inbox
         self._sequence = 0
-        self.speed_file = Path(parts.config.state) / "speed"
+
+    @property
+    def identity(self) -> Identity:
+        """Name, boot id and address of this node; the address is empty until `listens_at`."""
+        return self._info.identity
+
+    def listens_at(self, address: str) -> None:
+        """Set the `HOST:PORT` that other nodes are told to dial."""
+        self._info.identity = msgspec.structs.replace(self._info.identity, address=address)
+        self._node.state.identity = self._info.identity
 
     def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
-        """A message in its envelope, with the next sequence number of this start."""
+        """Put a message into an envelope with the next sequence number of this start."""
         self._sequence += 1
         return Envelope(
             v=PROTOCOL_MAX,
-            cluster=self._parts.cluster.name,
-            src=self._parts.identity.node,
-            src_boot=self._parts.identity.boot,
+            cluster=self.cluster.name,
+            src=self.identity.node,
+            src_boot=self.identity.boot,
             seq=self._sequence,
             body=message,
             dst=dst,
@@ -44,50 +67,82 @@ class LocalNode:
         )
 
     def sealer(self, purpose: str) -> Sealer:
-        """What this start of this node seals with for one purpose; to be made once for each."""
-        of, identity = self._parts.cluster, self._parts.identity
-        return self._parts.trust.seals(Sealer(of.key, of.id, identity.node, identity.boot, purpose=purpose))
+        """A sealer of this start for one purpose; to be made once for each."""
+        node, boot = self.identity.node, self.identity.boot
+        return self._keyring.add(Sealer(self.cluster.key, self.cluster.id, node, boot, purpose=purpose))
 
-    def hello(self) -> Hello:
-        """What is said first on every link."""
-        hello = self._parts.node.membership.hello(self._report())
-        parts = self._parts
+    def hello(self, *, stream: bool = False, back: int = 0) -> Hello:
+        """The first message on a connection. stream: it is for a stream, which the peer requested as number ``back``."""
         return msgspec.structs.replace(
-            hello, wall_at=parts.now().wall_s, up_s=parts.up_s(), trust=parts.trust.trust.digest
+            self._node.membership.hello(self._report()),
+            wall_at=now().wall_s,
+            up_s=self._info.up_s(),
+            trust=self._keyring.trust.digest,
+            stream=stream,
+            forwards=True,
+            dials_back=True,
+            back=back,
         )
 
     def state(self) -> State:
-        """What is told by way of the broker."""
-        state = self._parts.node.state
+        """The message that a broker retains."""
+        state = self._node.state
         return State(state.identity, state.profile, self._report())
 
     def _report(self) -> LoadReport:
-        """This node's load as it is told to others now."""
-        report = self._parts.node.sharing.shown()
-        self._parts.inbox.put(events.LoadTold(report))
+        """This node's load now. The core hears that it was published."""
+        report = self._node.sharing.shown()
+        self._inbox.put(events.LoadTold(report))
         return report
 
-    def profile(self) -> Profile:
-        """What this machine is, as it is found at the agent's start."""
-        config = self._parts.config
-        cpus, mem_bytes = machine_facts()
-        slots, devices = config.slots, self._parts.gpus.devices
-        return Profile(
-            node=config.node,
-            slots=max(int(cpus), 1) if slots is None else slots,
-            cpus=cpus if slots is None else max(cpus, float(slots)),
-            mem_bytes=mem_bytes,
-            labels=config.label,
-            slots_fixed=slots is not None,
-            protocol_min=PROTOCOL_MIN,
-            protocol_max=PROTOCOL_MAX,
-            version=int(self._parts.started_at),
-            speed=self.speed() or 1.0,
-            gpus=sum(device.kind == GPU for device in devices),
-            devices=devices,
-            issuer=self._parts.tls.lets_in,
-        )
+    # -- peers ---------------------------------------------------------------------------------------------------------
 
-    def speed(self) -> float | None:
-        """As it was set, else as it was measured, None if it was not yet."""
-        return self._parts.config.speed or kept_speed(self.speed_file)
+    def identity_of(self, node: str) -> Identity | None:
+        """The identity of a peer, as far as the core knows it."""
+        peer = self._node.membership.get(node)
+        return None if peer is None else peer.identity
+
+    def alive_peers(self) -> Sequence[Identity]:
+        """The peers that are alive."""
+        return [peer.identity for peer in self._node.membership if peer.state is PeerState.ALIVE]
+
+    def reachable_peers(self) -> list[str]:
+        """The names of the peers that are alive or only suspected."""
+        states = (PeerState.ALIVE, PeerState.SUSPECT)
+        return [peer.identity.node for peer in self._node.membership if peer.state in states]
+
+    def peer_addresses(self) -> Sequence[str]:
+        """The addresses of all known peers; empty ones, too."""
+        return [peer.identity.address for peer in self._node.membership]
+
+
+def speed_file(config: AgentConfig) -> Path:
+    """The file with the measured speed of this machine."""
+    return Path(config.state) / "speed"
+
+
+def speed_of(config: AgentConfig) -> float | None:
+    """The configured speed of this node, else the measured one; None if there is neither."""
+    return config.speed or kept_speed(speed_file(config))
+
+
+def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) -> Profile:
+    """The profile of this machine at the agent's start."""
+    config = info.config
+    cpus, mem_bytes = machine_facts()
+    slots = config.slots
+    return Profile(
+        node=config.node,
+        slots=max(int(cpus), 1) if slots is None else slots,
+        cpus=cpus if slots is None else max(cpus, float(slots)),
+        mem_bytes=mem_bytes,
+        labels=config.label,
+        slots_fixed=slots is not None,
+        protocol_min=PROTOCOL_MIN,
+        protocol_max=PROTOCOL_MAX,
+        version=int(info.started_at),
+        speed=speed_of(config) or 1.0,
+        gpus=sum(device.kind == GPU for device in devices),
+        devices=devices,
+        issuer=is_issuer,
+    )

@@ -1,92 +1,127 @@
-"""The agent's side of membership: where peers are met, what gossip says and hears, and whom the last start knew.
+"""The agent's side of membership: listening, gossip datagrams, and the members of the last start.
 
-Who is alive is decided in the core. Here are the ports (the peer link and gossip share one number), the watch for
-stalls of the agent itself, and the file by which an agent that was killed finds its peers again, however long ago.
+The core decides who is alive. Here are the ports (links and gossip share one number), the watch for stalls of the agent
+itself, and the address file, by which an agent that was killed finds its peers again after any time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.peers.address_file import Addresses
+from peerload.agent.peers.address_file import AddressFile
 from peerload.agent.peers.gossip import GossipSocket, LagWatch
 from peerload.core.membership.membership import PeerState
-from peerload.model import events
+from peerload.model import events, metrics
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import MembershipUpdate
 from peerload.security.address import numeric, parse_address
 from peerload.wire import gossip as wire
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from peerload.agent.parts import Parts
+    from peerload.agent.inbox import Inbox
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.local_node import LocalNode
+    from peerload.agent.security_events import SecurityEvents
+    from peerload.core.node import Node
     from peerload.model.actions import SendGossip
-    from peerload.model.messages import Identity
+    from peerload.model.messages import Hello, Identity
+    from peerload.security.revocation import Trust
     from peerload.wire.gossip import Datagram
-    from peerload.wire.seal import Sealer
 
+ADDRESS_FILE = "addresses"
 PORT_TRIES_MAX = 20
-"""Where any port will do: so many are tried until one is free for TCP and for UDP."""
-SEEN_S = 30.0
-"""Where a node's datagrams come from it is answered, and told things, for so long: behind address translation that is not
-where it says it is, and the way back is closed again when nothing went over it for a while."""
-SEEN_MAX = 1000
-KEEP_S = 1.0
-"""So long after news of members it is written down who is known: what a kill forgets is no older."""
+"""Attempts to find a port that is free for TCP and UDP, where any will do."""
+SOURCE_S = 30.0
+"""How long the source address of a node's last datagram is used instead of the address in its identity: behind address
+translation the two differ, and the way back closes when it is not used."""
+SOURCES_MAX = 1000
+WRITE_S = 1.0
+"""Delay of writing the address file after a change: a kill loses no more than that."""
+FACTS_MAX = 1000
 
 
-class _Seen(NamedTuple):
-    """Where the last datagram of a run of a node came from, and when, by the loop's time."""
+class _Source(NamedTuple):
+    """Source of the last datagram of one start of a node, and its loop time."""
 
     address: str
     boot: str
     at_s: float
 
 
-class Members:
-    """``parts``: of this agent, its links too, by the time that `listen` is called; sealer: that of gossip."""
+class PeerFacts:
+    """Facts about one peer for `peerload doctor`; nothing is decided by them.
 
-    def __init__(self, parts: Parts, sealer: Sealer, file: Path) -> None:
-        self._parts = parts
-        self._addresses = Addresses(file)
+    met_s: when it was first linked or heard (monotonic); datagram_s: when its last datagram came, None: never;
+    clock_ahead_s: by how much its clock was ahead in its last Hello, None: not known.
+    """
+
+    __slots__ = ("clock_ahead_s", "datagram_s", "met_s")
+
+    def __init__(self) -> None:
+        self.met_s = time.monotonic()
+        self.datagram_s: float | None = None
+        self.clock_ahead_s: float | None = None
+
+
+class Members:
+    """Listens for links and gossip, sends datagrams, and keeps the addresses of members."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        local: LocalNode,
+        node: Node,
+        links: PeerLinks,
+        trust: Trust,
+        inbox: Inbox,
+        security: SecurityEvents,
+    ) -> None:
+        self._info = info
+        self._local = local
+        self._node = node
+        self._links = links
+        self._trust = trust
+        self._inbox = inbox
+        self._security = security
+        self._file = AddressFile(Path(info.config.state) / ADDRESS_FILE)
         self._socket = GossipSocket(
-            sealer,
+            local.sealer("gossip"),
             wire.encode,
             wire.decode,
             self._received,
-            parts.counters,
-            loopback_only=parts.cluster.is_local,
-            broken=parts.security.tell,
+            security,
+            loopback_only=local.cluster.is_local,
         )
-        self._lag = LagWatch(
-            parts.node.state.config.gossip.lag_s, lambda lag_s: parts.inbox.put(events.LoopLagged(lag_s))
-        )
-        self._keeping: asyncio.TimerHandle | None = None
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._lag = LagWatch(node.state.config.gossip.lag_s, lambda lag_s: inbox.put(events.LoopLagged(lag_s)))
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._facts: OrderedDict[str, PeerFacts] = OrderedDict()
 
     @property
     def known(self) -> tuple[Identity, ...]:
-        """The members of the last start, and where they were."""
-        return tuple(self._addresses.peers.values())
+        """The members of the last start."""
+        return tuple(self._file.peers.values())
 
     @property
     def listens_at(self) -> str:
-        """The `HOST:PORT` where this node listens, whatever others are told."""
-        return self._addresses.listen
+        """The `HOST:PORT` where this node listens; other nodes may be told another."""
+        return self._file.listen
 
     async def listen(self) -> str:
         """Open both ports → the `HOST:PORT` that peers can dial. Where any port will do, that of the last start is tried
-        first: others may look for us there. Raises ConfigError."""
-        parts = self._parts
-        host, port = parse_address("listen", parts.config.listen, loopback_only=parts.cluster.is_local)
+        first, because peers may dial it. Raises ConfigError."""
+        listen = self._info.config.listen
+        host, port = parse_address("listen", listen, loopback_only=self._local.cluster.is_local)
         try:
             ip = await numeric(host)
         except OSError as error:
             raise ConfigError("listen", f"{host!r} has no address", why=str(error)) from None
-        last = self._addresses.port_of(host)
+        last = self._file.port_of(host)
         tries = [port] if port else [*([last] if last else []), *[0] * PORT_TRIES_MAX]
         for number, wanted in enumerate(tries, start=1):
             try:
@@ -95,84 +130,99 @@ class Members:
                 if number == len(tries):
                     raise
             else:
-                self._addresses.keep_listen(address)
+                self._file.set_listen(address)
                 for identity in self.known:
-                    parts.links.learn(identity)  # they may hold tasks of ours, or we of theirs
+                    self._links.learn(identity)  # they may have tasks of this node, or this node tasks of theirs
                 return address
         raise AssertionError("there is always a last try")
 
     async def _listen_at(self, ip: str, wanted: int) -> str:
         port = self._socket.start(ip, wanted)
         try:
-            return await self._parts.links.start(ip, port, self._parts.config.advertise)
+            return await self._links.start(ip, port, self._info.config.advertise)
         except ConfigError:
             self._socket.close()
             raise
 
     def start(self) -> None:
-        """Begin to watch for stalls."""
+        """Begin to watch for stalls of the agent."""
         self._lag.start()
-        self._parts.links.ways.members = self._alive
-
-    def _alive(self) -> list[Identity]:
-        return [peer.identity for peer in self._parts.node.membership if peer.state is PeerState.ALIVE]
 
     def send(self, action: SendGossip) -> None:
-        """Say something to a peer, by one datagram."""
-        self._socket.send(action.node, self._where(action.node) or action.address, action.messages)
+        """Send a datagram to a peer."""
+        self._socket.send(action.node, self._source_of(action.node) or action.address, action.messages)
 
-    def _where(self, node: str) -> str:
-        """Where the last datagram of this run of a node came from, if that was a moment ago; else empty."""
-        seen = self._seen.get(node)
-        if seen is None or asyncio.get_running_loop().time() - seen.at_s > SEEN_S:
+    def _source_of(self, node: str) -> str:
+        """The source address of the last datagram of this start of a node, if that was a moment ago; else empty."""
+        source = self._sources.get(node)
+        if source is None or asyncio.get_running_loop().time() - source.at_s > SOURCE_S:
             return ""
-        identity = self.identity_of(node)
-        return seen.address if identity is not None and identity.boot == seen.boot else ""
-
-    def identity_of(self, node: str) -> Identity | None:
-        """Where a peer is, as far as the core knows."""
-        peer = self._parts.node.membership.get(node)
-        return None if peer is None else peer.identity
+        identity = self._local.identity_of(node)
+        return source.address if identity is not None and identity.boot == source.boot else ""
 
     def close(self, *, forget: bool = False) -> None:
-        """End; ``forget``: the next start is to know nobody."""
+        """Close the gossip socket. ``forget``: the next start is to know no member."""
         self._lag.close()
-        if self._keeping is not None:
-            self._keeping.cancel()
-            self._keep()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_addresses()
         if forget:
-            self._addresses.keep_only(())
+            self._file.set_peers(())
         self._socket.close()
 
     def _received(self, node: str, boot: str, address: str, datagram: Datagram) -> None:
-        self._lag.look()
-        if not self._parts.trust.hears(node, boot):
-            self._parts.counters["gossip dropped: of a node that was shut out"] += 1
-            self._parts.security.tell("J4", node, "a datagram, though it was shut out")
+        self._lag.check()
+        if not self._trust.admits(node, boot):
+            reason = metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason="revoked node")
+            self._security.counters[reason] += 1
+            self._security.tell("J4", node, "a datagram, though it was revoked")
             return
-        self._parts.peer_facts.datagram(node)
-        self._seen[node] = _Seen(address, boot, asyncio.get_running_loop().time())
-        self._seen.move_to_end(node)
-        if len(self._seen) > SEEN_MAX:
-            self._seen.popitem(last=False)
+        self._facts_of(node).datagram_s = time.monotonic()
+        self._sources[node] = _Source(address, boot, asyncio.get_running_loop().time())
+        self._sources.move_to_end(node)
+        if len(self._sources) > SOURCES_MAX:
+            self._sources.popitem(last=False)
         if any(isinstance(message, MembershipUpdate) for message in datagram.messages):
-            self.news()
+            self.changed()
         if datagram.skipped:
-            self._parts.counters["gossip not understood"] += datagram.skipped
-        self._parts.inbox.put(
+            self._security.counters[metrics.GOSSIP_MESSAGES_UNKNOWN] += datagram.skipped
+        self._inbox.put(
             events.GossipReceived(node, boot, datagram.messages, address, datagram.protocol_min, datagram.protocol_max)
         )
 
-    def news(self) -> None:
-        """Something about members has come in: soon it is written down who they are."""
-        if self._keeping is None:
-            self._keeping = asyncio.get_running_loop().call_later(KEEP_S, self._keep)
+    # -- the address file ----------------------------------------------------------------------------------------------
 
-    def _keep(self) -> None:
-        """Those that are known and have not left; of earlier starts also those that were not met yet."""
-        self._keeping = None
-        membership = self._parts.node.membership
+    def changed(self) -> None:
+        """Plan to write the address file, because there is news about members."""
+        if self._write_timer is None:
+            self._write_timer = asyncio.get_running_loop().call_later(WRITE_S, self._write_addresses)
+
+    def _write_addresses(self) -> None:
+        """Write down the members that have not left, and those of earlier starts that were not met yet."""
+        self._write_timer = None
+        membership = self._node.membership
         met = {peer.identity.node: peer for peer in membership}
-        there = [peer.identity for peer in met.values() if peer.state is not PeerState.LEFT]
+        present = [peer.identity for peer in met.values() if peer.state is not PeerState.LEFT]
         unmet = [identity for node, identity in membership.gossip.anti_entropy.known.items() if node not in met]
-        self._addresses.keep_only([identity for identity in (*unmet, *there) if identity.address])
+        self._file.set_peers([identity for identity in (*unmet, *present) if identity.address])
+
+    # -- facts for people ----------------------------------------------------------------------------------------------
+
+    def met(self, hello: Hello) -> None:
+        """Note the Hello of a peer on a new link."""
+        self.changed()
+        facts = self._facts_of(hello.identity.node)
+        if hello.wall_at:
+            facts.clock_ahead_s = hello.wall_at - time.time()
+
+    def facts_of(self, node: str) -> PeerFacts | None:
+        """What is known of this peer for `peerload doctor`."""
+        return self._facts.get(node)
+
+    def _facts_of(self, node: str) -> PeerFacts:
+        found = self._facts.get(node)
+        if found is None:
+            if len(self._facts) >= FACTS_MAX:
+                self._facts.popitem(last=False)
+            found = self._facts[node] = PeerFacts()
+        return found

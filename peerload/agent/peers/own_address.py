@@ -1,9 +1,7 @@
-"""This machine's own address, when it changes: a laptop that is carried elsewhere, a lease of DHCP that was not renewed, a
-tunnel that was made anew.
+"""Own address: notices that this machine has another address, for example after a move to another network or a new DHCP lease.
 
-Where `peerload join` or `invite` has chosen the address to listen at, another is chosen when this machine does not have it
-any more, and the agent starts again in its process; tasks run on. An address that was named by a flag, a variable or
-a file is left alone: whoever names one may mean that one only.
+If `peerload join` or `invite` chose the address to listen at, another one is chosen when the machine does not have it any
+more, and the agent restarts in its process; tasks go on. An address from a flag, a variable or a file is left alone.
 """
 
 from __future__ import annotations
@@ -25,47 +23,72 @@ from peerload.security.address import join_address, parse_address, reachable, to
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from peerload.agent.parts import Parts
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.peers.local_node import LocalNode
+    from peerload.agent.run_state import RunState
+    from peerload.agent.store.event_log import EventLog
     from peerload.model.config import AgentConfig
 
 LOOK_EVERY_S = 3.0
 GONE_FOR = 2
-"""Looks in a row that have to agree: an address may be away for a moment while its interface is set up anew."""
+"""Checks in a row that have to agree: an address is missing for a moment while its interface is configured."""
 
 _log = logging.getLogger("peerload.peer")
 
 
 def followed(config: AgentConfig, origins: Mapping[str, str]) -> AgentConfig:
-    """The same settings, with an address of this machine to listen at where the one that joining has chosen is gone."""
+    """The same settings; if the address that joining chose is gone, with another one of this machine."""
     address = _moved(config, origins, config.peer)
     if not address:
         return config
-    _log.warning("this machine's address is not %s any more; peers reach it at %s now", config.listen, address)
+    _log.warning("listen address changed: old=%s new=%s", config.listen, address)
     _keep(config, address)
     return msgspec.structs.replace(config, listen=address)
 
 
-async def watch(parts: Parts) -> None:
-    """Have the agent start again when its address has changed."""
-    config, warned, seen = parts.config, False, 0
-    while True:
-        await asyncio.sleep(LOOK_EVERY_S)
-        others = [peer.identity.address for peer in parts.node.membership if peer.identity.address]
-        address = _moved(config, parts.origins, [*others, *config.peer]) or _seen_otherwise(parts)
-        seen = seen + 1 if address else 0
-        if seen >= GONE_FOR and not parts.run.is_stopping:
-            why = f"its address was {parts.identity.address} and is {address}"
-            _log.warning("the agent starts again: %s", why)
-            parts.journal.happened("agent", "restarting", reason=why)
-            parts.run.stop(Ending.RESTART)
-            return
-        if not warned and not address and is_gone(config.listen):
-            warned = True
-            _log.warning("%s is no address of this machine any more: nobody reaches this node there", config.listen)
+class AddressWatch:
+    """Restarts the agent when the address of this machine has changed."""
+
+    def __init__(self, info: NodeInfo, local: LocalNode, run: RunState, events: EventLog) -> None:
+        self._info = info
+        self._local = local
+        self._run = run
+        self._events = events
+
+    async def run(self) -> None:
+        """Check until the agent restarts."""
+        config, warned, seen = self._info.config, False, 0
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            others = [address for address in self._local.peer_addresses() if address]
+            address = _moved(config, self._info.origins, [*others, *config.peer]) or self._seen_otherwise()
+            seen = seen + 1 if address else 0
+            if seen >= GONE_FOR and not self._run.is_stopping:
+                old = self._info.identity.address
+                _log.warning("restarting: listen address changed: old=%s new=%s", old, address)
+                self._events.happened("agent", "restarting", reason=f"its address was {old} and is {address}")
+                self._run.stop(Ending.RESTART)
+                return
+            if not warned and not address and is_gone(config.listen):
+                warned = True
+                _log.warning("listen address is gone from this machine; no peer can reach this node: %s", config.listen)
+
+    def _seen_otherwise(self) -> str:
+        """The address where a node that listens at every address is found now, if it is not the published one; else
+        empty."""
+        config, published = self._info.config, self._info.identity.address
+        ip = _ip(config.listen)
+        if ip is None or not ip.is_unspecified or config.advertise:
+            return ""
+        try:
+            found = join_address(reachable(str(ip)), int(published.rpartition(":")[2]))
+        except OSError:
+            return ""  # no network at all: it may be back with the same address
+        return found if found != published else ""
 
 
 def is_gone(listen: str) -> bool:
-    """Whether this is a `HOST:PORT` of numbers that no interface of this machine has."""
+    """True if this is a numeric `HOST:PORT` that no interface of this machine has."""
     ip = _ip(listen)
     if ip is None or ip.is_unspecified:
         return False
@@ -79,7 +102,7 @@ def is_gone(listen: str) -> bool:
 
 
 def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str]) -> str:
-    """Where to listen now, if the address that joining has chosen is gone and there is another; else empty."""
+    """The address to listen at if the one that joining chose is gone and there is another; else empty."""
     if Path(origins.get("listen", "")).name != node_identity_file.NAME or not is_gone(config.listen):
         return ""
     ip, port = _ip(config.listen), config.listen.rpartition(":")[2]
@@ -90,20 +113,8 @@ def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str
     return ""
 
 
-def _seen_otherwise(parts: Parts) -> str:
-    """Where one that listens at every address is found now, if that is not what it tells; else empty."""
-    ip, told = _ip(parts.config.listen), parts.identity.address
-    if ip is None or not ip.is_unspecified or parts.config.advertise:
-        return ""
-    try:
-        now = join_address(reachable(str(ip)), int(told.rpartition(":")[2]))
-    except OSError:
-        return ""  # no network at all: it may be back with the same address
-    return now if now != told else ""
-
-
 def _towards(host: str) -> str:
-    """This machine's own address towards that one; empty if it has none."""
+    """The address of this machine on the way to that host; empty if there is none."""
     try:
         return towards(host)
     except OSError:
@@ -111,7 +122,7 @@ def _towards(host: str) -> str:
 
 
 def _free(host: str, port: int) -> int:
-    """This port if nobody has it there, else 0: any."""
+    """This port if it is free there, else 0."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(family, kind) as probe:
@@ -130,10 +141,10 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _keep(config: AgentConfig, address: str) -> None:
-    """The next start begins there."""
+    """Write the address down for the next start."""
     try:
         found = node_identity_file.read(Path(config.state))
         if found is not None:
             node_identity_file.write(Path(config.state), found._replace(listen=address))
     except (OSError, ConfigError) as error:
-        _log.warning("where this node listens now cannot be kept: %s", error)
+        _log.warning("cannot save the listen address: address=%s error=%s", address, error)

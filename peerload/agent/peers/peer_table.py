@@ -1,30 +1,41 @@
-"""Who the peers are, how their links stand, who is banned: the memory of the peer links, without any I/O."""
+"""Peer table: what is known of each peer, its links and waiting messages, and which handshakes are refused. No I/O.
+
+The peer of every handshake has proven its certificate. It is refused if another agent has its name, if there are too many
+peers, if a later start of the same agent is here, or while it is banned.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model import rules
+from peerload.model import metrics, rules
 
 if TYPE_CHECKING:
     from peerload.agent.peers.connection import PeerConnection
-    from peerload.model.messages import Identity, Message
+    from peerload.agent.security_events import SecurityEvents
+    from peerload.model.messages import Hello, Identity, Message
 
 WAITING_MESSAGES_MAX = 1024
 WAITING_BYTES_MAX = 64 << 20
-"""What may wait per peer for its link to come up or to drain."""
+"""Bounds of the messages that wait for the link to one peer."""
 LINKS_PER_PEER_MAX = 4
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 15.0
 ERRORS_MAX = 3
 ERRORS_WITHIN_S = 60.0
 BAN_S = 60.0
-"""So many malformed frames within so long: the link closes and the sender stays out for a while (rule P1)."""
+"""ERRORS_MAX malformed frames within ERRORS_WITHIN_S: the link closes, and the peer is banned for BAN_S (rule P1)."""
 BANS_MAX = 1024
+CLASHES_MAX = 16
+EARLIER_START = "a later start of this agent is here"
+
+_log = logging.getLogger("peerload.peer")
 BROKEN_RULES = {
     "a certificate that was revoked": "J4",
     "a frame in another's name": rules.ROLES_CHECKED,
@@ -48,25 +59,25 @@ BROKEN_RULES = {
     "too many strangers": "J3",
     "too many streams": rules.PEERS_LIMITED,
 }
-"""Why a peer is refused, up to a colon: which rule of security it has broken. What is not here may be nobody's fault."""
+"""Security rule that each reason for dropping something breaks (the reason up to a colon). Other reasons break none."""
 
 
 class PeerEntry:
-    """One other node: its newest identity, its live links (the newest last), and what waits for one of them."""
+    """One other node: its newest identity, its live links (the newest last), and the messages that wait for one."""
 
     __slots__ = (
-        "came_in",
         "cannot_reach_us",
+        "dial_back_failure",
+        "dialled_s",
         "failures",
+        "has_dialled_us",
         "identity",
         "is_checked",
         "is_dialled",
         "links",
         "node",
-        "not_back",
         "not_before_s",
         "reached",
-        "tried_s",
         "unreached",
         "waiting",
         "waiting_bytes",
@@ -82,46 +93,46 @@ class PeerEntry:
         self.failures = 0
         self.not_before_s = 0.0
         self.reached = ""
-        """The address at which it was dialled last, if that went well."""
+        """The address where the last dial succeeded; empty after a failure."""
         self.unreached = ""
-        """Why it could not be dialled at its address when that was tried last; empty: it could, or was not tried."""
-        self.came_in = False
-        """It has made a connection to us, and has not said since that it cannot."""
+        """Why the last dial of its address failed; empty if it did not, or there was none."""
+        self.has_dialled_us = False
+        """True if the peer has dialled this node, and has not reported since that it cannot."""
         self.cannot_reach_us = ""
-        """Why it cannot dial us, as it says."""
-        self.not_back = "", 0.0, ""
-        """Where and when it could last not be dialled back, and why."""
+        """Why the peer cannot dial this node, as it reports."""
+        self.dial_back_failure = "", 0.0, ""
+        """Address, loop time and reason of the last failure to dial the peer back."""
         self.is_checked = False
-        """It is being tried whether it can be dialled …"""
-        self.tried_s = 0.0
-        """… or was, at this time of the loop."""
+        """True while it is checked whether the peer can be dialled."""
+        self.dialled_s = 0.0
+        """Loop time of the last dial."""
 
     @property
     def address(self) -> str:
-        """Where it says it can be dialled, empty if that is not known."""
+        """Where the peer can be dialled by its own account; empty if not known."""
         return self.identity.address if self.identity is not None else ""
 
-    def was_reached(self, address: str) -> None:
-        """It was dialled there, and answered."""
+    def dial_succeeded(self, address: str) -> None:
+        """Note a dial that succeeded."""
         self.reached, self.unreached = address, ""
 
-    def was_not_reached(self, address: str, why: str) -> None:
-        """It was dialled there, in vain."""
+    def dial_failed(self, address: str, why: str) -> None:
+        """Note a dial that failed."""
         if address == self.address:
             self.reached, self.unreached = "", why
 
     @property
     def link(self) -> PeerConnection | None:
-        """The link to send over: the newest that is not about to close."""
+        """The link to send over: the newest that is not closing."""
         return next((link for link in reversed(self.links) if not link.is_closed), None)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing would be lost but its address if it were forgotten."""
+        """True if only the address would be lost with this entry."""
         return not self.links and not self.waiting and not self.is_dialled
 
     def learn(self, identity: Identity) -> bool:
-        """Keep the newer identity; whether this one is (again) the one that counts."""
+        """Keep the newer identity. Returns whether that is this one."""
         known = self.identity
         if known is not None and identity.boot != known.boot and identity.incarnation < known.incarnation:
             return False
@@ -131,24 +142,24 @@ class PeerEntry:
             self.failures, self.not_before_s = 0, 0.0
             self.reached = self.unreached = ""
             if known is None or identity.boot != known.boot:
-                self.came_in, self.cannot_reach_us = False, ""
+                self.has_dialled_us, self.cannot_reach_us = False, ""
         self.identity = identity
         return True
 
-    def add(self, link: PeerConnection, told: Identity) -> None:
-        """One more link, whose other end is ``told``: those to an earlier start close, or the oldest of too many."""
+    def add(self, link: PeerConnection, identity: Identity) -> None:
+        """Add a link. Links to an earlier start of the peer close, and the oldest of too many."""
         for other in [
-            other for other in self.links if other.hello is not None and other.hello.identity.boot != told.boot
+            other for other in self.links if other.hello is not None and other.hello.identity.boot != identity.boot
         ]:
             other.close("its agent was started again")
         if len(self.links) >= LINKS_PER_PEER_MAX:
             self.links[0].close("newer links took its place")
-        self.learn(told)
+        self.learn(identity)
         self.failures, self.not_before_s = 0, 0.0
         self.links.append(link)
 
-    def keep(self, message: Message) -> bool:
-        """Let a message wait; False if there is no room for it."""
+    def queue(self, message: Message) -> bool:
+        """Queue a message. False if the queue is full."""
         size = len(msgspec.msgpack.encode(message))
         if len(self.waiting) >= WAITING_MESSAGES_MAX or self.waiting_bytes + size > WAITING_BYTES_MAX:
             return False
@@ -157,36 +168,121 @@ class PeerEntry:
         return True
 
     def take(self) -> Message:
-        """The message that has waited longest."""
+        """Take the oldest queued message."""
         message, size = self.waiting.popleft()
         self.waiting_bytes -= size
         return message
 
     def take_all(self) -> list[Message]:
-        """All that waits, oldest first."""
+        """Take all queued messages, oldest first."""
         messages = [message for message, _ in self.waiting]
         self.waiting.clear()
         self.waiting_bytes = 0
         return messages
 
-    def failed(self, now_s: float) -> None:
-        """It could not be dialled: not again before a growing while has passed."""
+    def back_off(self, now_s: float) -> None:
+        """Forbid dials for a while that grows with each failure in a row."""
         self.not_before_s = now_s + backoff_s(self.failures)
         self.failures += 1
 
 
-class Bans:
-    """Counts malformed frames by (node, boot id) and says who is to stay out.
+class PeerTable:
+    """Entries by node name, at most twice ``peers_max``; the links of at most ``peers_max`` nodes are admitted."""
 
-    Not by network address: whoever sends frames has proven its name, and many nodes may come from one address.
-    """
+    def __init__(self, security: SecurityEvents, peers_max: int) -> None:
+        self._security = security
+        self._peers_max = peers_max
+        self.entries: dict[str, PeerEntry] = {}
+        self._bans = Bans()
+        self.clashes: dict[str, str] = {}
+        """The last CLASHES_MAX agents that were refused because another has their name: name → address."""
+
+    def get(self, node: str) -> PeerEntry | None:
+        """The entry of a node, if there is one."""
+        return self.entries.get(node)
+
+    def entry(self, node: str) -> PeerEntry | None:
+        """The entry of a node, made if need be: in a full table in the place of an idle one. None if there is none."""
+        peer = self.entries.get(node)
+        if peer is None and len(self.entries) >= 2 * self._peers_max:
+            idle = next((name for name, known in self.entries.items() if known.is_idle), None)
+            if idle is None:
+                return None
+            del self.entries[idle]
+        if peer is None:
+            peer = self.entries[node] = PeerEntry(node)
+        return peer
+
+    def drop(self, why: str, who: str = "", detail: str = "") -> None:
+        """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
+        self._security.counters[metrics.labelled(metrics.PEER_FRAMES_DROPPED, reason=why)] += 1
+        if (rule := BROKEN_RULES.get(why.partition(":")[0])) is not None:
+            self._security.tell(rule, who, f"{why}: {detail}" if detail else why)
+
+    # -- handshakes --------------------------------------------------------------------------------------------------
+
+    def is_name_clash(self, own: Identity, peer: PeerEntry | None, identity: Identity) -> bool:
+        """True if the agent with this identity is another one under this node's name, or under that of a linked peer."""
+        other = _linked(peer)
+        if identity.node != own.node and (other is None or other.store == identity.store):
+            return False
+        self._security.counters[metrics.PEER_NAME_CLASHES] += 1
+        address = identity.address[:100]
+        self._security.tell(
+            rules.NAME_UNIQUE, identity.node, f"another agent has that name; the one at {address} is refused"
+        )
+        self.clashes = dict([*self.clashes.items(), (identity.node, identity.address)][-CLASHES_MAX:])
+        _log.error(
+            "duplicate node name: node=%s refused_address=%r; start that agent with  --node NAME",
+            identity.node,
+            address,
+        )
+        return True
+
+    def refusal(self, peer: PeerEntry | None, hello: Hello) -> str:
+        """Why a peer whose name is its own is not admitted; empty if it is. ``peer`` is None if the table is full."""
+        identity, other = hello.identity, _linked(peer)
+        if peer is None or (not peer.links and self._linked_count() >= self._peers_max):
+            self.drop("too many peers", identity.node)
+            return "too many peers"
+        if other is not None and other.boot != identity.boot and identity.incarnation < other.incarnation:
+            self.drop("an earlier start", identity.node)
+            return EARLIER_START
+        if self._bans.holds((identity.node, identity.boot), asyncio.get_running_loop().time()):
+            self.drop("banned", identity.node)
+            return "banned for malformed frames"
+        return ""
+
+    def count_malformed(self, identity: Identity) -> bool:
+        """Count a malformed frame of a peer (rule P1). True if that was one too many: the peer is banned."""
+        if not self._bans.add((identity.node, identity.boot), asyncio.get_running_loop().time()):
+            return False
+        self._security.counters[metrics.PEER_BANS] += 1
+        self._security.tell(
+            rules.FRAMES_BOUNDED, identity.node, f"{ERRORS_MAX} malformed frames; it is banned for {BAN_S:g} s"
+        )
+        _log.warning("peer banned for malformed frames: node=%s ban_s=%g", identity.node, BAN_S)
+        return True
+
+    def _linked_count(self) -> int:
+        return sum(1 for known in self.entries.values() if known.links)
+
+
+def _linked(peer: PeerEntry | None) -> Identity | None:
+    """The identity at the other end of the newest link."""
+    link = peer.link if peer is not None else None
+    return link.hello.identity if link is not None and link.hello is not None else None
+
+
+class Bans:
+    """Malformed frames and bans by (node, boot id). Not by network address: many nodes may share one."""
 
     def __init__(self) -> None:
         self._errors: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
         self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def add(self, who: tuple[str, str], now_s: float) -> bool:
-        """Count one error; True if that was one too many."""
+        """Count one error. True if that was one too many."""
         times = self._errors.setdefault(who, deque(maxlen=ERRORS_MAX))
         times.append(now_s)
         self._errors.move_to_end(who)
@@ -200,7 +296,7 @@ class Bans:
         return True
 
     def holds(self, who: tuple[str, str], now_s: float) -> bool:
-        """Whether this start of this node is to stay out."""
+        """True if this start of this node is banned."""
         until_s = self._until.get(who)
         if until_s is None:
             return False
@@ -212,6 +308,6 @@ class Bans:
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait after so many failures in a row before the next attempt, with jitter."""
+    """Pause before the next attempt after so many failures in a row: exponential, with jitter."""
     ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
     return ceiling * random.uniform(0.5, 1.0)  # noqa: S311 -- jitter, not a secret

@@ -1,9 +1,8 @@
-"""Read timeout (rule P1): a frame that begins and does not go on costs its connection. Who sends one byte a second
-must not hold one for ever.
+"""Read timeout (rule P1): closes a connection on which a frame has begun and does not continue.
 
-Looked at every LOOK_S while a frame is unfinished, so that a connection on which frames come whole costs nothing. Three
-looks in a row without progress are needed: after this process was stopped itself for a while the first one finds nothing
-new, though everything has come.
+The connection is checked every CHECK_EVERY_S while a frame is incomplete, so that complete frames cost nothing. Three
+checks in a row without progress are needed: after this process itself was stopped for a while, the first check finds no
+progress although all data has come.
 """
 
 from __future__ import annotations
@@ -14,58 +13,58 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-LOOK_S = 3.0
-LOOKS_MAX = 3
-"""An unfinished frame that has not gone on at so many looks in a row costs the connection: after 9 s."""
+CHECK_EVERY_S = 3.0
+CHECKS_MAX = 3
+"""Checks without progress after which the connection is closed: 9 s."""
 PROGRESS_BYTES_MIN = 1024
-"""What has to come from one look to the next, unless a frame comes to its end."""
+"""Bytes between two checks that count as progress; the end of a frame does, too."""
 
 
 class ReadTimeout:
-    """Of one connection. ``give_up()`` is called once, when a frame does not go on."""
+    """The read timeout of one connection. ``expired()`` is called once, when a frame does not continue."""
 
-    __slots__ = ("_bytes", "_give_up", "_held", "_is_partial", "_looks", "_loop", "_seen_bytes", "_timer")
+    __slots__ = ("_bytes", "_checked_bytes", "_checks", "_expired", "_is_partial", "_is_paused", "_loop", "_timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, give_up: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
         self._loop = loop
-        self._give_up = give_up
-        self._bytes = self._seen_bytes = self._looks = self._held = 0
-        self._is_partial = False
+        self._expired = expired
+        self._bytes = self._checked_bytes = self._checks = 0
+        self._is_partial = self._is_paused = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def came(self, count: int, *, is_whole: bool, is_partial: bool) -> None:
-        """So many bytes have come; whether a frame came to its end with them, and whether there is an unfinished one now."""
+    def received(self, count: int, *, is_whole: bool, is_partial: bool) -> None:
+        """Count received bytes. is_whole: they completed a frame. is_partial: an incomplete frame is left."""
         self._bytes += PROGRESS_BYTES_MIN if is_whole else count
         self._is_partial = is_partial
         if is_partial and self._timer is None:
-            self._begin()
+            self._restart()
 
-    def hold(self, *, held: bool) -> None:
-        """We do not read ourselves, or do again: nothing can come until then."""
-        self._held = held
+    def pause(self, *, paused: bool) -> None:
+        """Reading is paused (nothing can come), or goes on."""
+        self._is_paused = paused
 
     def stop(self) -> None:
-        """The connection is over."""
+        """The connection is closed."""
         self._is_partial = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _begin(self) -> None:
-        self._seen_bytes, self._looks = self._bytes, 0
-        self._timer = self._loop.call_later(LOOK_S, self._look)
+    def _restart(self) -> None:
+        self._checked_bytes, self._checks = self._bytes, 0
+        self._timer = self._loop.call_later(CHECK_EVERY_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if not self._is_partial:
             return
-        if self._held or self._bytes - self._seen_bytes >= PROGRESS_BYTES_MIN:
-            self._begin()
+        if self._is_paused or self._bytes - self._checked_bytes >= PROGRESS_BYTES_MIN:
+            self._restart()
             return
-        self._looks += 1
-        self._seen_bytes = self._bytes
-        if self._looks >= LOOKS_MAX:
+        self._checks += 1
+        self._checked_bytes = self._bytes
+        if self._checks >= CHECKS_MAX:
             self._is_partial = False
-            self._give_up()
+            self._expired()
         else:
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+            self._timer = self._loop.call_later(CHECK_EVERY_S, self._check)

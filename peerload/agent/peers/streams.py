@@ -1,7 +1,8 @@
-"""Streams: one connection for one task's output, or for what one client asks, so that it never stands before a lease.
+"""Streams: one connection for the output of one task, its standard input, or one forwarded client, so that bulk data never
+delays a lease.
 
-The asking side reads no faster than its consumer takes, the serving side writes no faster than the asking side reads:
-what lies between them are the operating system's buffers and a few pieces.
+The reading end reads no faster than its consumer takes, and the serving end writes no faster than the other reads: between
+them are the buffers of the operating system and a few pieces.
 """
 
 from __future__ import annotations
@@ -12,110 +13,101 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from peerload.agent.peers.connection import FORWARD_STALLED_S, STREAM_STALLED_S
 from peerload.model.errors import LinkUnavailable
-from peerload.model.messages import (
-    Envelope,
-    Forward,
-    ForwardStop,
-    Hello,
-    InputRequest,
-    OutputChunk,
-    OutputEnd,
-    OutputRequest,
-)
+from peerload.model.messages import Forward, ForwardStop, Hello, InputRequest, OutputChunk, OutputEnd, OutputRequest
 from peerload.wire import peer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from peerload.agent.peers.connection import Owner, PeerConnection
+    from peerload.agent.peers.connection import Links, Owner, PeerConnection
+    from peerload.agent.peers.local_node import LocalNode
     from peerload.model.errors import PeerloadError
-    from peerload.model.messages import Message
+    from peerload.model.messages import Envelope, Message
 
 STREAMS_MAX = 512
-"""Streams of others for output and input served at a time, and as many outputs fetched."""
+"""Streams of other nodes for output and input served at a time, and as many outputs fetched."""
 FORWARDING_MAX = 384
-"""Streams of others over which their clients ask: they have places of their own, so that they never stand before outputs,
-which have to come home."""
+"""Streams of other nodes for forwarded clients. They have places of their own, so that they never block outputs."""
 UNASKED_MAX = 256
-"""Streams over which nothing was asked yet: nobody knows what they are for. Over it the oldest of the node that has most is
-closed."""
+"""Streams without a request yet. Over it the oldest of the node that has most of them is closed."""
 PIECES_WAITING_MAX = 8
-"""Pieces that may wait for the consumer; reading stops there and goes on when half of them are taken."""
-_NOT_TAKEN = "pieces wait for the consumer"
+"""Pieces that may wait for the consumer. Reading stops there, and goes on when half of them are taken."""
+_CONSUMER_BEHIND = "pieces wait for the consumer"
 
 Piece = OutputChunk | OutputEnd
 
 
-class ServeOutput(Protocol):
-    """Where output comes from: called with the asking node and what it asks for."""
+class OutputServer(Protocol):
+    """Source of outputs."""
 
-    def __call__(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
-        """Pieces, OutputEnd the last."""
+    def serve_output(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
+        """The pieces of an output, OutputEnd the last. src: the node that asks."""
         raise NotImplementedError
 
 
-class ServeForwards(Protocol):
-    """Who carries out what clients of other nodes ask; who sends the input that they ask for."""
+class StreamServer(Protocol):
+    """Serves the streams of one kind: forwarded clients, or standard input."""
 
     def received(
         self,
         link: PeerConnection,
         node: str,
         message: Any,  # noqa: ANN401 -- of the kinds that it serves, which differ
-        say: Callable[[Any], None],
+        reply: Callable[[Any], None],
         /,
     ) -> None:
-        """A message over one stream of that node; ``say`` sends one back."""
+        """A message came over a stream of this node; ``reply`` sends one back."""
 
     def closed(self, link: PeerConnection, /) -> None:
-        """That stream is gone."""
+        """The stream is closed."""
 
 
-class OutputStreams:
-    """Those of one node, to both sides. ``serve_output``: the output of an attempt that ran here; ``greeting()``: our
-    introduction on a stream; ``envelope`` puts a message into its frame; ``open_(address, node, make)`` makes a
-    connection for a stream, whose owner is what ``make()`` gives, or raises LinkUnavailable; ``drop(why, who)`` counts; ``spawn(work, name)`` does it in the
-    background."""
+class StreamDialer(Protocol):
+    """Opens streams to other nodes."""
 
-    def __init__(
-        self,
-        serve_output: ServeOutput,
-        greeting: Callable[[], Hello],
-        envelope: Callable[[Message, str, str], Envelope],
-        open_: Callable[[str, str, Callable[[], Owner]], Awaitable[PeerConnection]],
-        drop: Callable[[str, str], None],
-        spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]],
-    ) -> None:
-        self._serve_output = serve_output
-        self._greeting = greeting
-        self._envelope = envelope
-        self._open = open_
-        self._drop = drop
-        self._spawn = spawn
+    def open(self, address: str, node: str, make: Callable[[], Owner]) -> Awaitable[PeerConnection]:
+        """A stream to this node, owned by what ``make()`` gives. Raises LinkUnavailable."""
+        raise NotImplementedError
+
+
+class Streams:
+    """The streams of one node in both directions."""
+
+    def __init__(self, local: LocalNode, links: Links, dialer: StreamDialer) -> None:
+        self._local = local
+        self._links = links
+        self._dialer = dialer
+        self._outputs: OutputServer | None = None
         self._fetched = 0
-        self.forwards: ServeForwards | None = None
-        """Who carries out what clients of other nodes ask; None: nobody yet."""
-        self.inputs: ServeForwards | None = None
-        """Who sends the standard input of attempts that run elsewhere; None: nobody yet."""
-        self._forwarding: dict[PeerConnection, ServeForwards] = {}
+        self._forwards: StreamServer | None = None
+        self._inputs: StreamServer | None = None
+        self._servers: dict[PeerConnection, StreamServer] = {}
         self.served: dict[PeerConnection, asyncio.Task[None] | None] = {}
-        """The connections that others made to us; None: no output was asked for over it yet."""
+        """Connections that other nodes made, with the task that writes an output; None: no output was requested."""
         self._unasked: dict[PeerConnection, str] = {}
+
+    def serve_outputs(self, server: OutputServer) -> None:
+        """Serve the outputs of attempts that ran here from now on."""
+        self._outputs = server
+
+    def serve_forwards(self, server: StreamServer) -> None:
+        """Serve the clients of other nodes from now on."""
+        self._forwards = server
+
+    def serve_inputs(self, server: StreamServer) -> None:
+        """Serve the standard input of tasks that run elsewhere from now on."""
+        self._inputs = server
 
     async def open(
         self, dst: str, address: str, kinds: tuple[type[Message], ...]
     ) -> tuple[StreamReader, PeerConnection]:
-        """A stream to another node, over which it may say messages of these kinds. Raises LinkUnavailable."""
-        connection = await self._open(address, dst, lambda: self.reader(dst, kinds))
+        """Open a stream over which the other node may send messages of these kinds. Raises LinkUnavailable."""
+        connection = await self._dialer.open(address, dst, lambda: StreamReader(self._local, dst, kinds))
         assert isinstance(connection.owner, StreamReader)
         return connection.owner, connection
 
-    def reader(self, dst: str, kinds: tuple[type[Message], ...]) -> StreamReader:
-        """The asking end of a stream to this node."""
-        return StreamReader(dst, self._greeting, self._envelope, kinds)
-
-    def opened(self, connection: PeerConnection) -> None:
-        """A peer has introduced itself on a connection for output, or for what its clients ask."""
+    def accepted(self, connection: PeerConnection) -> None:
+        """A peer has opened a stream; its request is still to come."""
         self.served[connection] = None
         self._unasked[connection] = connection.hello.identity.node if connection.hello is not None else ""
         if len(self._unasked) > UNASKED_MAX:
@@ -123,69 +115,67 @@ class OutputStreams:
             self._refuse(next(known for known, node in self._unasked.items() if node == most))
 
     def _refuse(self, connection: PeerConnection) -> None:
-        self._drop("too many streams", connection.certified)
+        self._links.drop("too many streams", connection.certified)
         self._unasked.pop(connection, None)
         connection.close("too many streams")
 
     def _admit(self, connection: PeerConnection, message: Message) -> bool:
-        """Whether there is a place for what is asked over this stream first."""
+        """Whether there is a place for the first request of this stream."""
         if connection not in self._unasked:
             return True
-        asks = isinstance(message, Forward | ForwardStop)
-        forwarding = sum(1 for known in self._forwarding.values() if known is self.forwards)
+        is_forward = isinstance(message, Forward | ForwardStop)
+        forwarding = sum(1 for known in self._servers.values() if known is self._forwards)
         others = len(self.served) - len(self._unasked) - forwarding
-        if forwarding >= FORWARDING_MAX if asks else others >= STREAMS_MAX:
+        if forwarding >= FORWARDING_MAX if is_forward else others >= STREAMS_MAX:
             self._refuse(connection)
             return False
         del self._unasked[connection]
         return True
 
     def received(self, connection: PeerConnection, node: str, message: Message) -> None:
-        """One request for output for each connection, or any number of forwarded ones, and nothing else."""
+        """Handle a message over a stream: one request for output, or any number for one `StreamServer`."""
         if not self._admit(connection, message):
             return
-        told = connection.hello
-        boot = told.identity.boot if told is not None else ""
-        conversation = self._conversation(message)
+        boot = connection.hello.identity.boot if connection.hello is not None else ""
+        server = self._server_of(message)
         if (
-            conversation is not None
+            server is not None
             and self.served.get(connection) is None
-            and self._forwarding.get(connection, conversation) is conversation
+            and self._servers.get(connection, server) is server
         ):
-            if connection not in self._forwarding and conversation is self.forwards:
+            if connection not in self._servers and server is self._forwards:
                 connection.allow_stall(FORWARD_STALLED_S)
-            self._forwarding[connection] = conversation
-            conversation.received(
-                connection, node, message, lambda answer: _write(connection, self._envelope(answer, node, boot))
+            self._servers[connection] = server
+            server.received(
+                connection, node, message, lambda reply: _write(connection, self._local.envelope(reply, node, boot))
             )
             return
-        is_taken = connection in self._forwarding or self.served.get(connection) is not None
-        if is_taken or not isinstance(message, OutputRequest):
-            self._drop("no output request", connection.certified)
+        is_taken = connection in self._servers or self.served.get(connection) is not None
+        if is_taken or self._outputs is None or not isinstance(message, OutputRequest):
+            self._links.drop("no output request", connection.certified)
             connection.close("no output request")
             return
-        pieces = self._serve_output(node, message)
-        work = serve(connection, pieces, lambda piece: self._envelope(piece, node, boot))
-        self.served[connection] = self._spawn(work, f"output for {node}")
+        pieces = self._outputs.serve_output(node, message)
+        work = write_output(connection, pieces, lambda piece: self._local.envelope(piece, node, boot))
+        self.served[connection] = self._links.spawn(work, f"output for {node}")
 
-    def _conversation(self, message: Message) -> ServeForwards | None:
-        """Who deals with a stream over which more than one thing is asked."""
+    def _server_of(self, message: Message) -> StreamServer | None:
         if isinstance(message, Forward | ForwardStop):
-            return self.forwards
-        return self.inputs if isinstance(message, InputRequest) else None
+            return self._forwards
+        return self._inputs if isinstance(message, InputRequest) else None
 
     def closed(self, connection: PeerConnection) -> None:
-        """The other end is gone: what is left of it is of no use."""
+        """Stop serving a connection that has closed."""
         self._unasked.pop(connection, None)
-        conversation = self._forwarding.pop(connection, None)
-        if conversation is not None:
-            conversation.closed(connection)
+        server = self._servers.pop(connection, None)
+        if server is not None:
+            server.closed(connection)
         task = self.served.pop(connection, None)
         if task is not None:
             task.cancel()
 
     async def fetch(self, dst: str, address: str, request: OutputRequest) -> AsyncIterator[Piece]:
-        """The output of an attempt from the node that ran it: pieces as they come, OutputEnd the last. Raises
+        """Fetch the output of an attempt from the node that ran it: pieces as they come, OutputEnd the last. Raises
         LinkUnavailable."""
         if not address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
@@ -209,76 +199,69 @@ class OutputStreams:
 
 
 class StreamReader:
-    """The asking end of a stream: owner of one connection to ``dst``, and of what comes over it of these ``kinds``. Anything
-    else ends it. One reader at a time."""
+    """The asking end of a stream: owner of one connection to ``dst``, which may send messages of these ``kinds``; any other
+    ends it. One reader at a time."""
 
-    def __init__(
-        self,
-        dst: str,
-        hello: Callable[[], Message],
-        envelope: Callable[[Message, str, str], Envelope],
-        kinds: tuple[type[Message], ...],
-    ) -> None:
+    def __init__(self, local: LocalNode, dst: str, kinds: tuple[type[Message], ...]) -> None:
+        self._local = local
         self._dst = dst
-        self._hello = hello
-        self._envelope = envelope
         self._kinds = kinds
-        self._came: deque[Message] = deque()
+        self._pieces: deque[Message] = deque()
         self._arrived = asyncio.Event()
         self._reason = ""
 
     def write(self, connection: PeerConnection, message: Message) -> None:
-        """Say something to the other end. Raises FrameTooLarge."""
+        """Send a message to the other end. Raises FrameTooLarge."""
         boot = connection.hello.identity.boot if connection.hello is not None else ""
-        connection.write(message, peer.encode_frame(self._envelope(message, self._dst, boot)))
+        connection.write(message, peer.encode_frame(self._local.envelope(message, self._dst, boot)))
 
     async def next(self, connection: PeerConnection, what: str) -> Message:
-        """The next that came; when half of what may wait is taken, more is read. Raises LinkUnavailable, which says what
-        has stopped coming, if the connection breaks before that."""
-        while not self._came:
+        """The next message. Raises LinkUnavailable, which names ``what`` has stopped coming, if the connection closes
+        before."""
+        while not self._pieces:
             if self._reason:
                 raise LinkUnavailable(self._dst, f"{what} stopped coming", why=self._reason)
             self._arrived.clear()
             await self._arrived.wait()
-        message = self._came.popleft()
-        if len(self._came) == PIECES_WAITING_MAX // 2:
-            connection.resume_reading(_NOT_TAKEN)
+        message = self._pieces.popleft()
+        if len(self._pieces) == PIECES_WAITING_MAX // 2:
+            connection.resume_reading(_CONSUMER_BEHIND)
         return message
 
-    # -- what the connection says ------------------------------------------------------------------------------------
+    # -- Owner -------------------------------------------------------------------------------------------------------
 
     def opened(self, connection: PeerConnection) -> None:
-        """Introduce ourselves."""
-        hello = self._hello()
-        connection.write(hello, peer.encode_frame(self._envelope(hello, "", "")))
+        """Send Hello."""
+        hello = self._local.hello(stream=True)
+        connection.write(hello, peer.encode_frame(self._local.envelope(hello)))
 
-    def introduced(self, connection: PeerConnection, hello: Hello) -> bool:
-        """Only the node that was asked for will do."""
+    def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
+        """Refuse every node but ``dst``."""
         if hello.identity.node == self._dst:
             return True
         connection.reason = f"{hello.identity.node} answers there"
         return False
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
-        """Keep it for the reader."""
+        """Keep the message for the reader."""
         if not isinstance(envelope.body, self._kinds):
             connection.abort("it sent something that was not asked for")
             return
-        self._came.append(envelope.body)
+        self._pieces.append(envelope.body)
         self._arrived.set()
-        if len(self._came) >= PIECES_WAITING_MAX:
-            connection.pause_reading(_NOT_TAKEN)
+        if len(self._pieces) >= PIECES_WAITING_MAX:
+            connection.pause_reading(_CONSUMER_BEHIND)
 
     def malformed(self, _: PeerConnection, __: PeerloadError) -> bool:
-        """Nothing else can follow."""
+        """Read no further."""
         return False
 
     def refused(self, _: PeerConnection, why: str) -> None:
-        """Kept for the error."""
+        """Keep the reason for the error."""
         self._reason = self._reason or why
 
     def writable(self, _: PeerConnection) -> None:
-        """Nothing waits here."""
+        """Do nothing: no message waits here."""
 
     def closed(self, _: PeerConnection, reason: str) -> None:
         """Wake the reader."""
@@ -290,11 +273,10 @@ def _write(connection: PeerConnection, envelope: Envelope) -> None:
     connection.write(envelope.body, peer.encode_frame(envelope))
 
 
-async def serve(
+async def write_output(
     connection: PeerConnection, pieces: AsyncIterator[Piece], envelope: Callable[[Message], Envelope]
 ) -> None:
-    """The serving end: write every piece as fast as the other end reads, then close when that has taken all and is gone.
-    Returns early if it is gone before."""
+    """Write each piece as fast as the other end reads, then close when it has read all. Returns early if it is gone."""
     try:
         async for piece in pieces:
             connection.write(piece, peer.encode_frame(envelope(piece)))
@@ -303,7 +285,7 @@ async def serve(
                 await asyncio.wait([connection.gone], timeout=STREAM_STALLED_S)
                 break
     except ConnectionError:
-        return  # the asker went away, and can ask again from where it was
+        return  # the reader is gone, and can go on from where it was
     finally:
         if (aclose := getattr(pieces, "aclose", None)) is not None:
             await aclose()

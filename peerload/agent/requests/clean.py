@@ -8,10 +8,10 @@ from peerload.agent.store.pruning import RemovalCriteria
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
+    from peerload.agent.completion.retention import Removed, TaskRemover
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.store.retention import Removed, TaskRemover
     from peerload.core.node import Node
     from peerload.wire import control
 

@@ -67,7 +67,3 @@ class ClientEvents:
     def waits(self, task: str, why: str) -> None:
         """A task has ended elsewhere, and its result cannot be brought here for now."""
         self._watches.delayed(task, why)
-
-    def follows(self, task: str) -> bool:
-        """Whether a client watches this task right now."""
-        return self._watches.is_watched(task)

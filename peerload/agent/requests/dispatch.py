@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.joining.enrollment import Enrollment
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.clean import CleanRequests
+    from peerload.agent.requests.cluster_commands import ClusterCommands
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.requests.event_stream import EventRequests
     from peerload.agent.requests.exec_in_task import ExecRequests
@@ -203,13 +203,13 @@ class Dispatcher:
         queries: Queries,
         status: StatusRequests,
         node_commands: NodeCommands,
-        enrollment: Enrollment,
+        cluster_commands: ClusterCommands,
     ) -> None:
         self._tasks = tasks
         self._queries = queries
         self._status = status
         self._node_commands = node_commands
-        self._enrollment = enrollment
+        self._cluster_commands = cluster_commands
 
     def work(self, connection: Connection, request: control.Request) -> Work | None:  # noqa: C901, PLR0912
         """Carry a request out → the work that answers it, None if it was answered, or is the core's to answer. Raises
@@ -242,13 +242,13 @@ class Dispatcher:
             case control.Stop():
                 self._node_commands.stop(connection, request)
             case control.Invite():
-                self._enrollment.invite(connection, request)
+                self._cluster_commands.invite(connection, request)
             case control.Revoke():
-                self._enrollment.revoke(connection, request)
+                self._cluster_commands.revoke(connection, request)
             case control.Rotate():
-                self._enrollment.rotate(connection, request)
+                self._cluster_commands.rotate(connection, request)
             case control.Restart():
-                self._enrollment.restart(connection, request)
+                self._node_commands.restart(connection, request)
             case _:
                 assert_never(request)
         return None

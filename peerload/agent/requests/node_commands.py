@@ -1,4 +1,4 @@
-"""The verbs that change this node: drain, undrain, leave, forget and stop."""
+"""The verbs that change this node: drain, undrain, leave, forget, stop and restart."""
 
 from __future__ import annotations
 
@@ -94,3 +94,9 @@ class NodeCommands:
         """The agent stops; with ``all`` its tasks end, too."""
         connection.ok(request.id, {"pid": os.getpid()})
         self._run.stop(Ending.END_TASKS if request.all else Ending.STOP)
+
+    def restart(self, connection: Connection, request: control.Restart) -> None:
+        """Stop, and start in the same process with the settings as they are then."""
+        self._event_log.happened("agent", "restarting", reason=request.reason)
+        connection.ok(request.id, {"pid": os.getpid(), "boot": self._node.state.identity.boot})
+        self._run.stop(Ending.RESTART)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from peerload.agent.completion import output_files
+from peerload.agent.accounts import output_files
 from peerload.agent.output.tail import tail_start
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import remote_task
@@ -108,7 +108,7 @@ class OutputSource:
             connection.more(request.id, {word: {"node": self._node.state.node, "attempt": guest.attempt}})
         asked = OutputRequest(guest.task, guest.uid, guest.attempt, first, second, follow=request.follow)
         sizes = (0, 0)
-        async for piece in self._output.serve(guest.home, asked):
+        async for piece in self._output.serve_output(guest.home, asked):
             if isinstance(piece, OutputEnd):
                 sizes = piece.stdout_bytes, piece.stderr_bytes
             elif piece.stream in request.streams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from peerload.agent.completion import output_files
+from peerload.agent.accounts import output_files
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import task as views
 from peerload.model.task import TaskState, execution_key

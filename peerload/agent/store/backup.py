@@ -87,7 +87,7 @@ def go_back(database: Path, version: int) -> Path | None:
 
 
 def _copies(database: Path) -> dict[int, Path]:
-    """By the version of their schema."""
+    """The copies, by the version of their schema."""
     found: dict[int, Path] = {}
     for path in database.parent.glob(f"{database.name}.schema-*"):
         if number := re.fullmatch(r"\.schema-([0-9]+)", path.name.removeprefix(database.name)):

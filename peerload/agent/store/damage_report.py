@@ -1,4 +1,4 @@
-"""What is said of a database that is not what it was: rows that cannot be read, or none left of it at all."""
+"""Damage report: notices, events and log lines about a database with unreadable rows, or one that was lost."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ log = logging.getLogger("peerload.agent")
 TOLD_MAX = 100
 """Damaged rows that are named one by one at a start; `ls` has all of them."""
 JUMP = 1_000_000
-"""Where ids begin again at the least, if those given before are not known."""
+"""Lowest number at which ids continue if the earlier ones are not known."""
 TRACES = ("spool", "launcher", "addresses", "tls", FILE)
-"""What an agent leaves in STATE only when it has had a database."""
+"""Entries of STATE that an agent makes only when it has a database."""
 
 
 def traces(state: Path) -> list[str]:
-    """What is there of an agent that was here before. To be asked before anything is made."""
+    """The traces of an earlier agent in this directory, as long as nothing new is made there."""
     return [name for name in TRACES if _has_any(state / name)]
 
 
@@ -38,8 +38,9 @@ def _has_any(path: Path) -> bool:
 
 
 def begin_anew(store: Store, config: AgentConfig, found: list[str]) -> str:
-    """If the database is new and traces of a former one are ``found``: let ids go on beyond the high-water mark and the
-    moment in seconds, which no home has reached that was given less than a task a second. → a notice, or ""."""
+    """Let ids continue in a new database where traces of an earlier one are ``found``: beyond the high-water mark
+    and beyond the Unix time in seconds, which no home has reached that had less than one task a second. → a notice,
+    or ""."""
     if not store.is_new or not found:
         return ""
     node, mark = config.node, store.found_mark
@@ -55,9 +56,9 @@ def begin_anew(store: Store, config: AgentConfig, found: list[str]) -> str:
 
 
 def begin_as_copy(store: Store, config: AgentConfig) -> str:
-    """This state directory is a copy of one whose launcher ran tasks until now, which were ended: what the database knows may
-    be older than what was promised, so it takes a new id, and peers believe none of its promises about earlier attempts. → a
-    notice."""
+    """Give the database a new id, since the state directory is a copy of one whose launcher ran tasks until now
+    (they were ended). The database may be older than the promises of this node, so peers must not believe its
+    promises about earlier attempts. → a notice."""
     store.take_new_id()
     notice = (
         f"{config.state} is a copy, or was put back from one: the launcher of the original still ran and was ended with"

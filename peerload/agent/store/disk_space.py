@@ -25,7 +25,7 @@ log = logging.getLogger("peerload.agent")
 
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE_MAX = 1 / 16
-"""On a small disk the reserve is smaller: at most this share of it."""
+"""Greatest share of a small disk that the reserve takes."""
 SLICE_BYTES = 1 << 20
 LOW_SHARE = 0.05
 LOW_BYTES_MAX = 10 << 30
@@ -35,11 +35,11 @@ LOW_FILES_MAX = 100_000
 ROOM_SHARE = 1.2
 """A disk that was low has room again when so many times the low mark is free: a disk at the mark must not flap."""
 ADMIT_BYTES = 2 << 20
-"""What must be left beyond a submission's own rows: the tasks that run have to record their ends, too."""
+"""Bytes that must be left beyond the rows of a submission: the ends of running tasks have to be recorded, too."""
 ADMIT_FILES = 64
-"""As many inodes must be left."""
+"""Inodes that must be left."""
 TASK_ROW_BYTES = 1024
-"""What a queued task takes on disk, at most: its row in the log, then in the database."""
+"""Greatest size of a queued task on disk: its row in the log, then in the database."""
 START_BYTES = 2 << 20
 """An agent that starts wants this much for its own files."""
 LOOK_EVERY_S = 2.0
@@ -95,10 +95,10 @@ class DiskListener(Protocol):
     """Learns, in the loop's thread, how the disk is."""
 
     def changed(self, state: str, reason: str, /) -> None:
-        """Its state is another."""
+        """The state of the disk is another."""
 
     def lost(self, why: str, /) -> None:
-        """It cannot be looked at any more."""
+        """The disk cannot be looked at any more."""
 
 
 class DiskSpace:
@@ -116,17 +116,17 @@ class DiskSpace:
 
     @property
     def low_bytes(self) -> int:
-        """With less than this free the disk is low."""
+        """The bound below which the disk is low."""
         return min(int(self.total_bytes * LOW_SHARE), LOW_BYTES_MAX)
 
     def free_bytes(self) -> int:
-        """What an ordinary user may still write."""
+        """Bytes that an ordinary user may still write."""
         status = os.statvfs(self._directory)
         return status.f_bavail * status.f_frsize
 
     @property
     def low_files(self) -> int:
-        """With fewer inodes free the disk is low."""
+        """The number of inodes below which the disk is low."""
         return min(int(self.total_files * LOW_SHARE), LOW_FILES_MAX)
 
     def free_files(self) -> int:
@@ -135,7 +135,7 @@ class DiskSpace:
 
     @property
     def is_full(self) -> bool:
-        """Whether next to nothing can be written just now."""
+        """True if next to nothing can be written now."""
         return self.free_bytes() < ADMIT_BYTES
 
     @property
@@ -143,18 +143,19 @@ class DiskSpace:
         return self.free_files() < min(ADMIT_FILES, self.low_files)
 
     def prepare(self) -> None:
-        """At the agent's start: room for its own files, from the reserve if need be; else the reserve is filled up."""
+        """Prepare the start of an agent: make room for its own files, from the reserve if need be; else fill the
+        reserve up."""
         while self.free_bytes() < START_BYTES and self.reserve.give():
             log.warning("the disk is full: a part of the reserve is given up")
         self.refill()
         self.state = self._judged()
 
     def admit(self, tasks: int, spec_bytes: int) -> None:
-        """Whether so many tasks may be taken on. Raises DiskFull."""
+        """Check that there is room for so many tasks. Raises DiskFull."""
         self._admit(tasks * TASK_ROW_BYTES + 2 * spec_bytes, "nothing was submitted", "submit again")
 
     def admit_input(self, bytes_: int) -> None:
-        """Whether so much of a task's standard input may be kept. Raises DiskFull."""
+        """Check that there is room for so much of a task's standard input. Raises DiskFull."""
         if bytes_:
             self._admit(bytes_, "no more of this input is taken", "run it again")
 
@@ -213,14 +214,14 @@ class DiskSpace:
 
 
 def cannot_write(error: OSError) -> str:
-    """Why something could not be written on this node, in words."""
+    """The reason why something could not be written on this node, for people."""
     if error.errno in NO_ROOM:
         return "the disk of its home is full"
     return error.strerror or type(error).__name__
 
 
 def has_no_room(directory: Path) -> bool:
-    """Whether a small file cannot be written there for want of room (also: of quota)."""
+    """True if a small file cannot be written there for want of room (or of quota)."""
     path = directory / "room"
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

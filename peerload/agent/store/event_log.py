@@ -1,7 +1,7 @@
-"""What happened, for people: events on their way into the store, and who follows them.
+"""Event log: what happened to tasks and nodes, for people, and those who follow it.
 
-An event of a task's own record is written with that record. All others are *notes*: they ride along with the next
-commit, or make one of their own after a second, so that they cost no sync while there is work.
+An event of a task's own record is written with that record. All others are *notes*: they go with the next commit, or
+with one of their own after a second, so that they cost no sync while there is work.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class EventLog:
         outbox.on_commit(self._committed)
 
     def note(self, event: PutEvent) -> None:
-        """Something happened."""
+        """Keep an event."""
         self._outbox.note(event)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(NOTES_WITHIN_S, self.settle)
 
     def happened(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
-        """The same, of something the core does not decide about, now."""
+        """Keep an event that the core does not decide about, with the present time."""
         self.note(PutEvent(time.time(), what, state, node=node, reason=reason))
 
     def settle(self) -> None:

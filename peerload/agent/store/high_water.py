@@ -25,7 +25,7 @@ GAP = 100_000
 """Numbers of submissions that are skipped after a loss: more than a node gives in the time that a mark may be old."""
 
 ATTEMPTS_GAP = 1_000
-"""The same of attempts of one task."""
+"""Numbers of attempts of one task that are skipped after a loss."""
 
 
 class HighWaterMark(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class LostCommits(msgspec.Struct, frozen=True):
     has: HighWaterMark
 
     def words(self, node: str) -> str:
-        """The same for people."""
+        """The loss, in words for people."""
         first, last = self.has.counter + 1, self.had.counter
         missing = f"{node}/{first}" if first == last else f"{node}/{first} to {node}/{last}"
         submissions = f"{missing} were acknowledged and are missing" if first <= last else "no submission is missing"

@@ -1,5 +1,5 @@
-"""What home owes for tasks that have ended, as a node's database keeps it: written with the end itself, so that no crash
-loses it, and taken out when it is done."""
+"""Completion jobs in the database: written in the transaction of a task's end, so that no crash loses them, and
+removed when they are done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peerload.model.actions import PutChores
 
 DUE_S_MAX = 3600.0
-"""No chore is postponed for longer: one that is due later than that was postponed under a date that was ahead."""
+"""Longest postponement: a job that is due later was postponed while the machine's date was ahead."""
 
 _PUT = "INSERT OR IGNORE INTO chores (kind, counter, member, due_at) VALUES (?, ?, ?, 0)"
 _COLUMNS = "number, kind, counter, member, due_at, tries, why"
@@ -40,7 +40,8 @@ class DueJob(msgspec.Struct, frozen=True, gc=False):
 
 
 def put_chores(writer: sqlite3.Connection, row: PutChores, place: tuple[int, int]) -> None:
-    """Within the transaction that has the task's end. A notice goes out once for an array: with the end of the last."""
+    """Insert jobs within the transaction that has the task's end. An array has one notification, inserted with the
+    end of its last task."""
     counter, member = place
     for chore in row.chores:
         if chore is CompletionJob.FILES:
@@ -63,13 +64,13 @@ def due(store: StoreReader, kind: CompletionJob, now: float, limit: int, besides
 
 
 def next_due_at(store: StoreReader) -> float | None:
-    """When the next is due that has been postponed (Unix s); None: none was."""
+    """The time at which the next postponed job is due (Unix s); None if none was postponed."""
     rows = store.rows("SELECT min(due_at) FROM chores WHERE due_at > 0")
     return rows[0][0] if rows and isinstance(rows[0][0], float) else None
 
 
 def owed_for(store: StoreReader, counter: int, member: int) -> list[DueJob]:
-    """What is still owed for a task."""
+    """The jobs of a task that are still to be done."""
     rows = store.rows(
         f"SELECT {_COLUMNS} FROM chores WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
         (counter, SINGLE, member),

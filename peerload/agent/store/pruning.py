@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OUTPUT_BYTES_MAX = 16 << 20
-"""What is kept of one stream at most, where nothing else is said."""
+"""Default of the bytes that are kept of one stream."""
 BLOCK_BYTES = 4096
 """A file takes up whole blocks."""
 ATTEMPTS_SWEPT_MAX = 16
@@ -95,19 +95,19 @@ class KeepDate(MaintenanceRow, frozen=True):
 
 
 class CommitProbe(MaintenanceRow, frozen=True):
-    """Nothing is to be done but to commit: ``at`` (Unix s) tells when that was last tried out."""
+    """A commit without a change: it shows that the database can be written. ``at`` (Unix s): the time of the check."""
 
     at: float
 
 
 class ChoreDone(MaintenanceRow, frozen=True):
-    """This is owed no more."""
+    """A completion job is done."""
 
     number: int
 
 
 class ChorePostponed(MaintenanceRow, frozen=True):
-    """It could not be done: that is tried again at ``due_at`` (Unix s)."""
+    """A completion job failed, and is due again at ``due_at`` (Unix s)."""
 
     number: int
     tries: int
@@ -116,7 +116,7 @@ class ChorePostponed(MaintenanceRow, frozen=True):
 
 
 def output_bytes(exit_: Exit, stream_bytes_max: int) -> int:
-    """What the output of an ended task takes on disk, at most: what was cut out of its middle does not count."""
+    """Greatest disk use of the output of an ended task; what was cut out of its middle does not count."""
     sizes = (min(size, stream_bytes_max) for size in (exit_.stdout_bytes, exit_.stderr_bytes))
     return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)
 
@@ -125,7 +125,8 @@ def output_bytes(exit_: Exit, stream_bytes_max: int) -> int:
 
 
 def apply(writer: sqlite3.Connection, upkeep: MaintenanceRow, remembered_from: float) -> None:
-    """Within its transaction. remembered_from: tokens of submissions from before that moment (Unix s) may be forgotten."""
+    """Apply a row within the writer's transaction. remembered_from: tokens of submissions from before that moment
+    (Unix s) may be forgotten."""
     if isinstance(upkeep, RemoveTasks):
         _remove_tasks(writer, upkeep.tasks, remembered_from)
     elif isinstance(upkeep, RemoveOutputs):
@@ -173,7 +174,7 @@ def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[EndedTask, ...], reme
 
 
 def _remove_submission(writer: sqlite3.Connection, counter: int, remembered_from: float) -> None:
-    """If none of its tasks is left, and its token need not be remembered any more."""
+    """Remove a submission that has no task left, and whose token may be forgotten."""
     found = writer.execute(
         "SELECT environment FROM submissions s WHERE counter = ? AND submitted_at < ?"
         " AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.counter = s.counter)",
@@ -225,11 +226,11 @@ class RemovalCriteria(msgspec.Struct, frozen=True):
     until: tuple[float, int, int] | None = None
     """The place of the newest that may go, which `RemovalSearch.bounded` finds; None: any may."""
     with_output: bool = False
-    """Only those of which some output is left."""
+    """True: only tasks of which some output is left."""
     who: str = ""
-    """Only those of this owner (`owner_key`); "": of whomever."""
+    """Only tasks of this owner (`owner_key`); "": of any."""
     of: tuple[int, ...] | None = None
-    """Only those of these submissions; None: of any."""
+    """Only tasks of these submissions; None: of any."""
 
 
 _FIRST = (0.0, -1, SINGLE - 1)
@@ -270,7 +271,7 @@ class RemovalSearch:
         )
 
     def bounded(self, wanted: RemovalCriteria) -> RemovalCriteria | None:
-        """The same with the newest ``keep`` as they are now left out; None: nothing is left to go."""
+        """The criteria without the newest ``keep`` tasks of now; None if nothing is left to remove."""
         if not wanted.keep:
             return wanted
         found = self._reader.execute(
@@ -307,7 +308,7 @@ class RemovalSearch:
         return found
 
     def _narrowed(self, wanted: RemovalCriteria) -> str:
-        """More of the condition; the states are among those that there are."""
+        """The rest of the condition. States are taken from the known ones only."""
         states = [state for state in wanted.states if state in FINAL]
         narrowed = f" AND t.state IN ({', '.join(map(repr, states))})" if wanted.states else ""
         if wanted.who:
@@ -324,11 +325,11 @@ class RemovalSearch:
         return [_ended(row) for row in rows if isinstance(row[0], int) and isinstance(row[1], int)]
 
     def ended(self) -> int:
-        """How many ended tasks there are."""
+        """The number of ended tasks."""
         return int(self._reader.execute("SELECT count(*) FROM tasks WHERE ended_at > 0").fetchone()[0])
 
     def output_bytes(self) -> int:
-        """What their outputs take on disk, at most."""
+        """Greatest disk use of their outputs."""
         total = self._reader.execute("SELECT sum(output_bytes) FROM tasks WHERE output_bytes > 0").fetchone()[0]
         return int(total or 0)
 
@@ -349,7 +350,7 @@ class RemovalSearch:
         return [str(row[0]) for row in self._reader.execute("SELECT key FROM doomed LIMIT ?", (limit,))]
 
     def empty_submissions(self, before: float, limit: int) -> tuple[int, ...]:
-        """Those from before that moment of which no task is left."""
+        """Submissions from before that moment without a task."""
         rows = self._reader.execute(
             "SELECT counter FROM submissions s WHERE submitted_at < ?"
             " AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.counter = s.counter) LIMIT ?",
@@ -358,7 +359,7 @@ class RemovalSearch:
         return tuple(int(row[0]) for row in rows)
 
     def has_events_before(self, before: float) -> bool:
-        """Whether the oldest event is from before that moment."""
+        """True if the oldest event is from before that moment."""
         found = self._reader.execute(f"SELECT at FROM events WHERE {_NOT_LAST} ORDER BY number LIMIT 1").fetchone()  # noqa: S608 -- constants
         return found is not None and isinstance(found[0], float) and found[0] < before
 

@@ -1,7 +1,7 @@
-"""What is read from a node's database. Nothing here writes.
+"""The reads of a node's database. Nothing here writes.
 
-A row that cannot be read (a disk that lies, a hand that slipped) is named where it is asked for, and never hides the
-others from a list.
+A row that cannot be read (a bad disk, a wrong edit) is named where it is asked for, and never hides other rows from a
+list.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ class StoreReader:
         self._only = ""
         """A condition on each task that is found, with AND behind it."""
         self.date: TrustedDate
-        """By which tokens and more are forgotten; set when the database is opened."""
+        """The trusted date, by which tokens are forgotten; set when the database is opened."""
         self._damaged: dict[str, Damage] = {}
-        """By id, unfinished tasks that could not be read when the agent started: nobody serves them."""
+        """Unfinished tasks, by id, that could not be read when the agent started: nothing serves them."""
 
     def only_of(self, who: str) -> StoreReader:
-        """The same as far as it is this owner's (`owner_key`): of lists of tasks, of events and of counts the others' are not
-        there. What names a task or a submission is not narrowed: that is checked before."""
+        """A reader that shows only what one owner (`owner_key`) may see: tasks in lists, events and counts. Reads
+        that name a task or a submission are not narrowed, since that is checked before."""
         narrowed = StoreReader(self._node)
         narrowed._reader = self._reader
         narrowed._who = who
         return narrowed
 
     def owners_of(self, counters: Iterable[int]) -> dict[int, str]:
-        """Whose these submissions are, as far as they are anybody's."""
+        """The owners of these submissions, as far as they have one."""
         wanted = list(dict.fromkeys(counters))
         owners: dict[int, str] = {}
         for first in range(0, len(wanted), SUBMISSIONS_AT_A_TIME):
@@ -99,11 +99,12 @@ class StoreReader:
         return highest
 
     def unfinished_of(self, who: str) -> int:
-        """How many tasks of an owner have not ended; ``node:``: of all users of that node that are nobody here."""
+        """The number of unfinished tasks of an owner; ``node:``: of all users of that node that have no account
+        here."""
         return int(self._execute(schema.UNFINISHED_OF_OWNER, _from_to(who))[0][0])
 
     def output_bytes_of_owner(self, who: str) -> int:
-        """What the outputs of an owner's ended tasks take on disk, at most; ``node:`` as above."""
+        """Greatest disk use of the outputs of an owner's ended tasks; ``node:`` as above."""
         return int(self._execute(schema.OUTPUT_BYTES_OF_OWNER, _from_to(who))[0][0] or 0)
 
     def past_runs(self) -> tuple[PastRun, ...]:
@@ -154,12 +155,12 @@ class StoreReader:
         return self._rows(*_where(counter, index))
 
     def has(self, counter: int, index: int | None) -> bool:
-        """Whether there is such a task, or such an array."""
+        """True if there is such a task, or such an array."""
         where, values = _where(counter, index)
         return bool(self._execute(f"SELECT 1 FROM tasks t WHERE t.{schema.WHOLE} AND {where} LIMIT 1", values))  # noqa: S608 -- constants
 
     def records(self, counter: int, index: int | None) -> list[TaskRecord]:
-        """The same, the records alone."""
+        """The records of one task, or of all members of an array (index None)."""
         where, values = _where(counter, index)
         found = self._found(where, values)
         for row in found:
@@ -168,7 +169,7 @@ class StoreReader:
         return [decoded_record(row, self._node) for row in found]
 
     def output_gone(self, task: str) -> tuple[float, str] | None:
-        """When the output of an ended task was removed (Unix s), and why; None: it was not."""
+        """The time at which the output of an ended task was removed (Unix s), and why; None if it was not."""
         rows = self._execute(
             "SELECT output_gone_at, output_gone_why FROM tasks WHERE counter = ? AND member = ? AND output_gone_at > 0",
             order_of(task),
@@ -176,23 +177,24 @@ class StoreReader:
         return (float(rows[0][0]), str(rows[0][1])) if rows else None
 
     def was_removed(self, counter: int) -> bool:
-        """Whether there may have been tasks of this number that were removed when they had ended."""
+        """True if tasks of this number may have been removed after their end."""
         rows = self._execute("SELECT value FROM meta WHERE key = 'removed'")
         return bool(rows) and counter <= rows[0][0]
 
     def spec(self, counter: int) -> TaskSpec:
-        """What the tasks of a submission are to run."""
+        """The spec that the tasks of a submission share."""
         return SubmissionRows(self.rows, {counter}).shared_spec(counter)
 
     def terms(self, counter: int) -> SubmitOptions:
-        """On what terms the tasks of a submission were submitted."""
+        """The options with which a submission was made."""
         rows = self._execute("SELECT terms FROM submissions WHERE counter = ?", (counter,))
         if not rows or rows[0][0] is None:
             return NO_TERMS
         return decoded_terms(rows[0][0], counter)
 
     def found(self, task: str) -> TaskFound:
-        """Whether there is a task, or an array, of this home with this id, and what of it that has ended has failed."""
+        """The state of a task or an array of this home, for nodes whose tasks wait for it: whether it exists, has
+        ended, has failed."""
         counter, member = order_of(task)
         index = None if member == SINGLE else member
         if not self.has(counter, index):
@@ -210,7 +212,7 @@ class StoreReader:
         return TaskFound(task, is_known=True, failed=words, is_over=is_over)
 
     def each(self, counter: int) -> Each:
-        """What each member of an array runs, from member 1; () where all run the same."""
+        """The command of each member of an array, from member 1; () if all run the same."""
         rows = self._execute("SELECT commands FROM submissions WHERE counter = ?", (counter,))
         if not rows or rows[0][0] is None:
             return ()
@@ -228,7 +230,7 @@ class StoreReader:
         return [decoded_record(row, self._node) for row in found]
 
     def counts(self) -> dict[str, int]:
-        """How many unfinished tasks there are in each state that any is in."""
+        """The number of unfinished tasks in each state, where there are any."""
         where, values = self._narrowed("counter")
         counts = self._execute(
             f"SELECT state, count(*) FROM tasks WHERE {schema.WHOLE} AND ended_at = 0{where} GROUP BY state",  # noqa: S608 -- constants
@@ -237,7 +239,7 @@ class StoreReader:
         return {state: number for state, number in counts if state in tuple(TaskState)}
 
     def list_tasks(self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "") -> TaskPage:
-        """What `listed` finds, all of it read."""
+        """The rows of `listed`, decoded."""
         found, truncated = self.listed(ended_after, limit, states=states, node=node)
         read, damaged = self._readable([row.first for row in found])
         if not states and not node:
@@ -250,7 +252,7 @@ class StoreReader:
         return [damage for damage in self._damaged.values() if damage.task not in names][:limit]
 
     def read(self, found: Sequence[Found]) -> TaskPage:
-        """Some of the rows that `listed` has found."""
+        """Decode some rows of `listed`."""
         return TaskPage(*self._readable(found))
 
     def listed(
@@ -282,7 +284,7 @@ class StoreReader:
     def listed_beside(
         self, path: Path, ended_after: float, limit: int, criteria: Criteria, *, gathered: bool = False
     ) -> tuple[list[ArrayRow], bool]:
-        """The same, for another thread."""
+        """`listed`, for another thread."""
         with self.beside(path, criteria) as beside:
             return beside.listed(ended_after, limit, states=criteria.states, node=criteria.node, gathered=gathered)
 
@@ -303,8 +305,8 @@ class StoreReader:
 
     @contextlib.contextmanager
     def beside(self, path: Path, criteria: Criteria) -> Iterator[StoreReader]:
-        """The same through a connection of its own to the database at ``path``, for another thread: where there is much,
-        the agent's own must not wait for it. What finds tasks finds only those that are meant, in submissions that match."""
+        """A reader with a connection of its own to the database at ``path``, for another thread: large reads must
+        not hold up the agent's own connection. It finds only tasks that match the criteria."""
         beside = StoreReader(self._node)
         beside._who = self._who
         beside._damaged = self._damaged
@@ -342,7 +344,7 @@ class StoreReader:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def history(self, task: str) -> list[RecordedEvent]:
-        """What happened to a task of this home, in order; the submission of an array counts for all its members."""
+        """The events of a task of this home, in order; the submission of an array counts for all its members."""
         counter, member = order_of(task)
         rows = self._execute(
             f"SELECT {schema.EVENT_COLUMNS} FROM events WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
@@ -390,7 +392,7 @@ class StoreReader:
         return "(counter = ? AND member IN (?, ?))", (counter, SINGLE, member)
 
     def rows(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
-        """What a query finds. Raises StoreError."""
+        """The rows that a query finds. Raises StoreError."""
         return self._execute(sql, values)
 
     def _execute(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
@@ -404,7 +406,7 @@ class StoreReader:
         return list(self.each_found(COLUMNS, where, values))
 
     def each_found(self, columns: str, where: str, values: tuple[object, ...]) -> Iterator[Found]:
-        """These columns of each task that a condition finds, as far as it is meant here."""
+        """Yield these columns of each task that a condition finds, within this reader's criteria."""
         only, who = self._narrowed("t.counter")
         return self.each_row(
             f"SELECT {columns} FROM tasks t WHERE {self._only}t.{schema.WHOLE}{only} AND {where}",  # noqa: S608 -- constants
@@ -420,7 +422,7 @@ class StoreReader:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
     def _narrowed(self, column: str) -> tuple[str, tuple[object, ...]]:
-        """What more a condition has to say where only one owner's are meant."""
+        """The part of a condition that narrows it to one owner."""
         if not self._who:
             return "", ()
         return f" AND {column} IN (SELECT counter FROM owners WHERE who = ?)", (self._who,)  # noqa: S608 -- constants
@@ -433,7 +435,7 @@ class StoreReader:
         return rows
 
     def _unreadable(self, damage: Damage) -> StoreError:
-        """What is said to whoever asks for it."""
+        """The error for whoever asks for a damaged task."""
         unserved = damage.task in self._damaged
         return StoreError(
             f"{damage.task} is damaged: it cannot be read from the database",
@@ -445,7 +447,7 @@ class StoreReader:
         )
 
     def _readable(self, found: Sequence[Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[Damage]]:
-        """Those that can be read, and the others by name."""
+        """The rows that can be decoded, and the names of the others."""
         submissions = SubmissionRows(self.rows, {row[0] for row in found})
         rows: list[tuple[TaskRecord, TaskSpec]] = []
         damaged: list[Damage] = []

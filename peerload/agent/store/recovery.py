@@ -1,7 +1,7 @@
-"""What an agent takes up from its database when it starts.
+"""Recovery: what an agent reads from its database when it starts.
 
 A row that cannot be read stops nobody: it stays as it is, is named, and all others are served. Its id is never given
-again; what cannot be read of a promise (a floor, an attempt of another home) counts as what promises most.
+again. An unreadable promise (a floor, an attempt of another home) counts as the strongest promise.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ COUNTER_MAX = 10**15
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What was durable when the agent started; the fields are those of `AgentStarted`. damaged: tasks of this home that
-    cannot be read; unreadable: other rows, each in a sentence."""
+    """What was durable when the agent started; the fields are those of `AgentStarted`. damaged: tasks of this home
+    that cannot be read; unreadable: other rows, a sentence for each."""
 
     tasks: tuple[TaskRow, ...]
     executions: tuple[ExecutionRecord, ...]
@@ -51,10 +51,10 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class StoreRecovery(StoreReader):
-    """What is read once, when the agent starts."""
+    """The reads of an agent's start."""
 
     def recover(self) -> Recovered:
-        """Everything unfinished. Raises StoreError only where the database as a whole cannot be read."""
+        """Read everything unfinished. Raises StoreError only if the database as a whole cannot be read."""
         tasks = self._unfinished()
         unreadable: list[str] = []
         executions, floors = self._promises(unreadable)
@@ -78,15 +78,15 @@ class StoreRecovery(StoreReader):
         )
 
     def _attempts(self) -> tuple[int, int]:
-        """From which number on attempts are granted of tasks up to which submission, since commits were lost."""
+        """The first attempt number after a loss of commits, and the last submission that it applies to."""
         match self._execute(schema.ATTEMPTS):
             case [(int(attempts_from),), (int(attempts_up_to),)]:
                 return min(max(attempts_from, 1), ATTEMPT_MAX // 2), attempts_up_to
         return 1, 0
 
     def _unfinished(self) -> list[TaskRow]:
-        """Those that can be read; the others are remembered as damaged for as long as this agent runs. A number where
-        the end should be that is none comes after all numbers, so that the index finds it."""
+        """The unfinished tasks that can be read; the others are remembered as damaged while this agent runs. A value
+        of the wrong type for the end of a task sorts after all numbers, so that the index finds it."""
         found = self._found("t.ended_at = 0 ORDER BY t.counter, t.member", ())
         found += self._found("t.ended_at > 0 AND t.ended_at >= ''", ())
         self._damaged = {}
@@ -199,7 +199,7 @@ class StoreRecovery(StoreReader):
 
 
 def _why_unsound(record: TaskRecord, twice: set[object]) -> Damage | None:
-    """What is wrong with a row that can be read."""
+    """The reason why a readable row is inconsistent."""
     if len(record.uid) != UID_BYTES:
         return Damage(record.task, f"its uid has {len(record.uid)} bytes instead of {UID_BYTES}")
     if record.uid in twice:
@@ -210,5 +210,5 @@ def _why_unsound(record: TaskRecord, twice: set[object]) -> Damage | None:
 
 
 def _floor_kind(kind: object) -> FenceKind:
-    """What cannot be read counts as what promises most."""
+    """The kind of a floor; an unreadable one counts as the strongest promise."""
     return next((one for one in FenceKind if one == kind), FenceKind.STARTED_ONCE)

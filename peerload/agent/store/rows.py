@@ -1,6 +1,6 @@
-"""How a task lies in a node's database: each value that is kept packed, into its row and out of it. No SQL here.
+"""Rows of a node's database: encoding and decoding of tasks, submissions and events. No SQL here.
 
-What a row has is decoded where it is asked for, and never believed: a value of the wrong kind is a StoreError that names it.
+A row is decoded where it is asked for, and never trusted: a value of the wrong type is a StoreError that names it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEPT_S = 7 * 86_400.0
 SINGLE = -1
 """The member number of a task that is not in an array."""
 MEMBER_MAX = 1 << 62
-"""No member has as great a number."""
+"""A number greater than that of any member."""
 
 _spec = msgspec.msgpack.Decoder(TaskSpec)
 _terms = msgspec.msgpack.Decoder(SubmitOptions)
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a task's record rarely has: in one column of its own, empty for most."""
+    """The rare fields of a task's record: packed in one column, which is empty for most tasks."""
 
     store: str = ""
     parked_ts: float = 0.0
@@ -76,9 +76,10 @@ class RecordedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 _TYPES = (int, int, bytes, str, int, str, int, str, float, int, float, float, float)
-"""What those up to ended_at hold."""
+"""The types of the columns up to ended_at."""
 ENDED_AT = 12
-"""Of a task that has not ended it is 0.0 in its row. Newer SQLite (3.46, not 3.40) tells it as the index `unfinished` says it: 0."""
+"""Index of ended_at. An unfinished task has 0.0 there. Newer SQLite (3.46, not 3.40) returns it as the index
+`unfinished` has it: 0."""
 _EVENT_TYPES = (int, float, str, str, int, str, str)
 Found = tuple[Any, ...]
 """A row of tasks with the columns of COLUMNS."""
@@ -95,9 +96,9 @@ class Damage(msgspec.Struct, frozen=True, gc=False):
 
 
 BEFORE_FIRST = SINGLE - 1
-"""Less than the number of any member."""
+"""A number less than that of any member."""
 Place = tuple[float, int, int]
-"""Where an ended task stands: when it ended (Unix s), the number of its submission, of its member."""
+"""The place of an ended task in order: its end (Unix s), the number of its submission, of its member."""
 
 
 class TaskPage(msgspec.Struct, frozen=True):
@@ -245,17 +246,17 @@ def task_values(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
 
 
 def place_of(found: Found) -> Place:
-    """Where an ended task stands among those that ended."""
+    """The place of a task among those that ended."""
     return found[12], found[0], found[1]
 
 
 def member_spec(spec: TaskSpec, each: Each, task: str) -> TaskSpec:
-    """What one task runs. Raises StoreError if its array has no such member."""
+    """The spec of one task. Raises StoreError if its array has no such member."""
     return spec_of_member(spec, each, order_of(task)[1], task) if each else spec
 
 
 def spec_of_member(spec: TaskSpec, each: Each, member: object, name: str) -> TaskSpec:
-    """What one task runs, by its number in its array. Raises StoreError if its array has no such member."""
+    """The spec of one task, by its number in its array. Raises StoreError if its array has no such member."""
     if not each:
         return spec
     if not isinstance(member, int) or not 1 <= member <= len(each):
@@ -270,25 +271,25 @@ def order_of(task: str) -> tuple[int, int]:
 
 
 def is_id(name: str) -> bool:
-    """Whether this is the id of a task; that of a damaged row may be anything."""
+    """True if this is the id of a task; the name of a damaged row may be anything."""
     counter, dot, member = name.partition("/")[2].partition(".")
     return counter.isdecimal() and (not dot or member.isdecimal())
 
 
 def decoded_spec(raw: object, counter: object) -> TaskSpec:
-    """What the tasks of a submission have in common, as it was kept, without the environment. Raises StoreError."""
+    """The spec that the tasks of a submission share, without the environment. Raises StoreError."""
     spec: TaskSpec = _decoded(_spec, raw, f"submission {counter}")
     return spec
 
 
 def decoded_each(raw: object, counter: object) -> Each:
-    """What each member of an array runs, as it was kept. Raises StoreError."""
+    """The commands of the members of an array. Raises StoreError."""
     each: Each = _decoded(_each, raw, f"the commands of submission {counter}")
     return each
 
 
 def decoded_exit(raw: object, name: object) -> Exit:
-    """How a task ended, as it was kept. Raises StoreError."""
+    """The exit of a task. Raises StoreError."""
     exit_: Exit = _decoded(_exit, raw, f"the exit of {name}")
     return exit_
 

@@ -8,7 +8,7 @@ VERSION = 1
 """Version of the schema, which the database keeps as its `user_version`."""
 
 DATABASE = "peerload.db"
-"""Its name in the state directory."""
+"""Name of the database file in the state directory."""
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -58,7 +58,7 @@ members are kept so far. owners: whose the submissions are, in system mode (`own
 agent's own."""
 
 MIGRATIONS: dict[int, str] = {}
-"""By version n, what makes a database of version n - 1 one of version n. There is no older version than 1."""
+"""Scripts by version n: each makes a database of version n - 1 one of version n. No version is older than 1."""
 
 
 def migration(number: int) -> str:
@@ -125,7 +125,8 @@ UNFINISHED_OF = (
     "SELECT 1 FROM tasks INDEXED BY unfinished WHERE ended_at = 0"  # noqa: S608 -- constants
     f" AND state IN ({_UNFINISHED}) AND counter = ? AND member BETWEEN ? AND ? LIMIT 1"
 )
-"""Whether any of these is unfinished. Left to itself SQLite goes through all members of an array, here and above."""
+"""Finds an unfinished task among these. Without the hint, SQLite goes through all members of an array, here and
+above."""
 DATE = "SELECT value FROM meta WHERE key = 'date'"
 KEEP_DATE = "INSERT OR REPLACE INTO meta VALUES ('date', ?)"
 PUT_DRAIN = "INSERT OR REPLACE INTO meta VALUES ('drained', ?)"
@@ -151,6 +152,6 @@ KEEP_ID = "UPDATE meta SET value = ? WHERE key = 'store_id'"
 KEEP_INCARNATION = "INSERT OR REPLACE INTO meta VALUES ('incarnation', ?)"
 KEEP_COUNTER = "INSERT OR REPLACE INTO meta VALUES ('counter', ?)"
 COUNT_ON = "INSERT INTO meta VALUES ('counter', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)"
-"""No smaller number of a submission is given from now on."""
+"""Sets the greatest number of a submission that was given; later ones are greater."""
 KEEP_ATTEMPTS = "INSERT OR REPLACE INTO meta VALUES ('attempts_from', ?), ('attempts_up_to', ?)"
 ATTEMPTS = "SELECT value FROM meta WHERE key IN ('attempts_from', 'attempts_up_to') ORDER BY key"

@@ -63,7 +63,7 @@ class Criteria(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, request: control.Tasks | control.Select, meant: Iterable[TaskSelection]) -> Criteria:
-        """Those of a request. A task that is seen running is leased in the database."""
+        """The criteria of a request. A task that is shown as running is leased in the database."""
         states = tuple(dict.fromkeys("leased" if state == "running" else state for state in request.states))
         return cls(states, request.node, request.name, request.group, request.tags, tuple(meant))
 
@@ -85,18 +85,18 @@ class SelectionReader(Protocol):
         """Rows that a query finds."""
 
     def each_found(self, columns: str, where: str, values: tuple[object, ...], /) -> Iterator[Found]:
-        """These columns of each task that a condition finds."""
+        """Yield these columns of each task that a condition finds."""
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """Of a TaskSpec only what names it."""
+    """The fields of a TaskSpec that name it."""
 
     argv: tuple[bytes, ...] = ()
     name: str = ""
 
 
 class _Marked(msgspec.Struct, frozen=True):
-    """Of Terms only what selects by them."""
+    """The fields of SubmitOptions that select by them."""
 
     group: str = ""
     tags: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ _marked = msgspec.msgpack.Decoder(_Marked)
 
 
 def is_wanted_by(criteria: Criteria, reader: SelectionReader) -> Callable[[object, object], bool]:
-    """Whether a task (number of its submission, of its member) is one of those meant, in a submission that matches."""
+    """A function that decides whether a task (number of its submission, of its member) matches."""
     spans: dict[object, tuple[list[int], list[int]]] = {}
     for counter, first, last in apart((meant.counter, *span) for meant in criteria.meant for span in meant.ranges):
         starts, ends = spans.setdefault(counter, ([], []))
@@ -151,8 +151,8 @@ def _has_tag(tags: tuple[str, ...], wanted: str) -> bool:
 
 
 class Selected(msgspec.Struct):
-    """What was found, before it is known which of the leased tasks run: members by submission, how many are in each state,
-    and the leased ones as (number of the submission, of the member, uid, attempt)."""
+    """Tasks that match, before it is known which of the leased ones run: members by submission, the number in each
+    state, and the leased ones as (number of the submission, of the member, uid, attempt)."""
 
     members: dict[int, list[int]]
     states: Counter[str]
@@ -161,7 +161,7 @@ class Selected(msgspec.Struct):
 
 
 def selected(criteria: Criteria, reader: SelectionReader) -> Selected:
-    """All that match."""
+    """Find all tasks that match."""
     found = Selected({}, Counter(), [], {})
     where: list[str] = ["1"]
     values: list[object] = []
@@ -233,7 +233,7 @@ class ArrayRow(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> tuple[float, float]:
-        """By which lists are in order."""
+        """The place of the row in a list."""
         return _number(self.first[0]), _number(self.first[1])
 
 
@@ -317,7 +317,7 @@ def _spans(
 
 
 def _number(value: object) -> float:
-    """For an order that a damaged row does not upset."""
+    """A number to sort by, also for a damaged row."""
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
@@ -341,7 +341,7 @@ class SubmissionRows:
             self._rows.update((row[0], row[1:]) for row in query(sql, tuple(some)))
 
     def spec_of(self, counter: object, member: object, node: str) -> TaskSpec:
-        """What one task runs. Raises StoreError."""
+        """The spec of one task. Raises StoreError."""
         spec = self.shared_spec(counter)
         commands = self._rows[counter][2]
         if commands is None:
@@ -351,7 +351,7 @@ class SubmissionRows:
         return spec_of_member(spec, self._each[counter], member, f"{node}/{counter}.{member}")
 
     def shared_spec(self, counter: object) -> TaskSpec:
-        """What all tasks of a submission have in common. Raises StoreError."""
+        """The spec that all tasks of a submission share. Raises StoreError."""
         found = self._rows.get(counter)
         if found is None:
             raise StoreError(f"submission {counter} is missing from the database")

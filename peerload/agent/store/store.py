@@ -1,11 +1,11 @@
-"""What a node remembers: SQLite, WAL, every commit synced, one writer thread. What is read of it: `reader.py`, at
-the agent's start `recovery.py`.
+"""The store of a node: SQLite in WAL mode, every commit synced, one writer thread. `reader.py` has the reads,
+`recovery.py` those of the agent's start.
 
-The writer takes all rows that came while it was committing and makes them durable in one transaction (no timer), so
-that the price of a sync is shared by as many tasks as came in that time. A transaction that finds the disk full is rolled
-back whole and tried again, with room from the reserve or when there is some: nobody was told of it yet. Any other failure
-is final, that of a sync above all (what the kernel has dropped once it will not write the next time): `on_error` is called
-once and nothing is written any more; the agent stops rather than go on with what was not kept.
+The writer commits all rows that came during its last commit in one transaction (group commit, without a timer), so that
+they share the price of a sync. A transaction that finds the disk full is rolled back and tried again, with room from
+the reserve or when there is some: nothing was reported yet. Any other failure is final, above all a failed sync (a
+later one may succeed although the kernel has dropped the data): `on_error` is called once, nothing is written any more,
+and the agent stops.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class Store(StoreRecovery):
         """Loss found when the database was opened; None if nothing is missing."""
         self.store_id = ""
         self.is_new = False
-        """Whether there was no database before, or an empty one."""
+        """True if there was no database before, or an empty one."""
         self.is_stalled = False
-        """Whether the writer waits for room on a full disk: what is read is what was durable before."""
+        """True while the writer waits for room on a full disk: reads show what was durable before."""
 
     @property
     def node(self) -> str:
@@ -339,8 +339,8 @@ class Store(StoreRecovery):
         self._start_thread()
 
     def _start_thread(self) -> bool:
-        """Whether there is a writer. Where the limit of processes is reached no thread can be made: then who has rows kept
-        waits for the disk."""
+        """Start the writer thread → whether it runs. Without a thread (the limit of processes is reached) the caller
+        of `persist` writes, and waits for the disk."""
         if self._thread is None:
             thread = threading.Thread(target=self._write, name="store", daemon=True)
             try:
@@ -409,7 +409,7 @@ class Store(StoreRecovery):
                 return
 
     def _is_full(self, error: sqlite3.Error) -> bool:
-        """Whether it failed for want of room, and nothing else is to be feared."""
+        """True if the error means that the disk is full, and nothing worse."""
         code = getattr(error, "sqlite_errorcode", 0)
         if code in SYNC_FAILED:
             return False
@@ -454,8 +454,8 @@ class Store(StoreRecovery):
             raise
 
     def _events(self, rows: list[Row | MaintenanceRow]) -> list[tuple[object, ...]]:
-        """What these rows say has happened, in order. That all members of an array were submitted is one event, which is told
-        when the last of them are kept."""
+        """The events of these rows, in order. The submission of an array is one event, reported with its last
+        members."""
         arrays = {
             row.submission.counter: len(row.submission.indices)
             for row in rows
@@ -551,7 +551,7 @@ class Store(StoreRecovery):
 
 
 def _is_new(row: PutTask) -> bool:
-    """Whether this is the first row of its task."""
+    """True if this is the first row of its task."""
     record = row.record
     return record.state in (TaskState.QUEUED, TaskState.HELD) and not record.attempt and row.at == record.submitted_at
 

@@ -32,7 +32,7 @@ class DateAnchor(NamedTuple):
     ahead_s: float = NOT_AHEAD
 
     def packed(self) -> str:
-        """As the database has it."""
+        """The anchor as the database has it."""
         return f"{self.boot_id} {self.boot_s:.3f} {self.wall_s:.3f} {self.ahead_s:.3f}"
 
 
@@ -62,7 +62,7 @@ class TrustedDate:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether the machine's date was ahead when it was last looked at."""
+        """True if the machine's date was ahead at the last look."""
         return self.anchor.ahead_s != NOT_AHEAD
 
     def now(self) -> float:

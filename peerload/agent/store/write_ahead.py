@@ -30,7 +30,7 @@ log = logging.getLogger("peerload.agent")
 
 
 class RowStore(Protocol):
-    """Where rows are made durable."""
+    """Makes rows durable."""
 
     def persist(self, rows: Sequence[Row], done: Callable[[], None], /) -> None:
         """Make rows durable, then call ``done()`` in the loop's thread."""
@@ -135,5 +135,5 @@ class Outbox:
 
     @property
     def held(self) -> int:
-        """How many outward actions wait for the disk."""
+        """The number of outward actions that wait for the disk."""
         return len(self._held)

@@ -22,7 +22,7 @@ from peerload.model.errors import ConfigError, PeerloadError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.joining.distribution import TrustLink
+    from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.systemd.health import HealthCheck
@@ -122,7 +122,9 @@ class Service:
 class SettingsReload:
     """Reloading of the settings (``load`` reads them), of the certificate, and of what the CA has said."""
 
-    def __init__(self, load: Load, info: NodeInfo, tls: Credentials, trust: TrustLink, journal: EventLog) -> None:
+    def __init__(
+        self, load: Load, info: NodeInfo, tls: Credentials, trust: TrustDistribution, journal: EventLog
+    ) -> None:
         self._load = load
         self._info = info
         self._tls = tls

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from peerload.agent.views.cluster import ClusterView
     from peerload.agent.views.peer_links import PeerLinksView
     from peerload.core.node import Node
+REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 
 
 class AgentView:
@@ -60,7 +61,7 @@ class AgentView:
             "peers": len(list(self._node.membership)),
             "remembered": len(self._node.membership.gossip.anti_entropy.known),
             "started_at": info.started_at,
-            "notices": info.notices,
+            "notices": [*info.notices, *([REVOKED_NOTICE] if self._cluster.is_revoked() else [])],
         }
 
     def settings(self) -> dict[str, object]:

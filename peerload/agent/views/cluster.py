@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from peerload.agent.accounts.accounts import members
 
 if TYPE_CHECKING:
-    from peerload.agent.joining.distribution import TrustLink
     from peerload.core.membership.membership import PeerInfo
     from peerload.model.config import AgentConfig
     from peerload.security.cluster_dir import ClusterDirectory
+    from peerload.security.revocation import Trust
     from peerload.security.tls import Credentials
 
 NAMED_MAX = 8
@@ -21,7 +21,7 @@ NAMED_MAX = 8
 class ClusterView:
     """Reads the cluster directory, the trust and the credentials of one agent."""
 
-    def __init__(self, config: AgentConfig, cluster: ClusterDirectory, trust: TrustLink, tls: Credentials) -> None:
+    def __init__(self, config: AgentConfig, cluster: ClusterDirectory, trust: Trust, tls: Credentials) -> None:
         self._config = config
         self._cluster = cluster
         self._trust = trust
@@ -29,20 +29,19 @@ class ClusterView:
 
     def is_revoked(self) -> bool:
         """True if this node was shut out of its cluster."""
-        facts = self._tls.facts
-        return facts is not None and self._trust.trust.refuses(facts)
+        return self._tls.is_revoked
 
     def is_peer_revoked(self, peer: PeerInfo) -> bool:
         """True if this start of that node is shut out."""
-        return not self._trust.hears(peer.identity.node, peer.identity.boot)
+        return not self._trust.admits(peer.identity.node, peer.identity.boot)
 
     def was_revoked(self, node: str) -> bool:
         """True if a node of this name was shut out at any time."""
-        return self._trust.trust.was_revoked(node)
+        return self._trust.was_revoked(node)
 
     def info(self) -> dict[str, object]:
         """The part of `info` that is about the cluster."""
-        cluster, trust, facts = self._cluster, self._trust.trust, self._tls.facts
+        cluster, trust, facts = self._cluster, self._trust, self._tls.facts
         return {
             "cluster": cluster.name,
             "cluster_id": cluster.id,
@@ -67,7 +66,7 @@ class ClusterView:
 
     def _security(self) -> dict[str, object]:
         """What `peerload doctor --security` cannot find out itself; no key and no secret is in it."""
-        facts, trust = self._tls.facts, self._trust.trust
+        facts, trust = self._tls.facts, self._trust
         return {
             "mode": self._config.mode,
             "user_id": os.getuid(),

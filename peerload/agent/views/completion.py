@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.completion.output_files import named
+from peerload.agent.accounts.output_files import named
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import order_of
 from peerload.agent.views.task import text

@@ -11,9 +11,9 @@ from peerload.agent.node_info import now
 from peerload.agent.views import task as views
 
 if TYPE_CHECKING:
+    from peerload.agent.completion.retention import Retention
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.retention import Retention
     from peerload.agent.store.store import Store
     from peerload.agent.views.cluster import ClusterView
     from peerload.agent.views.peer_links import PeerLinksView

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.node_info import NodeInfo
-    from peerload.agent.peers.diagnostics import PeerFacts
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.membership import Members
     from peerload.agent.views.cluster import ClusterView
     from peerload.core.membership.membership import PeerInfo
 
@@ -22,11 +22,11 @@ class PeerLinksView:
     """Reads the peer links and the bus of one agent. ``bus``: None if no broker is configured."""
 
     def __init__(
-        self, info: NodeInfo, links: PeerLinks, facts: PeerFacts, bus: MqttBus | None, cluster: ClusterView
+        self, info: NodeInfo, links: PeerLinks, members: Members, bus: MqttBus | None, cluster: ClusterView
     ) -> None:
         self._info = info
         self._links = links
-        self._facts = facts
+        self._members = members
         self._bus = bus
         self._cluster = cluster
 
@@ -35,7 +35,7 @@ class PeerLinksView:
         return {
             "mqtt": self._bus.url if self._bus is not None and self._bus.connected else None,
             "mqtt_configured": bool(self._info.config.mqtt),
-            "sought": self._links.sought,
+            "sought": self._links.unanswered,
         }
 
     def checkup(self, peers: Iterable[PeerInfo]) -> dict[str, object]:
@@ -44,7 +44,7 @@ class PeerLinksView:
         return {
             "broker": self._broker(),
             "peers": [self._peer(peer, linked) for peer in peers],
-            "clashes": self._links.introductions.clashes,
+            "clashes": self._links.name_clashes,
             "refused_by": list(self._info.refused_by),
         }
 
@@ -57,9 +57,9 @@ class PeerLinksView:
 
     def _peer(self, peer: PeerInfo, linked: set[str]) -> dict[str, object]:
         name = peer.identity.node
-        fact, now_s = self._facts.of(name), time.monotonic()
+        fact, now_s = self._members.facts_of(name), time.monotonic()
         heard_s = fact.datagram_s if fact is not None else None
-        way, way_why = self._links.ways.way(name)
+        way, way_why = self._links.reachability.route(name)
         return {
             "node": name,
             "state": peer.state.value,
@@ -71,5 +71,5 @@ class PeerLinksView:
             "clock_ahead_s": fact.clock_ahead_s if fact is not None else None,
             "way": way,
             "way_why": way_why or None,
-            "dials_back": self._links.ways.dials_back(name),
+            "dials_back": self._links.reachability.dials_back(name),
         }

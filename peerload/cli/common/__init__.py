@@ -1,1 +1,1 @@
-"""What several verbs share: options, selections, output, terminals, agents to be started."""
+"""Parts that several verbs share: options, selections, output, terminals, processes of agents."""

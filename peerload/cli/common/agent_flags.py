@@ -1,6 +1,6 @@
 # ruff: noqa: PTH100, PTH102, PTH103, PTH111, PTH112, PTH118, PTH120, PTH123
 # os.path, since pathlib would cost every command its quick start.
-"""The flags of `peerload agent`, which `peerload up` takes too, and where an agent of one's own lives."""
+"""The flags and settings of an agent: those of `peerload agent` and `up`, and the places of an agent of one's own."""
 
 from __future__ import annotations
 
@@ -40,30 +40,32 @@ _REPEATABLE = ("peer", "mqtt", "label")
 
 
 def agent_options(verb: str, says: str) -> Options:
-    """The verb's flags; every one but --socket and --json is a setting of the agent."""
+    """The flags of the verb; each of them but --json is a setting of the agent."""
     reader = Options(verb, says)
-    reader.flag("--node", metavar="NAME", help="this node's name (default: the host's)")
-    reader.flag("--state", metavar="DIR", help="where tasks and outputs are kept")
-    reader.flag("--listen", metavar="HOST:PORT", help="where peers find it (default 127.0.0.1:0)")
-    reader.flag("--advertise", metavar="HOST:PORT", help="where others are told to dial it, if that is elsewhere")
+    reader.flag("--node", metavar="NAME", help="name of this node (default: the host's)")
+    reader.flag("--state", metavar="DIR", help="directory of tasks and outputs")
+    reader.flag("--listen", metavar="HOST:PORT", help="address for the peers (default 127.0.0.1:0)")
+    reader.flag("--advertise", metavar="HOST:PORT", help="address that others dial, if it is another one")
     reader.flag("--cluster", metavar="DIR", help="the cluster's directory, made by `peerload cluster init`")
     reader.flag("--peer", action="append", metavar="HOST:PORT", help="a member of the cluster to join (repeatable)")
     reader.flag("--mqtt", action="append", metavar="URL", help="an MQTT broker (repeatable: for fail-over)")
-    reader.flag("--mqtt-ca", metavar="FILE|system", help="who is believed to be a broker (default: the cluster's CA)")
+    reader.flag("--mqtt-ca", metavar="FILE|system", help="CA of the broker's certificate (default: the cluster's)")
     reader.flag("--mqtt-password-file", metavar="FILE", help="a private file with USER:PASSWORD, for the broker")
     reader.flag("--slots", type=whole(0, 65_536), metavar="N", help="tasks at a time (default: as the cpus allow)")
     reader.flag("--policy", metavar="NAME|FILE", help="the preset of policies")
     reader.flag("--label", action="append", metavar="L", help="a label of this node (repeatable)")
-    reader.flag("--speed", type=speed, metavar="F", help="beside the reference machine (default: measured once)")
-    reader.flag("--record", metavar="FILE", help="record every event and decision here, for `peerload replay`")
+    reader.flag(
+        "--speed", type=speed, metavar="F", help="speed relative to the reference machine (default: measured once)"
+    )
+    reader.flag("--record", metavar="FILE", help="record every event and decision in this file, for `peerload replay`")
     reader.flag("--config", metavar="FILE", help="a configuration file")
     if verb == "agent":
-        reader.switch("--system", help="be the agent of all users of this machine, as its service")
+        reader.switch("--system", help="serve all users of this machine, as its service")
     return reader
 
 
 def given_settings(flags: Namespace) -> dict[str, Any]:
-    """Only what was given; the repeatable ones as lists, files by their whole path (an agent works in /)."""
+    """The settings that the flags give; repeatable ones as lists, files with absolute paths (an agent works in /)."""
     given = {key: value for key in KEYS if (value := getattr(flags, key)) is not None}
     for key in ("config", "policy"):
         if str(given.get(key, "")).endswith(".toml"):
@@ -72,7 +74,7 @@ def given_settings(flags: Namespace) -> dict[str, Any]:
         if given.get(key) and given[key] != "system":
             given[key] = os.path.abspath(given[key])
     if any(":" in url.partition("://")[2].rpartition("@")[0] for url in given.get("mqtt", ())):
-        why = "everybody on this machine can read it there"
+        why = "every user of this machine can read it there"
         hint = "write USER:PASSWORD into a file, then:  chmod 600 FILE ; peerload up --mqtt mqtts://HOST --mqtt-password-file FILE"
         raise ConfigError("mqtt", "no password on a command line", why=why, hint=hint)
     if getattr(flags, "system", False):
@@ -81,7 +83,7 @@ def given_settings(flags: Namespace) -> dict[str, Any]:
 
 
 def default_places(settings: dict[str, Any]) -> dict[str, Any]:
-    """Where the state and the socket of an agent with these settings are, unless they name others."""
+    """The default state directory and socket of an agent with these settings."""
     if settings.get("mode") == "system":
         return {"state": SYSTEM_STATE, "socket": SYSTEM_SOCKET}
     return {"state": default_state(), "socket": settings.get("socket") or user_socket_path()}
@@ -119,7 +121,7 @@ def default_state() -> str:
 
 
 def make_private(directory: str) -> None:
-    """Make a directory that only we can enter, if it is not there yet. Raises PeerloadError if that cannot be done."""
+    """Make a directory that only this user can enter, if it does not exist. Raises PeerloadError."""
     try:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         if not os.path.isdir(directory):
@@ -144,14 +146,14 @@ def _config_file(settings: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError("config", f"{path} cannot be read", why=error.strerror or "") from None
     except ValueError as error:
-        raise ConfigError("config", f"{path} is no TOML", why=str(error)) from None
+        raise ConfigError("config", f"{path} is not valid TOML", why=str(error)) from None
 
 
 def compared(
     settings: list[dict[str, Any]], config: AgentConfig | None, origins: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Each setting in force as `key value origin now now_origin needs_restart`. now: what an agent started now would
-    have; what was given as a flag or by a variable is nobody's mistake if a file says otherwise, and needs no restart."""
+    """Each setting in force as `key value origin now now_origin needs_restart`. now: the value that an agent started now would have.
+    A setting from a flag or a variable needs no restart, though a file differs."""
     from peerload.config import loader
     from peerload.config.check import told
 
@@ -162,7 +164,7 @@ def compared(
         origin = one["origin"]
         same = later["value"] == one["value"]
         if same and origin == loader.FLAG and one["key"] in ("state", "socket"):
-            origin = later["origin"]  # `up` names both on the agent's command line, wherever it has them from
+            origin = later["origin"]  # `up` passes both on the agent's command line, wherever they come from
         given = origin in (loader.FLAG, loader.ENVIRONMENT)
         rows.append(
             {

@@ -1,6 +1,6 @@
 # ruff: noqa: PTH100, PTH109, PTH118, PTH120, PTH123
 # os.path, since pathlib would cost every command its quick start.
-"""The processes of an agent of one's own: started in the background, restarted, waited for, and a launcher without its agent ended."""
+"""The processes of one's own agent: start it in the background, restart it, wait for its end, end a launcher whose agent is gone."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 STARTS_WITHIN_S = 60.0
-"""A home with a million tasks reads for longer than ten seconds."""
+"""An agent with a million tasks reads its database for longer than ten seconds."""
 STOPS_WITHIN_S = 30.0
 BACK_WITHIN_S = 60.0
-"""An agent that restarts answers again within this."""
+"""Patience with an agent that restarts."""
 LOOK_EVERY_S = 0.02
 LAUNCHER_ANSWERS_WITHIN_S = 5.0
 LOG_LINES_SHOWN = 10
@@ -42,10 +42,10 @@ LOG_BYTES_READ = 16 << 10
 
 
 def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, Any]:
-    """Start an agent in a session of its own and return what it says of itself as soon as its socket answers.
-    ``program``: what takes the flags of `peerload agent`, if that is another.
+    """Start an agent in a session of its own and return its answer to `info` as soon as its socket answers.
+    ``program``: another program that takes the flags of `peerload agent`.
 
-    Raises PeerloadError with the last lines of its log if it ends before, or does not answer in a minute (then it is
+    Raises PeerloadError with the last lines of its log if it ends before that, or does not answer within a minute (then it is
     stopped).
     """
     make_private(settings["state"])
@@ -68,7 +68,7 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
     while time.monotonic() < deadline:
         info = _starting(settings["socket"])
         if info is not None:
-            process.returncode = 0  # it goes on without us: nothing to reap
+            process.returncode = 0  # it outlives us: nothing to reap
             return info
         if process.poll() is not None:
             raise ended_at_once(f"it ended with exit code {process.returncode}", log_path, log_start)
@@ -79,9 +79,9 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
 
 
 def program_words() -> list[str]:
-    """How to start peerload in a Python that heeds neither the directory it is in nor PYTHONPATH.
+    """The command line of peerload in a Python that ignores the working directory and PYTHONPATH.
 
-    Where this peerload was itself found through one of those (a checkout that is not installed), its place is named.
+    If this peerload was itself found through one of those (a checkout that is not installed), its path is added.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(peerload.__file__)))
     found_through = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -92,7 +92,7 @@ def program_words() -> list[str]:
 
 
 def _starting(socket_path: str) -> dict[str, Any] | None:
-    """What the agent just started says of itself; None if it does not yet."""
+    """The answer of the agent just started to `info`; None if there is none yet."""
     try:
         return agent_info(socket_path, STARTS_WITHIN_S)
     except AgentSilent:
@@ -107,7 +107,7 @@ def _last_lines(log_path: str, log_start: int) -> list[str]:
 
 
 def ended_at_once(reason: str, log_path: str, log_start: int) -> PeerloadError:
-    """In the words with which the agent ended; ``reason`` and what it has logged where it had none."""
+    """The error of an agent that has ended: the error that it logged, else ``reason`` with the end of its log."""
     lines = _last_lines(log_path, log_start)
     for number, line in enumerate(lines):
         if line.startswith("peerload: "):
@@ -123,8 +123,8 @@ def _failed(reason: str, log_path: str, log_start: int) -> PeerloadError:
 
 
 def agent_info(socket_path: str, within_s: float) -> dict[str, Any] | None:
-    """What an agent at this socket says of itself; None if there is none. Raises AgentSilent if one is that says
-    nothing for so long: it is in the way of another."""
+    """The answer of the agent at this socket to `info`; None if there is no agent. Raises AgentSilent if there is one that does not
+    answer in this time: no other can be started."""
     try:
         with Client(socket_path, timeout_s=within_s) as client:
             return client.call("info")
@@ -135,7 +135,7 @@ def agent_info(socket_path: str, within_s: float) -> dict[str, Any] | None:
 
 
 def restart(socket_path: str | None, reason: str) -> dict[str, Any]:
-    """Have the agent start again in its process → what it says of itself then. Raises PeerloadError."""
+    """Have the agent restart in its process → its answer to `info` then. Raises PeerloadError."""
     with Client(socket_path) as client:
         before = client.call("info")
         client.call("restart", reason=reason)
@@ -152,9 +152,7 @@ def restart(socket_path: str | None, reason: str) -> dict[str, Any]:
         if info.get("boot") != before.get("boot"):
             return info
     log = os.path.join(str(before.get("state")), "agent.log")
-    raise PeerloadError(
-        "the agent did not come up again", why="it was stopped to start as a member", hint=f"its log:  {log}"
-    )
+    raise PeerloadError("the agent did not restart", why="it was stopped to start as a member", hint=f"its log:  {log}")
 
 
 def _lives(pid: object) -> bool:
@@ -171,7 +169,7 @@ def _lives(pid: object) -> bool:
 
 
 def watch(pid: object) -> int | None:
-    """A descriptor that tells when this process ends; None if it has ended, or is not of this machine's."""
+    """A descriptor that can be read when this process has ended; None if it has ended already, or is not on this machine."""
     if not isinstance(pid, int) or pid <= 0:
         return None
     try:
@@ -183,7 +181,7 @@ def watch(pid: object) -> int | None:
 
 
 def await_end(descriptor: int, who: str) -> None:
-    """Wait until that process has ended, and close the descriptor. Raises PeerloadError if it takes too long."""
+    """Wait until the process of this descriptor has ended, and close the descriptor. Raises PeerloadError if it takes too long."""
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
@@ -196,8 +194,8 @@ def await_end(descriptor: int, who: str) -> None:
 
 
 def end_launcher(state: str) -> int | None:
-    """Tell the launcher of this state directory to end its tasks and itself → a descriptor that tells when it has; None
-    if there is none. Raises PeerloadError if an agent works there."""
+    """Tell the launcher of this state directory to end its tasks and itself → a descriptor that can be read when it has ended; None
+    if there is no launcher. Raises PeerloadError if an agent uses that directory."""
     lock = _locked(state)
     if lock is None:
         return None
@@ -208,7 +206,7 @@ def end_launcher(state: str) -> int | None:
 
 
 def is_worked_in(state: str) -> bool:
-    """Whether an agent works in this state directory."""
+    """Whether an agent uses this state directory."""
     try:
         lock = _locked(state)
     except PeerloadError:
@@ -219,7 +217,7 @@ def is_worked_in(state: str) -> bool:
 
 
 def _locked(state: str) -> int | None:
-    """The agent's lock on its state, so that none starts meanwhile; None if no agent ever worked there."""
+    """The agent's lock on its state directory, so that none starts meanwhile; None if no agent ever used it."""
     try:
         lock = os.open(os.path.join(state, "lock"), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -230,9 +228,9 @@ def _locked(state: str) -> int | None:
         pid = os.read(lock, 20).decode("ascii", "replace").strip() or "?"
         os.close(lock)
         raise PeerloadError(
-            f"an agent works in {state}",
-            why=f"pid {pid} has it, and listens at another socket",
-            hint="name that:  peerload down --all --socket PATH",
+            f"an agent uses {state}",
+            why=f"its pid is {pid}, and it listens at another socket",
+            hint="name its socket:  peerload down --all --socket PATH",
         ) from None
     return lock
 

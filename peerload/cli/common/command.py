@@ -1,6 +1,6 @@
 # ruff: noqa: PTH109, PTH111, PTH117, PTH118, PTH113, PTH119
 # os.path, since pathlib would cost every command its quick start.
-"""From the flags of `run` and `submit` to what is asked of the agent, and what is said when it has answered."""
+"""Submission: from the flags of `run`, `submit` and `map` to the request, and the messages about its reply."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
 NAME_CHARACTERS_MAX = 128
-"""These three as peerload.model has them (not imported: it would cost the start of every submit)."""
+"""The bounds of peerload.model, which is not imported: that would slow down every submit."""
 PLACEMENT_ROUNDS = 9
 PLACEMENT_ROUND_S = 0.1
-"""For so long it is watched whether a task finds a node that has its directory."""
+"""Time for a task to find a node that has its directory."""
 NODES_NAMED_MAX = 4
-"""Nodes that are named on one line."""
+"""Nodes named on one line."""
 
 _SCRATCH = b"-"
 _INTERPRETERS = ("python", "bash", "sh", "dash", "zsh", "perl", "ruby", "node", "Rscript", "julia", "php", "env")
@@ -44,7 +44,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     task_flags.add_device_flags(reader)
     task_flags.add_flags(reader, is_map=verb == "map")
     reader.flag("-t", "--time", type=units.duration, metavar="2h", help="stop it after this (exit code 124)")
-    reader.flag("-J", "--name", help="what to call it (default: from the command)")
+    reader.flag("-J", "--name", help="name of the task (default: from the command)")
     reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")
     reader.flag("-x", "--exclude", action="append", default=[], metavar="NAME", help="not on this node (repeatable)")
     reader.flag("-C", "--label", action="append", default=[], metavar="L", help="only where this label is (repeatable)")
@@ -55,21 +55,21 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
         action="append",
         default=[],
         metavar="NAME,…",
-        help="send these too, though they look like secrets; `none` sends nothing but what is named",
+        help="send these variables although they look like secrets; `none` sends only named ones",
     )
     reader.flag("--prio", type=options.whole(-1_000_000, 1_000_000), default=0, metavar="N", help="greater goes first")
     reader.switch("--local", help="do not move it to another node")
     reader.flag("--migrations", type=options.whole(0, 1000), metavar="N", help="move it at most N times")
-    reader.switch("--once", help="never start it twice; should its node be lost, it ends up unknown")
-    reader.switch("--fast", help="start it elsewhere as soon as its node is called dead: two copies may overlap")
+    reader.switch("--once", help="never start it twice; if its node is lost, its outcome stays unknown")
+    reader.switch("--fast", help="start it elsewhere as soon as its node is declared dead: two copies may overlap")
     reader.flag(
         "--lease",
         type=options.lease,
         metavar="10m|auto",
-        help="how long its node may be out of touch until it is run elsewhere; auto: a tenth of the time it has run",
+        help="how long its node may be unreachable before it runs elsewhere; auto: a tenth of the time it has run",
     )
     reader.flag("-s", "--shell", metavar="'a | b'", help="run this line in /bin/sh instead of a command")
-    reader.switch("--wait-for-node", help="wait for a node that can run it, should no node known be able to, ever")
+    reader.switch("--wait-for-node", help="wait for a node that can run it, if no known node ever can")
     reader.switch("--dry-run", help="print what would be submitted, submit nothing")
     return reader
 
@@ -116,7 +116,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
 
 
 def _promise(flags: Namespace, verb: str) -> dict[str, object]:
-    """What is promised about the task's executions, where that is not the usual."""
+    """The guarantee and the lease of the task, where they are not the default."""
     if flags.once and flags.fast:
         raise UsageError(
             f"{verb}: --once and --fast contradict each other",
@@ -129,7 +129,7 @@ def _promise(flags: Namespace, verb: str) -> dict[str, object]:
 
 
 def task_name(argv: list[bytes], *, shell: bool) -> str:
-    """What people would call this command: its program, or the script that an interpreter is given."""
+    """The default name of a task: its program, or the script that an interpreter runs."""
     if shell:
         words = argv[-1].split()
         text = next((word for word in words if not _is_assignment(word)), b"sh").rstrip(b";|&") or b"sh"
@@ -141,12 +141,12 @@ def task_name(argv: list[bytes], *, shell: bool) -> str:
 
 
 def _is_assignment(word: bytes) -> bool:
-    """Whether a shell takes it for `NAME=VALUE` before a command."""
+    """Whether a shell reads it as `NAME=VALUE` before a command."""
     return word.partition(b"=")[0].decode("utf-8", "replace").isidentifier() and b"=" in word
 
 
 def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **more: object) -> int:
-    """Show what would be submitted. Values of variables are not shown, only their names."""
+    """Print what would be submitted. Of environment variables only the names are shown."""
     import msgpack
 
     variables = sorted(os.fsdecode(name) for name in msgpack.unpackb(spec["environment"]))
@@ -167,7 +167,7 @@ def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **m
 
 
 def _readable(value: object) -> str:
-    """Fields as `name value`, what there is more than one of with blanks or commas between."""
+    """A field as text: mappings as `name value`, lists with blanks or commas between."""
     if isinstance(value, dict):
         return ", ".join(f"{printable(key)} {_readable(one)}" for key, one in value.items())
     if isinstance(value, (list, tuple)):
@@ -178,7 +178,7 @@ def _readable(value: object) -> str:
 
 
 def _range(numbers: list[int] | tuple[int, ...]) -> str:
-    """A part of an array as it is typed; anything else word by word."""
+    """A part of an array as one types it; anything else word by word."""
     if len(numbers) != len(("first", "last", "step")) or not all(isinstance(one, int) for one in numbers):
         return _readable(list(numbers))
     first, last, step = numbers
@@ -194,27 +194,27 @@ def submit(client: Client, spec: dict[str, Any], *, input_comes: bool = False, *
     except NeverRunnable as error:
         raise suggestions.mended(error, client, spec) from None
     except AgentSilent as error:
-        error.hint = f"the task is queued if it goes on; then see:  peerload ls        {error.hint}"
+        error.hint = f"the task is queued if the agent goes on; then see:  peerload ls        {error.hint}"
         raise
     except AgentUnavailable as error:
         raise AgentUnavailable(
             "the agent went away before it had answered",
             why=error.why,
-            hint="whether the task was queued is not known; see:  peerload up        peerload ls",
+            hint="the task may be queued; see:  peerload up        peerload ls",
         ) from None
 
 
 def say_left_out(secret: list[str]) -> None:
-    """On a terminal, which variables were not sent."""
+    """Say on a terminal which variables were not sent."""
     if secret and sys.stderr.isatty():
         say(
-            f"not sent with the task, since they look like secrets: {shortened(', '.join(secret), 200)}",
+            f"not sent, since they look like secrets: {shortened(', '.join(secret), 200)}",
             f"to send one:  --export {secret[0]}",
         )
 
 
 def say_declining(reply: dict[str, Any]) -> None:
-    """Say on stderr which other nodes decline the task just submitted, why, and what helps."""
+    """Say on stderr which nodes decline the task just submitted, why, and what helps."""
     nodes_by_reason: dict[str, list[str]] = {}
     for node, why in (reply.get("declining") or {}).items():
         nodes_by_reason.setdefault(str(why), []).append(str(node))
@@ -229,8 +229,7 @@ def say_declining(reply: dict[str, Any]) -> None:
 
 
 def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Say on stderr which nodes cannot take the task just submitted, or why it cannot start now, and what to type: within a
-    second."""
+    """Say on stderr, within a second, which nodes cannot take the task just submitted or why it cannot start now."""
     task = reply["id"]
     say_declining(reply)
     if reply.get("directory_here") is False:
@@ -252,7 +251,7 @@ def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]
 
 
 def _reason_still_queued(client: Client, task: str) -> str:
-    """Why a task is still queued after a second; empty as soon as it has found a node."""
+    """The reason why a task is still queued after a second; "" as soon as it has found a node."""
     reason = ""
     for _ in range(PLACEMENT_ROUNDS):
         client.last = {}
@@ -266,7 +265,7 @@ def _reason_still_queued(client: Client, task: str) -> str:
 
 
 def exit_code_of(task: dict[str, Any]) -> int:
-    """The exit code by which this ended task is to be told: its own, 128 + signal, or 125 if it has none."""
+    """The exit code for an ended task: its own, 128 + signal, or 125 if it has none."""
     code, signal = task.get("exit_code"), task.get("signal")
     if isinstance(code, int):
         return code & 0xFF
@@ -274,52 +273,52 @@ def exit_code_of(task: dict[str, Any]) -> int:
 
 
 def say_unknown(task: dict[str, Any]) -> None:
-    """On stderr, of a task that may never end by itself: nobody knows its outcome; and what can be done."""
+    """Say on stderr that the outcome of a task is not known, and what to do."""
     name, reason, node = (printable(task.get(key) or "") for key in ("id", "reason", "node"))
-    outlook = f"it is waited for, in case {node} comes back" if node else "nothing of it is left to end by itself"
+    outlook = f"waiting for it, in case {node} comes back" if node else "no copy of it is left that could end"
     say(
-        f"nobody knows how {name} ended, or whether it has" + (f": {reason}" if reason else ""),
+        f"the outcome of {name} is not known: it may have ended" + (f": {reason}" if reason else ""),
         f"{outlook}; run it again:  peerload retry {name}        give it up:  peerload cancel {name}",
     )
 
 
 def say_missing(task: dict[str, Any]) -> int:
-    """On stderr, of a task that has succeeded, and whose output was lost in part → CANNOT; 0 if none of it was."""
+    """Say on stderr that a task succeeded but part of its output is lost → CANNOT; 0 if nothing is lost."""
     if not task.get("missing_bytes"):
         return 0
     name, why = (printable(task.get(key) or "") for key in ("id", "reason"))
     say(
-        f"exit code {CANNOT}: {name} succeeded, and not all of its output is here: {why}",
-        f"what is:  peerload logs {name}",
+        f"exit code {CANNOT}: {name} succeeded, but part of its output is missing: {why}",
+        f"the rest:  peerload logs {name}",
     )
     return CANNOT
 
 
 def say_unsaved(files: dict[str, Any]) -> int:
-    """On stderr, of a task whose output is not (all) in the file that it was to go to → CANNOT; 0 if all of it is."""
+    """Say on stderr that the output of a task is not completely in its file → CANNOT; 0 if it is."""
     name, state, why = (printable(files.get(key) or "") for key in ("id", "state", "why"))
     if state in ("", "saved"):
         return 0
-    again = "; it is tried again" if state == "postponed" else ""
+    again = "; it will be tried again" if state == "postponed" else ""
     say(
-        f"the output of {name} is not saved as it should be: {why}{again}",
+        f"the output of {name} is not saved: {why}{again}",
         f"what is kept of it:  peerload logs {name}        more:  peerload show {name}",
     )
     return CANNOT
 
 
 def say_away(away: dict[str, Any]) -> None:
-    """On stderr, of a task whose home cannot be asked; who runs it can."""
+    """Say on stderr that the home of a task cannot be asked, only the node that runs it."""
     name, home, why = (printable(away.get(key) or "") for key in ("id", "home", "why"))
-    say(f"{name}: its home {home} cannot be asked: {why}", "this is what is here of it")
+    say(f"{name}: its home {home} cannot be asked: {why}", "this is what is known here")
 
 
 def say_waits(waits: dict[str, Any]) -> None:
-    """On stderr, of a task that has ended elsewhere, while its result cannot be kept at its home."""
+    """Say on stderr that a task has ended on another node and its home cannot store the result yet."""
     name, node, why = (printable(waits.get(key) or "") for key in ("id", "node", "why"))
     say(
-        f"{name} has ended on {node}; its result waits there: {why}",
-        f"it is asked for again; more:  peerload why {name}",
+        f"{name} has ended on {node}; its home does not have the result yet: {why}",
+        f"it is fetched again; more:  peerload why {name}",
     )
 
 
@@ -327,17 +326,17 @@ def _argv(shell: str | None, words: list[str], verb: str) -> list[bytes]:
     if shell is not None:
         if words:
             raise UsageError(
-                f"{verb}: a command and --shell were given: {words[0]!r}", hint="quote the whole line for -s"
+                f"{verb}: both a command and --shell are given: {words[0]!r}", hint="quote the whole line for -s"
             )
         words = ["/bin/sh", "-c", shell]
     if not words or not words[0]:
-        raise UsageError(f"{verb}: what is to be run?", hint=f"such as:  peerload {verb} hostname")
+        raise UsageError(f"{verb}: the command is missing", hint=f"such as:  peerload {verb} hostname")
     argv = [os.fsencode(word) for word in words]
     total = sum(map(len, argv))
     if total > ARGV_BYTES_MAX or len(argv) > ARGV_ITEMS_MAX:
         raise BadRequest(
             f"the command has {len(argv)} words of {size_text(total)} in all",
-            why=f"at most {ARGV_ITEMS_MAX} words and {size_text(ARGV_BYTES_MAX)} can travel",
+            why=f"at most {ARGV_ITEMS_MAX} words and {size_text(ARGV_BYTES_MAX)} are allowed",
             hint="put the words into a file and have the command read it",
         )
     return argv
@@ -351,7 +350,7 @@ def _directory(chosen: str | None) -> bytes:
     except FileNotFoundError:
         if chosen is None or not os.path.isabs(chosen):
             raise BadRequest(
-                "the directory you are in has been removed", hint="go elsewhere, or name one:  -d DIR"
+                "the current directory has been removed", hint="change to another, or name one:  -d DIR"
             ) from None
         here = b"/"
     if chosen is None:
@@ -365,7 +364,7 @@ def _directory(chosen: str | None) -> bytes:
 
 
 def _given(**fields: object) -> dict[str, object]:
-    """Only what was given, since the rest has its default."""
+    """The fields that were given; the others have their defaults."""
     return {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
 
 

@@ -1,10 +1,10 @@
 # ruff: noqa: PTH116
 # os.path, since pathlib would cost every command its quick start.
-"""What `invite` and `join` share: the cluster directory, a free address, and the user of the agent. For verbs that write what belongs to the agent (its cluster, its certificate): where that agent is the machine's, they go on as its
-user, in its places. Only root can.
+"""Parts that `invite` and `join` share: the cluster directory, a free address, and the user of the agent.
 
-Root believes nothing that an agent says of itself before it has become the agent's user. Who that is the kernel tells of
-every answer (SCM_CREDENTIALS), also where the service manager holds the socket, which SO_PEERCRED would name.
+Both verbs write files that belong to the agent. If that agent serves the whole machine, they continue as its user; only root can.
+Root trusts nothing that an agent says of itself before it has become the agent's user. The kernel names that user with every
+answer (SCM_CREDENTIALS), even if the service manager holds the socket, which SO_PEERCRED would name.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 PORT = 7117
-"""Taken if it is free: one number to let through a firewall."""
+"""The usual port, taken if it is free: one number to open in a firewall."""
 PORT_TRIES_MAX = 20
 
 
 def cluster_directory(named: str | None) -> Path:
-    """Where the cluster of this machine belongs: as named, else this user's own place."""
+    """The directory of this machine's cluster: as named, else this user's own."""
     from peerload.security import cluster_dir
 
-    return Path(os.path.abspath(named)) if named else cluster_dir.own_directory(os.environ)  # noqa: PTH100 -- a link stays one
+    return Path(os.path.abspath(named)) if named else cluster_dir.own_directory(os.environ)  # noqa: PTH100 -- symbolic links are kept
 
 
 def listen_at(host: str, own: str = "") -> str:
-    """`HOST:PORT` with the usual port; with one that is free now, and is told of, where another program has that. own: where the
-    agent that runs here, and is to start again, listens. Raises ConfigError."""
+    """`HOST:PORT` with the usual port, or with a free one, which is said, if another program has that. own: the address of the agent
+    that runs here and is about to restart. Raises ConfigError."""
     from peerload.model.errors import ConfigError
     from peerload.security.address import join_address
 
@@ -57,11 +57,11 @@ def listen_at(host: str, own: str = "") -> str:
         if _is_free(host, port):
             listen = join_address(host, port)
             say(
-                f"another program has port {PORT} of {host}: this node listens at {listen} from now on",
-                "let that port through firewalls, or choose one:  --listen ADDRESS:PORT",
+                f"another program uses port {PORT} of {host}: this node listens at {listen} from now on",
+                "open that port in firewalls, or choose one:  --listen ADDRESS:PORT",
             )
             return listen
-    raise ConfigError("listen", f"cannot listen at {host}", why=why, hint="choose a place:  --listen ADDRESS:PORT")
+    raise ConfigError("listen", f"cannot listen at {host}", why=why, hint="choose an address:  --listen ADDRESS:PORT")
 
 
 def _family(host: str) -> socket.AddressFamily:
@@ -69,8 +69,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether an agent could listen there, by TCP and by UDP. Connections of before that have not died away are in nobody's
-    way, as little as they are in the agent's."""
+    """Whether an agent could listen there by TCP and UDP. Old connections in TIME_WAIT do not matter, as they do not to the agent."""
     with socket.socket(_family(host)) as stream, socket.socket(_family(host), socket.SOCK_DGRAM) as datagrams:
         try:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,25 +81,24 @@ def _is_free(host: str, port: int) -> bool:
 
 
 _CREDENTIALS = struct.Struct("@3i")
-"""Of the process that has sent something: pid, uid, gid (`struct ucred`)."""
+"""The sender of a message: pid, uid, gid (`struct ucred`)."""
 
 
 def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: str | None = None) -> None:
-    """``info``: what the agent at that socket says of itself, None: none runs. Where it is that of all users, this process is its
-    user's from here on, with its home, and never root's again. Raises PeerloadError for anybody but root and that user, and
-    for root where the agent is another user's own."""
+    """Become the user of the agent for good, with its home, if the agent serves all users. ``info``: its answer at that socket, None
+    if none runs. Raises PeerloadError for anyone but root and that user, and for root if the agent is another user's own."""
     is_system = info is not None and info.get("mode") == "system"
     if info is None or not (is_system or os.geteuid() == 0):
         return
     path = os.path.abspath(socket_path or default_socket_path())  # noqa: PTH100 -- as above
     uid, gid = _who_answers(path)
     if os.geteuid() not in (0, uid):
-        what = f"only root can do this: {verb} is for the whole machine"
+        what = f"only root can do this: {verb} changes the whole machine"
         raise PeerloadError(what, why="its agent serves all users", hint=f"sudo peerload {verb}")
     if not is_system:
         if uid:
             name = _name_of(uid)
-            why = "root writes nothing where another user's agent says"
+            why = "root writes no files at the word of another user's agent"
             raise PeerloadError(f"the agent at {path} is {name}'s own", why=why, hint=f"sudo -u {name} peerload {verb}")
         return
     if os.geteuid() == 0 and uid != 0:
@@ -109,14 +107,14 @@ def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: s
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
         except OSError as error:
-            raise PeerloadError("this cannot go on as the agent's user", why=error.strerror or str(error)) from None
+            raise PeerloadError("cannot become the agent's user", why=error.strerror or str(error)) from None
         os.umask(0o077)
         os.chdir("/")
     state = str(info.get("state"))
     try:
         found = os.stat(state)
     except OSError as error:
-        raise PeerloadError(f"{state} cannot be looked at", why=error.strerror or str(error)) from None
+        raise PeerloadError(f"{state} cannot be read", why=error.strerror or str(error)) from None
     if found.st_uid != uid:
         why = f"it belongs to {_name_of(found.st_uid)}, and the agent runs as {_name_of(uid)}"
         raise PeerloadError(f"the agent says that its state is in {state}", why=why, hint="peerload doctor --security")
@@ -127,7 +125,7 @@ def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: s
 
 
 def _who_answers(path: str) -> tuple[int, int]:
-    """The user and the group of the process that answers at this socket. Raises PeerloadError."""
+    """The user and group of the process that answers at this socket. Raises PeerloadError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         link.settimeout(ANSWERS_WITHIN_S)
@@ -141,7 +139,7 @@ def _who_answers(path: str) -> tuple[int, int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             _, uid, gid = _CREDENTIALS.unpack(data)
             return uid, gid
-    raise PeerloadError(f"whose agent answers at {path} is not known", why="the kernel does not tell")
+    raise PeerloadError(f"the user of the agent at {path} is not known", why="the kernel does not say")
 
 
 def _name_of(uid: int) -> str:

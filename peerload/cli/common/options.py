@@ -1,4 +1,4 @@
-"""What the verbs share in reading their flags: argparse with our errors, ids, speeds, signals."""
+"""The flags of a verb: argparse with our errors, and types for numbers, names of nodes, leases and signals."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 SPEED_MAX = 1000
 NODE_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 NODE_NAME_LENGTH_MAX = 40
-NODE_NAME_SAYS = "a-z, 0-9 and - alone, at most 40 characters"
+NODE_NAME_SAYS = "only a-z, 0-9 and -, at most 40 characters"
 LEASE_AUTO = -1.0
-"""What `lease` makes of ``auto``."""
+"""The value of `lease` for ``auto``."""
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 
 
 DESCRIBE = "\0describe"
-"""A word that nobody can type: a verb that gets it tells what it takes (`Described`) and does nothing."""
+"""A word that nobody can type: a verb that gets it raises `Described` and does nothing."""
 
 
 class Described(Exception):
-    """What a verb takes. flags: by name, whether it takes a value and what it is for."""
+    """The flags of a verb: by name whether it takes a value, and its help."""
 
     def __init__(self, flags: dict[str, tuple[bool, str]]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Described(Exception):
 
 
 class Options(argparse.ArgumentParser):
-    """The flags of one verb. Flags are never abbreviated; a mistake raises UsageError; `--socket` is always there."""
+    """The flags of one verb. They are never abbreviated; a mistake raises UsageError; every verb has `--socket` and `--json`."""
 
     def __init__(self, verb: str, says: str, *, usage: str = "", epilog: str = "", json_says: str = "") -> None:
         super().__init__(
@@ -60,7 +60,7 @@ class Options(argparse.ArgumentParser):
         self.add_argument(*names, action="store_true", **settings)
 
     def at(self) -> None:
-        """Lets the user name the node that is to answer."""
+        """Add `--at`, which names the node that answers."""
         self.flag("--at", type=node_name, default="", metavar="NODE", help="ask this node of the cluster, not this one")
 
     def read(self, words: list[str]) -> argparse.Namespace:
@@ -69,7 +69,7 @@ class Options(argparse.ArgumentParser):
         return self.parse_intermixed_args(self._with_negative_values(words))
 
     def _with_negative_values(self, words: list[str]) -> list[str]:
-        """``--flag -5ms`` as ``--flag=-5ms``, lest the value be taken for a flag."""
+        """``--flag -5ms`` as ``--flag=-5ms``, so that the value is not taken for a flag."""
         joined: list[str] = []
         for index, word in enumerate(words):
             if word == "--":
@@ -80,7 +80,7 @@ class Options(argparse.ArgumentParser):
         return joined
 
     def read_command(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The flags up to the first word that is none, and all the words from there on (less one `--`)."""
+        """The flags up to the first word that is none, and the words from there on, without a first `--`."""
         self._describe_if_asked(words)
         end = self._end_of_flags(words)
         command = words[end:]
@@ -89,12 +89,12 @@ class Options(argparse.ArgumentParser):
         ] else command
 
     def _unknown(self, words: str) -> NoReturn:
-        """A flag, or one word too many, that the verb does not take, and the flag that may be meant."""
+        """Raise the error for an unknown flag or a word too many, with the flag that may be meant."""
         from difflib import get_close_matches
 
         first = words.split(" ", 1)[0].partition("=")[0]
         if not first.startswith("-"):
-            what = f"{self._verb}: one word too many: {first!r}"
+            what = f"{self._verb}: unexpected argument: {first!r}"
             raise UsageError(what, hint=f"what it takes:  peerload {self._verb} --help")
         near = get_close_matches(first, self._takes_value, n=1)
         also = f"did you mean {near[0]} ?        " if near else ""
@@ -130,7 +130,7 @@ class Options(argparse.ArgumentParser):
         if unknown and not what:
             self._unknown(unknown)
         message = message.removeprefix("argument ").replace(
-            "the following arguments are required: ", "what is missing: "
+            "the following arguments are required: ", "missing argument: "
         )
         raise UsageError(f"{self._verb}: {message}", hint=f"what it takes:  peerload {self._verb} --help")
 
@@ -152,7 +152,7 @@ def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if not low <= number <= high:
             raise argparse.ArgumentTypeError(f"{number} is not between {low} and {high}")
         return number
@@ -161,36 +161,36 @@ def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as
 
 
 def cpus(text: str) -> float:
-    """Cores, perhaps a fraction."""
+    """A number of cores, perhaps a fraction."""
     try:
         number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of cpus") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cpus") from None
     if not 0 < number <= 65_536:  # noqa: PLR2004 -- the bound of ResourceRequest.cpus
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0 and at most 65536")
+        raise argparse.ArgumentTypeError(f"{text} is out of range: more than 0, at most 65536")
     return number
 
 
 def is_node_name(text: str) -> bool:
-    """Whether a node can be called this."""
+    """Whether this can be the name of a node."""
     return 0 < len(text) <= NODE_NAME_LENGTH_MAX and NODE_NAME_CHARACTERS.issuperset(text)
 
 
 def node_name(text: str) -> str:
-    """The name of a node; none stands for this one."""
+    """The name of a node; "" stands for this node."""
     if text and not is_node_name(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no node's name: {NODE_NAME_SAYS}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid node name: {NODE_NAME_SAYS}")
     return text
 
 
 def speed(text: str) -> float:
-    """How fast a node works beside the reference machine."""
+    """The speed of a node relative to the reference machine."""
     try:
         factor = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number; such as 1.5") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; such as 1.5") from None
     if not 0 < factor <= SPEED_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0 and at most {SPEED_MAX}")
+        raise argparse.ArgumentTypeError(f"{text} is out of range: more than 0, at most {SPEED_MAX}")
     return factor
 
 
@@ -204,4 +204,4 @@ def signal_number(text: str) -> int:
     try:
         return int(signal.Signals[f"SIG{name}"])
     except KeyError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no signal; such as TERM, INT, KILL, 9") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a signal; such as TERM, INT, KILL, 9") from None

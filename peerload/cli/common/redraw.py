@@ -1,4 +1,4 @@
-"""Drawing the same text again each second on a terminal."""
+"""A text that is drawn again each second on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def redrawn(lines: Callable[[], list[str]]) -> int:
-    """Draw until `q` or Ctrl-C. Where stdout is no terminal, or one that cannot be cleared, one text follows the other."""
+    """Draw until `q` or Ctrl-C. If stdout is no terminal, or cannot be cleared, one text follows the other."""
     is_terminal = sys.stdout.isatty()
     clear = _CLEAR if is_terminal and os.environ.get("TERM", "dumb") != "dumb" else ""
     try:
@@ -35,7 +35,7 @@ def redrawn(lines: Callable[[], list[str]]) -> int:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Keys come at once and unseen while this lasts. Gives a wait of so many seconds, true as soon as `q` was pressed."""
+    """Read keys at once and without echo. Yields a function that waits for some seconds and returns True as soon as `q` is pressed."""
     import termios
     import tty
 
@@ -59,6 +59,6 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
 
 def _no_keys(seconds: float) -> bool:
-    """A wait where nobody can press anything."""
+    """Wait where there is no keyboard."""
     threading.Event().wait(seconds)
     return False

@@ -1,7 +1,7 @@
-"""Selectors, as every verb that takes tasks reads them: ids, ranges and `all`, narrowed by state, name, group, node and tags.
+"""The selectors of tasks on a command line: ids, ranges and `all`, narrowed by state, name, group, node and tags.
 
-Plain ids go to the agent as they are. Anything else is resolved by it into references first (`select`), so that it can be said
-how many tasks are meant, and asked on a terminal where these are many.
+Plain ids go to the agent as they are. The agent resolves everything else into references first (`select`), so that the verb knows
+how many tasks are meant, and asks on a terminal before it changes many.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ UNFINISHED = ("held", "queued", "leased", "running", "unknown")
 ENDED = ("done", "failed", "cancelled")
 ALL = "all"
 WITHOUT_STATES = ("clean", "signal")
-"""Verbs whose `--state` is their own, or that have none."""
+"""Verbs that have no `--state`, or another one."""
 ASKED_ABOVE = 20
-"""More tasks than this are not changed without a question, on a terminal."""
+"""On a terminal more tasks than this are changed only after a question."""
 REFS_AT_A_TIME = 5_000
 REFS_CHARS_AT_A_TIME = 1 << 20
-"""References in one request, well below what the agent takes."""
+"""References in one request, well below the agent's bound."""
 NAME_GLOB_CHARS_MAX = 128
-"""As peerload.wire.control has it."""
+"""The bound of peerload.wire.control."""
 EPILOG = """\
 ID: 42, 42.7, 42.3-9 (members 3 to 9), ws1/42, @ (my last task), @~1 (the one before it), or  all.
 --state, --name, --group, --node and --tag narrow that; without an ID they select among all my tasks whose home is here."""
 
 
 def add(reader: Options, *, changes: bool = False, has_state: bool = True) -> None:
-    """The ids and the flags. changes: the verb changes tasks, so that it asks before it changes many; has_state: false where
-    the verb has a `--state` of its own."""
+    """Add the ids and the flags. changes: the verb changes tasks and asks before it changes many; has_state: False if the verb has a
+    `--state` of its own."""
     reader.add_argument("task", nargs="*", metavar="ID")
     if has_state:
         reader.flag("--state", action="append", default=[], metavar="S", help=f"only in this state: {' '.join(STATES)}")
@@ -57,7 +57,7 @@ def add(reader: Options, *, changes: bool = False, has_state: bool = True) -> No
 
 
 class Selection:
-    """The selectors on one command line. Raises UsageError for what contradicts itself, or, with ``needed``, for none."""
+    """The selectors on one command line. Raises UsageError if they contradict each other, or, with ``needed``, if there are none."""
 
     def __init__(self, flags: Namespace, verb: str, *, needed: bool = True) -> None:
         self._verb = verb
@@ -83,23 +83,23 @@ class Selection:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing but ids, each of one task or one array."""
+        """Whether there are only ids, each of one task or one array."""
         return bool(self.words) and not self.is_narrowed and all(map(is_plain_id, self.words))
 
     def asked(self, states: Iterable[str] = ()) -> dict[str, Any]:
-        """The fields of a request that selects. ``states``: those meant where the user names none."""
+        """The fields of a request that selects. ``states``: the states if the user names none."""
         wanted = self.states or list(states)
         fields = {"tasks": self.words, **self.narrowing, "states": wanted}
         return {key: value for key, value in fields.items() if value}
 
     def selected(self, client: Client, states: Iterable[str] = ()) -> dict[str, Any]:
-        """The agent's answer: selected count states."""
+        """The agent's reply: selected count states."""
         more = {"all_users": True} if self._all_users else {}
         return client.call("select", **self.asked(states), **more)
 
     def chosen(self, client: Client, states: Sequence[str] = ()) -> list[str] | None:
-        """References to what is to be changed; empty, which is said, if nothing matches; None if the user said no. ``states``:
-        in which tasks are meant that nobody has named."""
+        """References to the tasks to change; empty, with a message, if none matches; None if the user said no. ``states``: the states of
+        tasks that are selected without their ids."""
         if self.is_plain:
             return list(self.words)
         names_only = self.words and not self.is_narrowed
@@ -115,12 +115,12 @@ class Selection:
         return [str(ref) for ref in found.get("selected") or ()]
 
     def would_ask(self) -> bool:
-        """Whether somebody is there to be asked."""
+        """Whether there is a user at a terminal to ask."""
         return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def changed(client: Client, verb: str, refs: Sequence[str], **fields: object) -> dict[str, Any]:
-    """Have a verb change tasks, as many at a time as a request takes → one answer, its lists joined."""
+    """Change tasks with as many requests as needed → one reply, its lists joined."""
     answer: dict[str, Any] = {}
     for part in batches(refs):
         for key, value in client.call(verb, tasks=part, **fields).items():
@@ -129,7 +129,7 @@ def changed(client: Client, verb: str, refs: Sequence[str], **fields: object) ->
 
 
 def batches(refs: Sequence[str]) -> Iterator[list[str]]:
-    """As many references at a time as one request takes."""
+    """The references in parts of the size that one request takes."""
     part: list[str] = []
     size = 0
     for ref in refs:
@@ -143,12 +143,12 @@ def batches(refs: Sequence[str]) -> Iterator[list[str]]:
 
 
 def say_none() -> None:
-    """Nothing matches."""
+    """Say that no task matches."""
     say("no task matches", "what there is:  peerload ls        peerload history")
 
 
 def states_of(given: list[str], verb: str) -> list[str]:
-    """The states that a user names, apart by commas or flags. Raises UsageError for what is none."""
+    """The states that a user names, separated by commas or flags. Raises UsageError."""
     states = [name for value in given for name in value.split(",") if name]
     for name in states:
         if name not in STATES:
@@ -157,13 +157,13 @@ def states_of(given: list[str], verb: str) -> list[str]:
 
 
 def is_plain_id(word: str) -> bool:
-    """Whether this names one task or one array: no range, and no task by its place from the last."""
+    """Whether this is the id of one task or array: no range, and no `@~1`."""
     members = word.rpartition("/")[2].partition(".")[2]
     return "~" not in word and "-" not in members and "," not in members
 
 
 def agreed(verb: str, count: int, states: dict[str, Any] | None = None) -> bool:
-    """Whether the user at the terminal says yes to so many; few are not asked about."""
+    """Whether the user at the terminal agrees; few tasks need no question."""
     if count <= ASKED_ABOVE:
         return True
     told = ", ".join(f"{number} {printable(state)}" for state, number in sorted((states or {}).items()))
@@ -172,5 +172,5 @@ def agreed(verb: str, count: int, states: dict[str, Any] | None = None) -> bool:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
-    say(f"nothing was done to {counted(count, 'task')}")
+    say(f"nothing was changed: {counted(count, 'task')}")
     return False

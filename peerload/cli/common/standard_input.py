@@ -1,4 +1,4 @@
-"""What `run` and `attach` read from their own stdin for a task: a pipe, a file or a socket to its end, or a terminal."""
+"""Standard input that `run`, `attach` and `exec` forward to a task: a pipe, a file or a socket to its end, or a terminal."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 PIECE_BYTES = 64 << 10
-"""Read, and sent, at a time: so much fits into a socket that has room at all."""
+"""Bytes read and sent at a time: a socket that has room at all has room for these."""
 PIECES_UNANSWERED_MAX = 8
-"""Pieces on their way that the agent has not answered; it answers when there is room for more."""
+"""Bound of pieces that the agent has not answered; it answers when there is room for more."""
 BACKGROUND_LOOK_S = 1.0
-"""A terminal that is another job's is looked at again after so long."""
+"""Pause between looks at a terminal that is another job's."""
 STDIN = 0
 _KIND_MASK, _DIRECTORY, _CHARACTERS = 0o170000, 0o040000, 0o020000  # as in <sys/stat.h>
 
 
 def takes_input() -> bool:
-    """Whether our stdin is anything that a command may want to read: a pipe, file or socket, or a terminal; not /dev/null,
-    and not closed."""
+    """Whether stdin is something that a command may read: a pipe, a file, a socket or a terminal; not /dev/null, and not closed."""
     try:
         status = os.fstat(STDIN)
         kind = status.st_mode & _KIND_MASK
@@ -32,10 +31,9 @@ def takes_input() -> bool:
 
 
 class StdinReader:
-    """Pieces of stdin on their way to the agent, each kept until it was answered. ``at`` is where the next one that is read
-    begins.
+    """Pieces of stdin on their way to the agent, each kept until it is answered. ``at``: the offset of the next piece.
 
-    A terminal is read only while we are its foreground job, so that a command in the background is not stopped for it.
+    A terminal is read only while we are its foreground job; a background job would be stopped.
     """
 
     def __init__(self) -> None:
@@ -43,54 +41,54 @@ class StdinReader:
         self.at = 0
         self.is_open = True
         self.is_paused = self.is_terminal
-        """Nothing is read from a terminal before its command runs."""
+        """A terminal is not read before its command runs."""
         self.unsent: list[tuple[int, bytes]] = []
-        """What was read and is to be sent, in order, each piece with where it begins; b"" is the end."""
+        """Pieces to send, in order, each with its offset; b"" is the end."""
         self._unanswered: dict[int, tuple[int, bytes]] = {}
         self._claim = 0
 
     @property
     def wants_to_read(self) -> bool:
-        """Whether stdin is to be waited for."""
+        """Whether to poll stdin."""
         return self.is_open and not self.is_paused and len(self._unanswered) < PIECES_UNANSWERED_MAX
 
     @property
     def is_foreground(self) -> bool:
-        """Whether reading from our stdin would not stop us."""
+        """Whether stdin can be read without being stopped."""
         if not self.is_terminal:
             return True
         try:
             return os.tcgetpgrp(STDIN) == os.getpgrp()
-        except OSError:  # it is not our terminal, and so reads without being asked
+        except OSError:  # it is not our controlling terminal: it can be read
             return True
 
     def read(self) -> bytes | None:
-        """The next piece, b"" at its end, None if there is nothing now."""
+        """Read the next piece: b"" at the end, None if there is nothing now."""
         try:
             data = os.read(STDIN, PIECE_BYTES)
         except BlockingIOError:
             return None
-        except OSError:  # such as a terminal that was hung up
+        except OSError:  # such as a terminal after a hangup
             data = b""
         self.is_open = bool(data)
         return data
 
     def add(self, data: bytes) -> None:
-        """This was read, and is to be sent."""
+        """Add a piece that was read."""
         self.unsent.append((self.at, data))
         self.at += len(data)
 
     def sent(self, request: int) -> None:
-        """The first piece that was unsent was sent."""
+        """Note that the first unsent piece was sent with this request."""
         self._unanswered[request] = self.unsent.pop(0)
 
     def claimed(self, request: int) -> None:
-        """This request says that we are who sends it, and carries nothing."""
+        """Note the request that claims the input without sending any."""
         self._claim = request
 
     def answered(self, request: int, kind: str, body: dict[str, Any]) -> str:
-        """An answer came. → why nothing more is to be sent, in words, "" if it goes on. What the task wants no more is not
-        read any more either: whoever writes to our stdin is told so by its being closed."""
+        """Handle an answer → why no more input can be sent, "" if it goes on. If the task wants no more, stdin is closed, so that
+        whoever writes to it notices."""
         if not self.is_of(request):
             return ""
         self._unanswered.pop(request, None)
@@ -102,11 +100,11 @@ class StdinReader:
         return ""
 
     def is_of(self, request: int) -> bool:
-        """Whether that request was about our stdin."""
+        """Whether that request was about stdin."""
         return request in self._unanswered or request == self._claim
 
     def stop(self) -> None:
-        """Read no more, and let whoever writes there know."""
+        """Read no more, and let the writer of a pipe notice."""
         self.is_open = False
         self.unsent.clear()
         if not self.is_terminal:
@@ -115,11 +113,10 @@ class StdinReader:
             os.close(nowhere)
 
     def forget(self) -> None:
-        """Keys whose arrival is not known are not typed twice."""
+        """Drop unanswered pieces: keys must not be typed twice."""
         self._unanswered.clear()
 
     def send_again(self) -> None:
-        """What was sent and not answered may have been lost with the connection; of what came before it some may have been
-        answered, since answers come in any order."""
+        """Send unanswered pieces again: they may have been lost with the connection. Answers come in any order."""
         self.unsent[:0] = sorted(self._unanswered.values(), key=lambda piece: piece[0])
         self._unanswered.clear()

@@ -1,6 +1,6 @@
 # ruff: noqa: PTH110
 # os.path, since pathlib would cost every command its quick start.
-"""Mistakes that people make on the way to a task, told before or instead of what would puzzle them later."""
+"""Hints about likely mistakes in a command: a line in quotes, a shell operator, a node that does not exist."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ if TYPE_CHECKING:
 
 NAMED_MAX = 8
 SHELL_MARKS = "|&;<>()$`*?~"
-"""Characters that only a shell gives a meaning."""
+"""Characters that only a shell interprets."""
 SHELL_OPERATORS = ("|", "||", "&&", ">", ">>", "2>", "2>&1")
 
 
 def check_node_names(verb: str, names: list[str]) -> None:
-    """Raises UsageError if one of them can be no node's name."""
+    """Raise UsageError if one of them cannot be the name of a node."""
     for name in names:
         if not is_node_name(name):
             lower = name.lower()
             also = f"did you mean {lower} ?        " if is_node_name(lower) else ""
             raise UsageError(
-                f"{verb}: {name!r} can be no node's name: {NODE_NAME_SAYS}", hint=f"{also}there are:  peerload nodes"
+                f"{verb}: {name!r} is not a valid node name: {NODE_NAME_SAYS}", hint=f"{also}there are:  peerload nodes"
             )
 
 
 def say_if_quoted(words: list[str], verb: str) -> None:
-    """A whole line in quotes is one word: the name of a program with blanks, and there is hardly ever one. A word such as
-    `|` is an argument like any other: no shell reads it."""
+    """Say on stderr that a line in quotes is one word, and that a word such as `|` is an argument: no shell reads it."""
     if len(words) == 1 and len(words[0].split()) > 1 and not os.path.exists(words[0]):
         shown = printable(words[0])
         needs_shell = any(mark in words[0] for mark in SHELL_MARKS)
         by_words = "" if needs_shell else f"without the quotes:  peerload {verb} {shown}        "
         say(
-            f"{shown!r} is one word: a program of that name is looked for",
+            f"{shown!r} is one word: it is taken for the name of a program",
             f"{by_words}as a line for a shell:  peerload {verb} sh -c {quoted(shown)}",
         )
     elif operators := [word for word in words[1:] if word in SHELL_OPERATORS]:
@@ -54,12 +53,12 @@ def say_if_quoted(words: list[str], verb: str) -> None:
 
 
 def quoted(line: str) -> str:
-    """The line as one word for a shell."""
+    """The line quoted as one word for a shell."""
     return "'" + line.replace("'", "'\\''") + "'"
 
 
 def mended(error: NeverRunnable, client: Client, spec: dict[str, Any]) -> NeverRunnable:
-    """The refusal of a task for a node that is not known, said as that."""
+    """The refusal of a task, improved if it named an unknown node."""
     wanted = spec["placement"].get("node")
     if not wanted:
         return error

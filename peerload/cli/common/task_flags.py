@@ -28,22 +28,22 @@ GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter 
 
 
 def add_flags(reader: Options, *, is_map: bool = False) -> None:
-    """The flags. is_map: `--tag` says something else there, as with GNU parallel."""
+    """The flags about its home: group, dependencies, tags and retries. is_map: `--tag` has another meaning there, as in GNU parallel."""
     reader.flag(
         "--after",
         action="append",
         default=[],
         metavar="ID",
-        help="not before this has ended (repeatable; an array: all of it)",
+        help="start after this task has ended (repeatable; an array: all of it)",
     )
     reader.flag(
         "--after-ok",
         action="append",
         default=[],
         metavar="ID",
-        help="not before this has succeeded; cancelled if it does not (repeatable)",
+        help="start after this task has succeeded; cancelled if it does not (repeatable)",
     )
-    reader.flag("--group", metavar="G", help="the group whose slots it takes:  peerload group")
+    reader.flag("--group", metavar="G", help="the group whose slots it uses:  peerload group")
     name = "--task-tag" if is_map else "--tag"
     reader.flag(
         name,
@@ -51,20 +51,20 @@ def add_flags(reader: Options, *, is_map: bool = False) -> None:
         action="append",
         default=[],
         metavar="K=V",
-        help="mark it with this, to select it by (repeatable)",
+        help="a tag to select it by (repeatable)",
     )
     reader.flag(
         "--retries",
         type=whole(0, RETRIES_MAX),
         default=0,
         metavar="N",
-        help="try it again up to N times if it fails (PEERLOAD_ATTEMPT counts)",
+        help="run it again up to N times if it fails (PEERLOAD_ATTEMPT counts)",
     )
     add_completion_flags(reader)
 
 
 def terms(flags: Namespace, verb: str) -> dict[str, object]:
-    """The terms as the agent takes them; only what is not as usual."""
+    """The options as the agent takes them, without defaults. Raises UsageError."""
     if flags.retries and flags.once:
         raise UsageError(
             f"{verb}: --once and --retries contradict each other",
@@ -77,7 +77,7 @@ def terms(flags: Namespace, verb: str) -> dict[str, object]:
         if len(names) > AFTER_MAX:
             raise UsageError(
                 f"{verb}: {flag} names {len(names)} tasks; at most {AFTER_MAX} are allowed",
-                hint="of an array all members are meant by its id:  --after 42",
+                hint="the id of an array means all its members:  --after 42",
             )
     given = {
         "group": flags.group,
@@ -90,14 +90,14 @@ def terms(flags: Namespace, verb: str) -> dict[str, object]:
 
 
 def _tags(flags: Namespace, verb: str) -> list[str]:
-    """One `key=value` for each key, the last that is given. Raises UsageError."""
+    """One `key=value` for each key; the last one counts. Raises UsageError."""
     tags: dict[str, str] = {}
     for word in flags.tags:
         key, equals, value = word.partition("=")
         is_key = 0 < len(key) <= GROUP_LENGTH_MAX and GROUP_CHARACTERS.issuperset(key) and key[0] not in "._-"
         if not is_key or not equals or len(value) > TAG_VALUE_LENGTH_MAX or not (value.isprintable() or not value):
             raise UsageError(
-                f"{verb}: {printable(word[:60])!r} is no tag",
+                f"{verb}: {printable(word[:60])!r} is not a tag",
                 hint=f"such as:  --tag project=mnist        the key has {GROUP_SAYS}",
             )
         tags[key] = value
@@ -107,9 +107,9 @@ def _tags(flags: Namespace, verb: str) -> list[str]:
 
 
 def group_name(text: str, verb: str) -> str:
-    """The name of a group. Raises UsageError."""
+    """A valid name of a group. Raises UsageError."""
     if not 0 < len(text) <= GROUP_LENGTH_MAX or not GROUP_CHARACTERS.issuperset(text) or text[0] in "._-":
-        raise UsageError(f"{verb}: {text[:60]!r} is no name of a group", hint=f"such a name has {GROUP_SAYS}")
+        raise UsageError(f"{verb}: {text[:60]!r} is not a valid name of a group", hint=f"a name has {GROUP_SAYS}")
     return text
 
 
@@ -127,16 +127,16 @@ def add_completion_flags(reader: Options) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write its stdout there as it comes; %%j is its number, %%A its array's, %%a its member's, %%x its name",
+        help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",
     )
-    reader.flag("-e", "--error", metavar="FILE", help="the same of its stderr; both may be one file")
+    reader.flag("-e", "--error", metavar="FILE", help="the same for its stderr; both may be one file")
     reader.flag(
-        "--notify", metavar="CMD", help="run this line in /bin/sh, here, when it has ended (an array: all of it)"
+        "--notify", metavar="CMD", help="run this line in /bin/sh on this node when it has ended (an array: all of it)"
     )
 
 
 def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
-    """What of it was given, as terms."""
+    """The options that were given. Raises UsageError."""
     found: dict[str, object] = {}
     for flag, key, pattern in (("-o", "output_file", flags.output), ("-e", "error_file", flags.error)):
         if pattern is not None:
@@ -153,7 +153,7 @@ def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
 
 
 def _absolute(pattern: str, flag: str) -> bytes:
-    """The pattern as a whole path; a % in the name of the directory we are in stands for itself."""
+    """The pattern as an absolute path; a % in the working directory stands for itself."""
     raw = os.path.expanduser(os.fsencode(pattern))
     if not raw or raw.endswith(b"/"):
         raise UsageError(f"{flag} {pattern!r} names no file", hint=f"such as:  {flag.rpartition(' ')[2]} out-%j.txt")
@@ -161,7 +161,7 @@ def _absolute(pattern: str, flag: str) -> bytes:
         try:
             here = os.getcwdb()
         except FileNotFoundError:
-            raise UsageError(f"{flag} {pattern!r}: the directory you are in has been removed") from None
+            raise UsageError(f"{flag} {pattern!r}: the current directory has been removed") from None
         raw = os.path.join(here.replace(b"%", b"%%"), raw)
     if len(raw) > PATH_BYTES_MAX:
         raise UsageError(f"{flag}: the path has {len(raw)} bytes; at most {PATH_BYTES_MAX} are allowed")
@@ -174,25 +174,29 @@ OOM_RETRIES_MAX = 16
 
 def add_device_flags(reader: Options) -> None:
     """The flags by which a task asks for GPUs and other devices."""
-    reader.flag("-G", "--gpus", type=gpus, metavar="N", help="GPUs, all of one node; 0.25: that part of one")
+    reader.flag("-G", "--gpus", type=gpus, metavar="N", help="GPUs, all on one node; 0.25: a fraction of one")
     reader.flag("--gpu-mem", type=units.size, metavar="12G", help="memory of each GPU")
     reader.flag(
         "--gpu-prefer",
         action="append",
         default=[],
         metavar="0,1",
-        help="these first: numbers, beginnings of names (GPU-ab12), or patterns of models (A100*)",
+        help="GPUs to take first: numbers, prefixes of names (GPU-ab12), or patterns of models (A100*)",
     )
     reader.flag(
-        "--gpu-wait", choices=("queue", "schedule"), help="if those have no room: wait for them, or take others"
+        "--gpu-wait",
+        choices=("queue", "schedule"),
+        help="if these have no room: wait for them (queue), or take others (schedule)",
     )
     reader.flag("--gpu-wait-max", type=units.duration, metavar="10m", help="after this, queue becomes schedule")
-    reader.flag("--gpu-share", choices=("auto", "exclusive", "time"), help="with whom it shares its GPUs")
+    reader.flag(
+        "--gpu-share", choices=("auto", "exclusive", "time"), help="whether it shares its GPUs with other tasks"
+    )
     reader.flag(
         "--gpu-oom-retries",
         type=whole(0, OOM_RETRIES_MAX),
         metavar="N",
-        help="out of GPU memory: tried again so often with more (default 2, 0: never)",
+        help="retries with more GPU memory after it ran out of that (default 2, 0: never)",
     )
     reader.flag(
         "-l", "--device", action="append", default=[], type=device, metavar="KIND=N", help="other devices (repeatable)"
@@ -200,15 +204,15 @@ def add_device_flags(reader: Options) -> None:
 
 
 def gpus(text: str) -> float:
-    """A whole number of GPUs, or a part of one."""
+    """A number of GPUs, or a fraction of one."""
     try:
         number = float(text)
     except ValueError:
         number = -1.0
     if not 0 <= number <= GPUS_MAX:
-        raise ArgumentTypeError(f"{text!r} is no number of GPUs; such as 1, 4, or 0.25 for a part of one")
+        raise ArgumentTypeError(f"{text!r} is not a number of GPUs; such as 1, 4, or 0.25 for a fraction of one")
     if number > 1 and number != int(number):
-        raise ArgumentTypeError(f"{text!r} is neither whole GPUs nor a part of one; such as 2, or 0.5")
+        raise ArgumentTypeError(f"{text!r} is neither a whole number nor below 1; such as 2, or 0.5")
     return number
 
 
@@ -217,31 +221,29 @@ def device(text: str) -> tuple[str, int]:
     name, equals, number = text.partition("=")
     count = number if equals else "1"
     if not name or not count.isdecimal() or not 1 <= int(count) <= GPUS_MAX:
-        raise ArgumentTypeError(f"{text!r} is no kind of device and number; such as fpga=1")
+        raise ArgumentTypeError(f"{text!r} is not KIND=N; such as fpga=1")
     if name == "gpu":
-        raise ArgumentTypeError("GPUs are asked for with -G")
+        raise ArgumentTypeError("GPUs are requested with -G")
     return name, int(count)
 
 
 def device_request(flags: Namespace, verb: str) -> dict[str, object]:
-    """The part of a request that is about devices. Raises UsageError for what makes no sense together."""
+    """The part of a request about devices. Raises UsageError if flags contradict each other."""
     about_gpus = ("gpu_mem", "gpu_prefer", "gpu_wait", "gpu_wait_max", "gpu_share")
     given = [name for name in about_gpus if getattr(flags, name)]
     given += ["gpu_oom_retries"] if flags.gpu_oom_retries is not None else []
     if given and not flags.gpus:
-        raise UsageError(
-            f"{verb}: --{given[0].replace('_', '-')} is about GPUs, and none is asked for", hint="add  -G 1"
-        )
+        raise UsageError(f"{verb}: --{given[0].replace('_', '-')} needs GPUs, and none is requested", hint="add  -G 1")
     if len({name for name, _ in flags.device}) < len(flags.device):
-        raise UsageError(f"{verb}: one kind of device is asked for twice", hint="such as:  -l fpga=2")
+        raise UsageError(f"{verb}: the same kind of device is given twice", hint="such as:  -l fpga=2")
     found: dict[str, object] = {"devices": flags.device or None}
     if not flags.gpus:
         return found
     is_part = flags.gpus < 1
     if is_part and flags.gpu_share == "exclusive":
-        raise UsageError(f"{verb}: a part of a GPU is shared with others, and --gpu-share exclusive was given")
+        raise UsageError(f"{verb}: a fraction of a GPU cannot be exclusive (--gpu-share)")
     if flags.gpu_wait_max and flags.gpu_wait != "queue":
-        raise UsageError(f"{verb}: --gpu-wait-max is when waiting ends", hint="add  --gpu-wait queue")
+        raise UsageError(f"{verb}: --gpu-wait-max is only for --gpu-wait queue", hint="add  --gpu-wait queue")
     return found | {
         "gpus": 1 if is_part else int(flags.gpus),
         "gpu_fraction": flags.gpus if is_part else None,

@@ -29,25 +29,24 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 SECOND_INTERRUPT_S = 2.0
-"""A second Ctrl-C within this stops the task for good."""
+"""A second Ctrl-C within this cancels the task."""
 RECONNECT_S_MAX = 60.0
-"""An agent that went away is looked for so long."""
+"""Patience with an agent that went away."""
 RECONNECT_LOOK_S = 0.1
 WHY_AFTER_S = 5.0
-"""Of a task that has not begun after so long it is said why, …"""
+"""A task that has not started after this long: its reason is said, …"""
 WHY_WIDTH_MAX = 200
-"""… in no more than this, …"""
+"""… in at most this width, …"""
 TOLD_BEFORE = "no node known can ever run it"
-"""… unless it is no more than what was said when it was submitted."""
+"""… unless it was already said at its submission."""
 SIGNALS_UNHANDLED_MAX = 3
-"""An agent that stops in the middle of a word holds everything up: so many signals end that."""
+"""An agent that stops in the middle of a frame blocks the loop: after this many signals we give up."""
 TOLD_IN_WORDS = (124, 126, 127)
 WITHOUT_ROOM = "; the disk of "
 """In the reason of a task whose output may not have been kept."""
 """Exit codes whose reason is worth a line: time limit, cannot execute, not found."""
 DETACHED = 131
-"""Our exit code when Ctrl-\\ left the task to itself: as of a command that this key has ended, so that nothing which
-follows with && goes on."""
+"""Exit code after Ctrl-\\: that of a command which this key ends, so that nothing after && runs."""
 _CAUGHT = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -61,7 +60,7 @@ _HARMLESS = (signal.SIGWINCH, signal.SIGCONT)
 
 
 class Detached(Exception):
-    """The user has left the task to itself."""
+    """The user has detached from the task."""
 
 
 class TaskSession:
@@ -75,7 +74,7 @@ class TaskSession:
     """
 
     DETACHES = True
-    """Whether what is followed can be left to itself."""
+    """Whether the user can detach."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class TaskSession:
 
     @property
     def client(self) -> Client:
-        """The connection to the agent: another one, if the agent went away meanwhile."""
+        """The connection to the agent; a new one after the agent went away."""
         return self._client
 
     def __enter__(self) -> Self:
@@ -137,7 +136,7 @@ class TaskSession:
         os.close(writing)
 
     def follow(self, task: str) -> dict[str, Any]:
-        """Hand on the task's output as it comes; its state, exit code and reason when it has ended. Raises Detached."""
+        """Pass the task's output on until it has ended → its state, exit code and reason. Raises Detached."""
         self._task = task
         self._target = {"task": task}
         self._why_due_s = time.monotonic() + WHY_AFTER_S
@@ -156,18 +155,18 @@ class TaskSession:
             raise
 
     def _reader_gone(self) -> None:
-        """Nobody reads what we write any more."""
+        """Cancel the task, since the reader of our output is gone."""
         self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
 
     def _ask(self) -> None:
         asked: dict[str, object] = {"task": self._task, "follow": True, "tells_start": True, **self._tail}
         self._request = self._client.send("output", **asked, done_with=self._is_source)
-        self._tail = {}  # after a reconnection what was shown is skipped
+        self._tail = {}  # after a reconnection, what was shown is skipped
 
     # -- one turn ------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> dict[str, Any] | None:
-        """Wait until something can be done, and do it. → how the task ended, once it has."""
+        """Wait for an event and handle it → the end of the task, None before that."""
         stdin = self._stdin
         poll = select.poll()
         agent = self._client.fileno()
@@ -186,7 +185,7 @@ class TaskSession:
         ready = dict(poll.poll(timeout_ms))
         if self._wakeup[0] in ready:
             os.read(self._wakeup[0], 4096)
-        if not self._lost_until_s:  # else it is not known whether anybody hears of them
+        if not self._lost_until_s:  # while reconnecting, the agent may not receive them
             self._handle_signals()
             self._ask_why()
         ended = None
@@ -197,7 +196,7 @@ class TaskSession:
         return ended
 
     def _ask_why(self) -> None:
-        """Once, of a task that has not begun by then."""
+        """Ask once why the task has not started."""
         if self._why_due_s is not None and time.monotonic() >= self._why_due_s:
             self._why_due_s = None
             self._why_request = self._client.send("why", task=self._task)
@@ -224,7 +223,7 @@ class TaskSession:
         return None
 
     def _begins(self, where: dict[str, Any]) -> None:
-        """The output of an attempt comes: from its beginning, unless some of it was shown before a reconnection."""
+        """Begin with the output of an attempt, without what was shown before a reconnection."""
         attempt = int(where.get("attempt") or 0)
         self._skips = dict(self._shown) if attempt == self._attempt else {}
         if attempt != self._attempt:
@@ -232,7 +231,7 @@ class TaskSession:
         self._attempt = attempt
 
     def _runs(self, where: dict[str, Any]) -> None:
-        """An attempt runs, and its output begins."""
+        """Note that an attempt runs."""
         self._why_due_s, self._why_request = None, -1
         self._begins(where)
         if self._has_terminal:
@@ -265,7 +264,7 @@ class TaskSession:
         self._send_input(stdin)
 
     def _send_input(self, stdin: StdinReader) -> None:
-        """What was read and not sent. A piece that does not get through stays unsent."""
+        """Send the pieces that were read. A piece that cannot be sent stays unsent."""
         more: dict[str, object] = {"is_source": True} if self._is_source else {}
         while stdin.unsent:
             offset, data = stdin.unsent[0]
@@ -275,12 +274,12 @@ class TaskSession:
             stdin.sent(request)
 
     def _end_input(self) -> None:
-        """The task takes no more, so no more is read here; should another attempt read on, that is where it ends."""
+        """End the input, since the task takes no more; another attempt would read the same."""
         if self._is_source and not self._has_terminal:
             self._client.send("input", **self._target, ends=True, is_source=True)
 
     def _claim_input(self, stdin: StdinReader) -> None:
-        """Say that its input goes on coming from here, although there may be nothing to send for long."""
+        """Claim the input again after a reconnection, although there may be nothing to send."""
         if stdin.is_open:
             offset = 0 if self._has_terminal else stdin.at
             request = self._client.send("input", **self._target, offset=offset, is_source=self._is_source)
@@ -293,11 +292,11 @@ class TaskSession:
     # -- signals -------------------------------------------------------------------------------------------------------
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
-        """Runs between two instructions of the main thread: only notes it, for the loop."""
+        """Note a signal for the loop. Runs between two instructions of the main thread."""
         self._waiting.append(number)
         unhandled = [number for number in self._waiting if number not in _HARMLESS]
         if len(unhandled) > (SIGNALS_UNHANDLED_MAX if self._task else 1):
-            raise KeyboardInterrupt  # the agent does not even answer the submit, or has stopped in the middle of a word
+            raise KeyboardInterrupt  # the agent does not answer the submit, or stopped in the middle of a frame
 
     def _handle_signals(self) -> None:
         while self._waiting:
@@ -336,7 +335,7 @@ class TaskSession:
         self._cancels.add(self._client.send("cancel", tasks=[self._task], signal=int(stop_signal)))
 
     def _stop(self) -> None:
-        """Ctrl-Z: the task stands still with us. It gets SIGSTOP: SIGTSTP stops nothing in a session without a shell."""
+        """Handle Ctrl-Z: stop the task and us. The task gets SIGSTOP, since SIGTSTP stops nothing in a session without a shell."""
         self._raw.leave()
         self._client.send("signal", **self._target, signal=int(signal.SIGSTOP))
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -346,7 +345,7 @@ class TaskSession:
             self._resize()
 
     def _hung_up(self) -> None:
-        """Our terminal is gone: the task is told, unless it is to be kept."""
+        """Our terminal is gone: cancel the task, unless it is to be kept."""
         if self._attends:
             self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGHUP))
         raise SystemExit(128 + signal.SIGHUP)
@@ -354,12 +353,12 @@ class TaskSession:
     def _detach(self) -> None:
         self._raw.leave()
         if self._has_terminal:
-            os.write(2, b"\r\n")  # what is said next begins a line
+            os.write(2, b"\r\n")  # the next message begins a line
         self._client.call("detach", task=self._task)
         raise Detached
 
     def _answered(self, answered: int, kind: str, body: dict[str, Any]) -> None:
-        """A signal that could not be delivered means that nothing runs yet (or no longer): then it is cancelled."""
+        """Handle an answer to another request. A signal that could not be delivered means that the task does not run: cancel it."""
         if self._stdin is not None and self._stdin.is_of(answered):
             why = self._stdin.answered(answered, kind, body)
             if not why and not self._stdin.is_open and body.get("wanted") is False:
@@ -383,7 +382,7 @@ class TaskSession:
     # -- an agent that goes away ---------------------------------------------------------------------------------------
 
     def _reconnect(self, error: AgentUnavailable) -> None:
-        """Find the agent again, and go on from where we were. Raises AgentUnavailable if it stays away."""
+        """Reconnect to the agent and resume. Raises AgentUnavailable if it stays away."""
         if not self._lost_until_s:
             self._lost_until_s = time.monotonic() + RECONNECT_S_MAX
         self._raw.leave()
@@ -396,7 +395,7 @@ class TaskSession:
                 self._client = Client(self._client.path)
                 if self._attends:
                     self._client.call("attend", task=self._task)
-                self._waiting[:0] = self._forwarded.values()  # nobody has said that they arrived
+                self._waiting[:0] = self._forwarded.values()  # they may not have arrived
                 self._forwarded.clear()
                 self._cancels.clear()
                 self._ask()
@@ -424,7 +423,7 @@ class TaskSession:
 
 
 def told_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
-    """Our exit code for a task whose output is not complete: no success, and stderr says so."""
+    """The exit code for a task whose output is incomplete: never 0, and stderr says so."""
     if code or not missing_bytes:
         return code
     say(
@@ -435,20 +434,20 @@ def told_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
 
 
 def say_detached(task: str) -> int:
-    """What is said when a task was left to itself → our exit code."""
-    say(f"{task} runs on without us", f"join it again:  peerload attach {task}        peerload logs -f {task}")
+    """Say that the user has detached → the exit code."""
+    say(f"detached from {task}; it runs on", f"join it again:  peerload attach {task}        peerload logs -f {task}")
     return DETACHED
 
 
 def _needs_words(ended: dict[str, Any], code: int, reason: str) -> bool:
-    """Whether the exit code alone does not tell what was the matter."""
+    """Whether the exit code alone does not explain the failure."""
     if reason in ("", f"exit code {code}"):
         return False
     return code in TOLD_IN_WORDS or bool(ended.get("out_of")) or WITHOUT_ROOM in reason
 
 
 def told(ended: dict[str, Any], *, interrupted: bool) -> int:
-    """Our exit code; a line on stderr where the code alone would not tell."""
+    """The exit code for an ended task, with a line on stderr if the code alone does not explain it."""
     task, state, reason = str(ended.get("id", "")), str(ended.get("state", "")), str(ended.get("reason") or "")
     code = command.exit_code_of(ended)
     if state == "cancelled" and interrupted:
@@ -459,7 +458,7 @@ def told(ended: dict[str, Any], *, interrupted: bool) -> int:
         say(f"{task}: {printable(reason)}", f"it ran on {ended['node']}" if ended.get("node") else "")
     elif (
         state == "failed" and ended.get("node") and os.isatty(2)
-    ):  # elsewhere nothing but what the command says is read
+    ):  # only the command's own stderr is of interest elsewhere
         say(f"{task} failed on {printable(ended['node'])}: {printable(reason or f'exit code {code}')}")
     elif state == "cancelled":
         say(f"{task} was cancelled" + (f": {reason}" if reason else ""))
@@ -467,6 +466,6 @@ def told(ended: dict[str, Any], *, interrupted: bool) -> int:
 
 
 def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
-    """Whether it is a task of who types this, so that what it writes may do to this terminal what it likes. What another node
-    says of its users is believed only where all nodes are one person's."""
+    """Whether a task is this user's, so that its output may go to the terminal unchanged. The user that another node names is trusted
+    only if all nodes are one person's."""
     return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))

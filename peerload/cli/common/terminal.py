@@ -1,4 +1,4 @@
-"""The terminal that a command is typed at: raw while a command elsewhere uses it, its window, and how commands are told of it."""
+"""The user's terminal: its window, raw mode while a command on another node uses it, and variables that describe it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 DETACH_KEY = b"\x1c"
-"""Ctrl-\\ as a terminal sends it."""
+"""The byte of Ctrl-\\."""
 ROWS, COLUMNS = 24, 80
-"""Of a window that nobody knows."""
+"""The size of an unknown window."""
 
 
 def window() -> tuple[int, int]:
-    """The rows and columns of the window that our stdout, stdin or stderr is in."""
+    """The rows and columns of the terminal on stdout, stdin or stderr."""
     for descriptor in (1, 0, 2):
         try:
             columns, rows = os.get_terminal_size(descriptor)
@@ -31,25 +31,25 @@ def window() -> tuple[int, int]:
 
 
 class RawTerminal:
-    """The terminal on stdin, raw while `enter` … `leave`; does nothing if stdin is none."""
+    """Raw mode of the terminal on stdin between `enter` and `leave`; nothing happens if stdin is no terminal."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
 
     def enter(self) -> None:
-        """Every key is a byte from here on."""
+        """Switch to raw mode: every key is a byte."""
         if self._before is None and os.isatty(0):
             import termios
             import tty
 
             try:
                 self._before = termios.tcgetattr(0)
-                tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is for the command
-            except termios.error:  # hung up
+                tty.setraw(0, termios.TCSADRAIN)  # keys typed ahead are for the command
+            except termios.error:  # a hangup
                 self._before = None
 
     def leave(self) -> None:
-        """As it was."""
+        """Restore the terminal."""
         if self._before is not None:
             import termios
 
@@ -64,24 +64,24 @@ SCREENS = frozenset((
     "vi", "vim", "nvim", "view", "nano", "pico", "emacs", "joe", "micro", "less", "more", "most", "man", "top",
     "htop", "btop", "atop", "nvtop", "watch", "tmux", "screen", "mc", "ranger", "ncdu", "tig", "visidata", "vd",
 ))  # fmt: skip
-"""Programs that draw on a terminal."""
+"""Programs that draw on the screen."""
 TALKERS = frozenset((
     "bash", "sh", "dash", "zsh", "fish", "ksh", "csh", "tcsh", "python", "python2", "python3", "ipython",
     "ipython3", "node", "irb", "R", "julia", "octave", "ghci", "lua", "luajit", "sqlite3", "psql", "mysql",
     "redis-cli", "gdb", "lldb", "bc", "ftp", "sftp", "su", "passwd",
 ))  # fmt: skip
-"""Programs that talk with a user where they are told nothing else to do."""
+"""Programs that are interactive without arguments."""
 TALKS_WITH = frozenset(("-i", "-l", "-q", "--login", "--interactive", "--norc", "--noprofile"))
-"""Options with which they still do."""
+"""Options with which they still are."""
 BATCH = frozenset(("-b", "--batch", "-es", "-Es", "-batch"))
-"""Options with which programs that draw do not."""
+"""Options with which programs that draw do not draw."""
 TERM_DEFAULT = b"xterm"
 COLOURS_FORCED = ("CLICOLOR_FORCE=1", "FORCE_COLOR=1")
-"""The variables by which programs print colours although their output is no terminal."""
+"""Variables that make programs print colours though their output is no terminal."""
 
 
 def say_if_it_needs_a_terminal(argv: Sequence[bytes]) -> None:
-    """On stderr, of a command that waits for a user who sees nothing of it. ``argv``: what is to be run without `--pty`."""
+    """Say on stderr that a command needs a terminal. ``argv``: a command without `--pty`."""
     if not (os.isatty(0) and os.isatty(1)):
         return
     words = [word.decode("utf-8", "replace") for word in argv]
@@ -91,9 +91,9 @@ def say_if_it_needs_a_terminal(argv: Sequence[bytes]) -> None:
     if not draws and not talks:
         return
     what = (
-        "draws on a terminal, and has none"
+        "draws on a terminal, and it gets none"
         if draws
-        else "has no terminal: no prompt, and it reads what you type line by line"
+        else "gets no terminal: it shows no prompt and reads line by line"
     )
     import shlex
 
@@ -101,15 +101,15 @@ def say_if_it_needs_a_terminal(argv: Sequence[bytes]) -> None:
 
 
 def with_term(given: list[str]) -> list[str]:
-    """The variables a user has given (`K=V`), and what a program needs to know of the terminal, unless they say that."""
+    """The given variables (`K=V`) and TERM, unless it is among them."""
     if any(word.startswith("TERM=") for word in given):
         return given
     return [*given, f"TERM={os.fsdecode(os.environb.get(b'TERM') or TERM_DEFAULT)}"]
 
 
 def with_colours(given: list[str], *, has_terminal: bool) -> list[str]:
-    """The variables a user has given (`K=V`), and those by which programs know that their colours are seen. has_terminal: the
-    command gets a terminal of its own, else only ours is one, for both of its outputs."""
+    """The given variables (`K=V`) and those that make programs print colours, if the user sees them. has_terminal: the command gets a
+    terminal of its own."""
     if os.environ.get("NO_COLOR") or not (has_terminal or (os.isatty(1) and os.isatty(2))):
         return given
     wanted = [] if has_terminal or os.environ.get("TERM", "dumb") == "dumb" else list(COLOURS_FORCED)
@@ -120,6 +120,6 @@ def with_colours(given: list[str], *, has_terminal: bool) -> list[str]:
 
 
 def _own(wanted: list[str]) -> set[str]:
-    """Of these variables those that the user has set in the environment, which travel as they are."""
+    """The variables among these that the user has set in the environment; they travel anyway."""
     names = {word.partition("=")[0] for word in wanted} - {"COLORTERM"}
     return {name for name in names if name in os.environ}

@@ -122,22 +122,23 @@ def account(
         "sum_s": sum_s,
         "cpu_s": cpu_s,
         "cpus": len(os.sched_getaffinity(0)),
-        "mqtt": _by_type(counters, "mqtt "),
+        "mqtt": _by_type(counters),
         "handoffs": {name: _sum(counters, metric) for name, metric in HANDOFF_COUNTERS.items()},
-        "peer_link": {"sent": _sum(counters, "peer sent"), "received": _sum(counters, "peer received")},
+        "peer_link": {
+            "sent": _sum(counters, metrics.PEER_MESSAGES_SENT),
+            "received": _sum(counters, metrics.PEER_MESSAGES_RECEIVED),
+        },
     }
 
 
-def _by_type(counters: Mapping[str, Mapping[str, int]], prefix: str) -> dict[str, Any]:
+def _by_type(counters: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """MQTT messages of all agents together: published and received, and each by type."""
     told: dict[str, Any] = {}
-    for way in ("published", "received"):
-        start = f"{prefix}{way} "
-        types = sorted(
-            {name.removeprefix(start) for one in counters.values() for name in one if name.startswith(start)}
-        )
-        told[way] = _sum(counters, prefix + way)
-        counts = {kind: _sum(counters, start + kind) for kind in types}
+    names = (("published", metrics.MQTT_MESSAGES_PUBLISHED), ("received", metrics.MQTT_MESSAGES_RECEIVED))
+    for way, metric in names:
+        found = sorted({name for one in counters.values() for name in one if name.startswith(f"{metric}{{")})
+        counts = {name.partition('"')[2].removesuffix('"}'): _sum(counters, name) for name in found}
+        told[way] = sum(counts.values())
         told[f"{way}_by_type"] = {kind: count for kind, count in counts.items() if count}
     return told
 

@@ -1,1 +1,2 @@
-"""`peerload map`: inputs, templates, batches, job log, and what is shown meanwhile."""
+"""Commands made from a template and inputs: `map` with its job log and its display, and the arrays of `submit --each-line` and
+`--param`."""

@@ -1,8 +1,8 @@
-"""Where `map` has its inputs from: words after `:::`, lines of files after `::::`, lines of standard input.
+"""The inputs of `map`: words after `:::`, lines of files after `::::`, or lines of standard input.
 
-Several sources are combined: every value of one with every value of the next (the last changes fastest), or, after
-`:::+` and `::::+`, one with one. The values of the first source are taken as they come, so that there may be any number
-of them; those of the others are held, which has a bound.
+Several sources are combined: every value of one with every value of the next (the last changes fastest), or, after `:::+` and
+`::::+`, one with one. The first source is read as needed, so it may be of any length; the others are kept in memory, within a
+bound.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 SEPARATORS = (":::", ":::+", "::::", "::::+")
 READ_BYTES = 64 << 10
 LINE_BYTES_MAX = 1 << 20
-"""A line that is longer cannot be a word of a command."""
+"""A longer line cannot be a word of a command."""
 LINES_AHEAD_MAX = 1000
-"""Lines read that no task was made of yet; more are not read meanwhile."""
+"""Lines read ahead of the tasks made of them."""
 HELD_BYTES_MAX = 64 << 20
-"""Of all sources but the first."""
+"""Bound of all sources but the first."""
 
 
 class BadInput(UsageError):
-    """An input that no task can be made of; nothing is read after it."""
+    """An input that cannot become a task; nothing is read after it."""
 
 
 class LineReader:
-    """The lines of a file, read as they come, without their ends. ``ended``: there are no more than those in ``ahead``."""
+    """The lines of a file, read as needed, without their ends. ``ended``: there are no more than those in ``ahead``."""
 
     def __init__(self, name: str, end: bytes = b"\n", *, verb: str = "map") -> None:
         self.name = name
@@ -57,7 +57,7 @@ class LineReader:
             ) from None
 
     def read(self) -> None:
-        """What there is now; waits only if there is nothing. Raises BadInput."""
+        """Read what is there; block only if there is nothing. Raises BadInput."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except BlockingIOError:
@@ -82,7 +82,7 @@ class LineReader:
         self.ahead.extend(lines)
 
     def all(self) -> list[bytes]:
-        """Every line. Raises BadInput, also if they are too large to be held."""
+        """All lines. Raises BadInput, also if they exceed the bound."""
         size = 0
         found: list[bytes] = []
         while not self.ended:
@@ -93,14 +93,14 @@ class LineReader:
             if size > HELD_BYTES_MAX:
                 raise BadInput(
                     f"map: {printable(self.name)} has more than {size_text(HELD_BYTES_MAX)}",
-                    why="of several sources only the first may be as large as it likes",
-                    hint="name it first",
+                    why="of several sources only the first may be of any size",
+                    hint="name this source first",
                 )
         return found
 
 
 class MapInputs:
-    """The inputs of each task, in order. ``width``: how many each has."""
+    """The inputs of each task, in order. ``width``: the number of inputs of one task."""
 
     def __init__(self, first: LineReader | list[Values], others: Sequence[list[Values]], width: int) -> None:
         self.width = width
@@ -117,13 +117,13 @@ class MapInputs:
 
     @property
     def descriptor(self) -> int | None:
-        """What to wait for before `read`; None if there is nothing to wait for."""
+        """The descriptor to poll before `read`; None if there is nothing to read now."""
         stream = self._stream
         wants = stream is not None and not stream.ended and len(stream.ahead) < LINES_AHEAD_MAX
         return stream.descriptor if wants and stream is not None else None
 
     def read(self) -> None:
-        """Read on. Raises BadInput; then there is nothing more."""
+        """Read more. Raises BadInput, after which there is nothing more."""
         assert self._stream is not None
         try:
             self._stream.read()
@@ -133,7 +133,7 @@ class MapInputs:
 
     @property
     def total(self) -> int | None:
-        """How many tasks there are to be in all; None as long as that is not known."""
+        """The number of tasks in all; None while it is not known."""
         if self._known is not None:
             return self._known * self._each_first
         assert self._stream is not None
@@ -141,11 +141,11 @@ class MapInputs:
 
     @property
     def is_over(self) -> bool:
-        """Whether all were taken."""
+        """Whether all inputs were taken."""
         return self._is_over
 
     def stop(self) -> None:
-        """Take no more."""
+        """End the inputs."""
         self._is_over = True
 
     def next(self) -> Values | None:
@@ -187,7 +187,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]
 
 
 def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> MapInputs:
-    """The inputs that these sources are; without any the lines of standard input. Raises UsageError."""
+    """The inputs from these sources; without any, the lines of standard input. Raises UsageError."""
     if not sources:
         return MapInputs(LineReader("-", end), [], 1)
     groups = _groups(sources)
@@ -203,12 +203,12 @@ def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> M
 
 
 def _groups(sources: Sequence[tuple[str, list[str]]]) -> list[list[tuple[str, list[str]]]]:
-    """Sources that go together one with one; several files after one `::::` are sources of their own."""
+    """Groups of sources that are combined one with one; several files after one `::::` are sources of their own."""
     groups: list[list[tuple[str, list[str]]]] = []
     for separator, words in sources:
         kind, is_linked = separator.rstrip("+"), separator.endswith("+")
         if is_linked and not groups:
-            raise UsageError(f"map: {separator} has nothing before it to go with", hint=f"begin with  {kind}")
+            raise UsageError(f"map: {separator} needs a source before it", hint=f"begin with  {kind}")
         if kind == "::::" and not words:
             raise UsageError(
                 f"map: {separator} names no file", hint="such as:  :::: names.txt        words:  ::: a b c"

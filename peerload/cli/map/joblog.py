@@ -1,8 +1,8 @@
-"""The log of `map --joblog`: a line a task that has ended, with the columns of GNU parallel's.
+"""The log of `map --joblog`: one line for each ended task, with the columns of GNU parallel.
 
 Seq, Host, Starttime (Unix s), JobRuntime (s), Send (always 0), Receive (bytes of stdout), Exitval, Signal, Command. In a
-command a line break is written as NUL, as GNU parallel does. Whole lines are appended with one write each, so that what
-is there after a crash is what has ended; a line that was cut off is dropped when it is read again.
+command a line break is written as NUL, as GNU parallel does. Each line is appended by one write, so
+after a crash the file has the tasks that had ended; an incomplete last line is dropped when the file is read.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 HEADER = b"Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n"
 COLUMNS = 9
 SEQUENCE_MAX = 10_000_000
-"""A greater number in a log is no task's."""
+"""The greatest sequence number of a task."""
 
 
 class Joblog:
-    """One file. ``resumes``: it is read first and appended to, else it begins anew; ``again_failed``: a task that failed
-    counts as not done. Raises UsageError if it cannot be used."""
+    """One job log. ``resumes``: read it first and append to it, else start it anew; ``again_failed``: failed tasks count as not done.
+    Raises UsageError if it cannot be used."""
 
     def __init__(self, path: str, *, resumes: bool = False, again_failed: bool = False) -> None:
         self._path = path
         self._done = array("Q")
-        """By sequence number, what tells its command from others; 0: it is to be done."""
+        """By sequence number the checksum of the command; 0: it is to be done."""
         self.skipped = 0
         kept = 0
         try:
@@ -62,7 +62,7 @@ class Joblog:
         return True
 
     def add(self, number: int, ended: dict[str, object], command: bytes) -> None:
-        """A task has ended: ``ended`` as `wait` tells it. Raises PeerloadError if it cannot be written."""
+        """Note the end of a task. ``ended``: the part of the answer to `wait`. Raises PeerloadError if it cannot be written."""
         started_at, ended_at = _number(ended.get("started_at")), _number(ended.get("ended_at"))
         code, signal = ended.get("exit_code"), ended.get("signal") or 0
         exit_code = 0 if signal else code if isinstance(code, int) else 125
@@ -85,7 +85,7 @@ class Joblog:
             ) from None
 
     def _read(self, *, again_failed: bool) -> int:
-        """Take up what is done. → how much of the file is whole lines."""
+        """Read which tasks are done → the bytes of the file that are whole lines."""
         kept = 0
         for line in self._lines():
             kept += len(line)
@@ -107,13 +107,13 @@ class Joblog:
 
     def _no_joblog(self, line: bytes) -> UsageError:
         return UsageError(
-            f"map: {printable(self._path)} is no joblog",
+            f"map: {printable(self._path)} is not a joblog",
             why=f"it has the line {printable(line[:80])}",
             hint="another:  --joblog FILE",
         )
 
     def _lines(self) -> Iterator[bytes]:
-        """Whole lines, with their ends."""
+        """The whole lines of the file, with their ends."""
         os.lseek(self._file, 0, os.SEEK_SET)
         rest = b""
         while data := os.read(self._file, 1 << 20):
@@ -123,7 +123,7 @@ class Joblog:
 
 
 def _mark(command: bytes) -> int:
-    """What tells a command from others, never 0; the same in every process."""
+    """A checksum of a command, never 0; the same in every process."""
     from zlib import adler32, crc32
 
     written = command.replace(b"\n", b"\0")

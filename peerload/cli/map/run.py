@@ -1,9 +1,9 @@
-"""The work of `map`: tasks go to the agent some at a time, and what becomes of them is taken as it comes.
+"""The main loop of `map`: it submits tasks in batches and receives their ends.
 
-One connection carries everything: batches of tasks (`submit` with a command line each), and for each batch a `wait` that
-tells each end with its output. Nothing is asked task by task. At most SUBMITTED_MAX tasks are unfinished, so that inputs
-without end are taken at the pace of the work. If the agent goes away it is waited for: what was submitted is submitted
-again under the same token, which is safe, and waited for again.
+One connection carries everything: `submit` for each batch, with a command line for each task, and a `wait` for each batch, whose
+answer has each end with its output. There is no request for a single task. At most SUBMITTED_MAX tasks are unfinished, so endless
+inputs are read at the pace of the work. If the agent goes away, the loop waits for it, submits unanswered batches again under the
+same token, which is safe, and waits for the others again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from peerload.cli.map.template import CommandTemplate
 
 ARGV_BYTES_MAX = 1 << 20
-"""As peerload.model.task has it."""
+"""The bound of peerload.model.task."""
 WORD_BYTES = 5
-"""What each word takes besides its own bytes."""
+"""Overhead of each word."""
 
 
 class MapTask:
-    """One that was submitted and has not ended."""
+    """A task that was submitted and has not ended."""
 
     __slots__ = ("argv", "number", "values")
 
@@ -50,7 +50,7 @@ class MapTask:
 
 
 class MapBatch:
-    """Tasks that were submitted together, by member number. ``id``: "" until the agent has said it."""
+    """Tasks that were submitted together, by member number. ``id``: "" until the agent has answered."""
 
     __slots__ = ("argv", "id", "left", "token")
 
@@ -62,7 +62,7 @@ class MapBatch:
 
 
 def checked_size(number: int, argv: list[bytes]) -> int:
-    """Bytes of the command line of a task. Raises BadInput for what no process can be given."""
+    """The size of the command line of a task. Raises BadInput if no process can be started with it."""
     size = sum(len(word) + WORD_BYTES for word in argv)
     if size > ARGV_BYTES_MAX:
         raise BadInput(
@@ -80,12 +80,12 @@ def checked_size(number: int, argv: list[bytes]) -> int:
 
 
 PERCENT_AFTER = 3
-"""A share of the tasks counts when so many have ended."""
+"""A percentage counts only after this many tasks have ended."""
 _COUNTED = ("fail", "success", "done")
 
 
 class Halt:
-    """``is_now``: what runs is stopped, too. Raises UsageError for words that make no sense."""
+    """The condition of `--halt`. ``is_now``: running tasks are stopped, too. Raises UsageError."""
 
     def __init__(self, text: str = "never") -> None:
         when, comma, what = text.partition(",")
@@ -108,7 +108,7 @@ class Halt:
             self._share = int(digits) / 100
 
     def is_due(self, *, failed: int, succeeded: int) -> bool:
-        """Whether it is time, when so many have ended."""
+        """Whether the condition holds."""
         ended = failed + succeeded
         count = {"fail": failed, "success": succeeded, "done": ended}.get(self._counted, 0)
         if self._number:
@@ -117,21 +117,21 @@ class Halt:
 
 
 SUBMITTED_MAX = 2000
-"""Tasks that were submitted and have not ended."""
+"""Bound of tasks that were submitted and have not ended."""
 BATCHES_MAX = 500
-"""Each is a request of its own until it has ended, of which an agent takes so many of one client."""
+"""Bound of batches: each is a pending request, and an agent bounds those of one client."""
 BATCH_TASKS_MAX = 250
 BATCH_BYTES_MAX = 1 << 20
-"""What is submitted at once; a frame may be larger."""
+"""Bound of one submission; a frame may be larger."""
 RECONNECT_S_MAX = 60.0
-"""So long an agent that went away is waited for."""
+"""Patience with an agent that went away."""
 RECONNECT_EVERY_S = 0.25
 FULL_RETRY_S = 1.0
-"""A full queue is tried again after this."""
+"""Pause before a full queue is tried again."""
 LOOK_EVERY_S = 1.0
-"""How often the bar is drawn while nothing happens."""
+"""Pause between two drawings of the bar while nothing happens."""
 FAILURES_KEPT_MAX = 1000
-"""Failed tasks that are remembered by name; of more only the number is told."""
+"""Failed tasks that are remembered by id; more are only counted."""
 
 
 class Mapping:
@@ -204,12 +204,12 @@ class Mapping:
 
     @property
     def signal(self) -> int:
-        """The first signal that came, 0 if none did."""
+        """The first signal received; 0 if none was."""
         return self._signals[0] if self._signals else 0
 
     @property
     def total(self) -> int | None:
-        """How many tasks there are to be, less those that were done before; None if that is not known yet."""
+        """The number of tasks, without those that were done before; None while it is not known."""
         total = self._inputs.total
         skipped = self._joblog.skipped if self._joblog is not None else 0
         return total - skipped if total is not None else None
@@ -217,8 +217,9 @@ class Mapping:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def run(self, view: MapView) -> None:
-        """Submit tasks until all have ended, and have ``view`` show them. Raises what the agent refuses, if nothing was submitted; AgentUnavailable if it went away
-        for good; KeyboardInterrupt at a second signal, when what is left was cancelled at once."""
+        """Submit tasks until all have ended, and have ``view`` show them. Raises the refusal of the
+        agent if nothing was submitted; AgentUnavailable if it went away for good; KeyboardInterrupt at a second signal, when the
+        remaining tasks were killed."""
         self._view = view
         try:
             while True:
@@ -271,7 +272,7 @@ class Mapping:
         return tasks
 
     def _give_up(self, error: PeerloadError) -> None:
-        """Take no more inputs; what was submitted goes on."""
+        """Take no more inputs; submitted tasks go on."""
         if self.problem is None:
             self.problem = error
         self._stops = True
@@ -285,7 +286,7 @@ class Mapping:
         self._asked[request] = ("submit", batch)
 
     def _step(self) -> None:
-        """Wait for whatever comes next, and take it."""
+        """Wait for a signal, an answer or input, and handle it."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         agent = self._client.fileno()
@@ -337,7 +338,7 @@ class Mapping:
             self._to_stop.append(batch.id)
 
     def _not_submitted(self, batch: MapBatch, body: dict[str, Any]) -> None:
-        """Refused: a full queue is tried again, anything else ends the map."""
+        """Handle a refusal: a full queue is tried again, anything else ends the map."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
         if body.get("code") == "slow-down" and not self._stops:
@@ -351,7 +352,7 @@ class Mapping:
         member = str(body.get("id", "")).rpartition(".")[2]
         task = batch.left.pop(int(member), None) if member.isdecimal() else None
         if task is None:
-            return  # told twice, after the agent was away
+            return  # repeated after a reconnection
         self._unfinished -= 1
         self.done += 1
         is_cancelled = body.get("state") == "cancelled"
@@ -382,10 +383,10 @@ class Mapping:
             self.failed_batches[batch.id] = None
 
     def _lost(self, batch: MapBatch, kind: str, body: dict[str, Any]) -> None:
-        """The agent waits for these no more, though they have not ended: it cannot read them."""
+        """Give up a batch that the agent cannot read any more."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
-        why = str(body.get("what") or "") if kind == "error" else "the agent waits for them no more"
+        why = str(body.get("what") or "") if kind == "error" else "the agent does not wait for them any more"
         self._give_up(
             PeerloadError(
                 f"{counted(len(batch.left), 'task')} of {batch.id} {'is' if len(batch.left) == 1 else 'are'} lost",
@@ -397,7 +398,7 @@ class Mapping:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _halts(self, body: dict[str, Any]) -> None:
-        """--halt says that it is enough."""
+        """Stop because the condition of --halt holds."""
         self.halted_by = body
         self._stops = True
         self._inputs.stop()
@@ -407,7 +408,7 @@ class Mapping:
         self._cancel(names)
 
     def _stop_late(self) -> None:
-        """Stop what was named, or may not have heard it, when the others were stopped."""
+        """Stop batches that got their id, or may not have heard the order, after the others were stopped."""
         names = self._to_stop
         if not names:
             return
@@ -417,7 +418,7 @@ class Mapping:
         self._cancel(names)
 
     def _kept_back(self, names: list[str]) -> list[str]:
-        """Hold those of these arrays that wait. → the tasks that are held now."""
+        """Hold the waiting tasks of these arrays → the tasks that are held now."""
         if not names:
             return []
         with Client(self._socket_path) as client:
@@ -431,7 +432,7 @@ class Mapping:
             self._asked[self._client.send("cancel", tasks=names)] = ("cancel", None)
 
     def _interrupted(self) -> None:
-        """The first signal: all that is left is cancelled, and its end is waited for."""
+        """Handle the first signal: cancel what is left and wait for its end."""
         os.read(self._wake_read, 64)
         self._stops = True
         self._inputs.stop()
@@ -439,7 +440,7 @@ class Mapping:
         self._cancel([batch.id for batch in self._batches.values() if batch.id])
 
     def _cancel_at_once(self) -> None:
-        """Nobody waits any more: KILL what is left, over a connection that nothing else is under way on."""
+        """Kill what is left without waiting, over a new connection."""
         names = [batch.id for batch in self._batches.values() if batch.id]
         unknown = sum(not batch.id for batch in self._batches.values())
         for number in self._before:
@@ -451,10 +452,10 @@ class Mapping:
             except PeerloadError as error:
                 say(f"not cancelled: {error}", f"peerload cancel {' '.join(names[:5])}")
         if unknown:
-            say("some tasks had been sent without an answer yet, and may run", "see:  peerload ls")
+            say("some submissions were not answered; their tasks may run", "see:  peerload ls")
 
     def _reconnect(self, error: AgentUnavailable) -> None:
-        """The agent went away: wait for it to come back, then go on. Raises AgentUnavailable if it does not."""
+        """Wait for an agent that went away, then go on. Raises AgentUnavailable if it does not come back."""
         self._client.close()
         if not self._batches:
             raise error
@@ -491,8 +492,8 @@ class Mapping:
         )
 
     def output(self, task: str) -> Iterator[dict[str, Any]]:
-        """The whole output of an ended task, over a connection of its own, and on from where it was if the agent goes away
-        meanwhile. What is missing of it is noted."""
+        """The whole output of an ended task, over a connection of its own; it resumes if the agent goes away meanwhile. Missing output is
+        noted."""
         gaps = OutputGaps()
         end: dict[str, Any] = {}
         came = {1: 0, 2: 0}
@@ -523,7 +524,7 @@ class Mapping:
             self.note_incomplete(task, f"{size_text(gaps.missing_bytes)} of its output are missing")
 
     def note_incomplete(self, task: str, why: str) -> None:
-        """Not all of the output of this task can be had; the first reason counts."""
+        """Note that the output of a task is incomplete; the first reason counts."""
         if task in self.incomplete:
             return
         self.incomplete_count += 1
@@ -532,7 +533,7 @@ class Mapping:
 
 
 def _beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None:
-    """What of a piece lies beyond the bytes of its stream that came before; None if nothing does. ``came`` is moved on."""
+    """The part of a piece beyond the bytes that came before; None if there is none. Updates ``came``."""
     stream, offset, data = piece["stream"], piece["offset"], piece["data"]
     known = came[stream] - offset
     if known >= len(data):

@@ -1,4 +1,4 @@
-"""What `map` prints: each task's output whole, in the order they end or were given in, and a bar with the time left."""
+"""The display of `map`: the output of each task in one piece, in the order of ends or inputs, and a progress bar."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     Fetch = Callable[[str], Iterator[dict[str, Any]]]
 
 KEPT_BYTES_MAX = 64 << 20
-"""Output held for --keep-order; beyond that it is asked for again when its turn comes."""
+"""Output kept in memory for --keep-order; beyond that it is fetched when its turn comes."""
 KEPT_TASKS_MAX = 10_000
-"""Ended tasks that wait for their turn; with more no others are submitted until it has come."""
+"""Bound of ended tasks that wait for their turn; no others are submitted meanwhile."""
 BAR_EVERY_S = 0.2
 LINES_EVERY_S = 10.0
-"""A bar that goes to no terminal is a line now and then."""
+"""Where stderr is no terminal, a line replaces the bar."""
 _BAR_WIDTH = 30
 COMMAND_WIDTH_MAX = 100
 COLUMNS, COLUMNS_MIN = 80, 20
 
 
 class MapResult:
-    """One task that has ended: its number, the inputs it had, and how it ended, as `wait` tells it."""
+    """A task that has ended: its number, its inputs, and its part of the answer to `wait`."""
 
     __slots__ = ("body", "number", "tag")
 
@@ -42,7 +42,7 @@ class MapResult:
 
 
 class MapView:
-    """What is shown of a map while it runs; this one shows nothing."""
+    """The display of a map while it runs; this one shows nothing."""
 
     @property
     def is_full(self) -> bool:
@@ -60,10 +60,9 @@ class MapView:
 
 
 class Outputs:
-    """Prints outputs byte for byte, stdout on 1 and stderr on 2, those of one task together.
+    """Prints outputs byte for byte, stdout on 1 and stderr on 2, the output of one task in one piece.
 
-    ``fetch(id)``: the pieces of an output that is not in the body. ``first``: the number that is first in order;
-    ``before``: called before anything is printed.
+    ``fetch(id)``: the pieces of an output that is not in the body. ``before``: called before anything is printed.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Outputs:
         self._kept_bytes = 0
 
     def ended(self, task: MapResult) -> None:
-        """Print it; or keep it until its turn comes."""
+        """Print the output of a task, or keep it until its turn comes."""
         if not self._keeps_order:
             self._print(task)
             return
@@ -93,17 +92,17 @@ class Outputs:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many wait for their turn that no more should come."""
+        """Whether the bound of kept tasks is reached."""
         return len(self._waiting) >= KEPT_TASKS_MAX
 
     def skipped(self, number: int) -> None:
-        """Nothing will come of this one."""
+        """A task was done in an earlier run: it has no output."""
         if self._keeps_order:
             self._waiting[number] = None
             self._print_ready()
 
     def finish(self) -> None:
-        """Print what still waits for others, which will not come."""
+        """Print all outputs that are still kept."""
         for number in sorted(self._waiting):
             self._release(self._waiting.pop(number))
 
@@ -142,7 +141,7 @@ class Outputs:
 
 
 class _Tagged:
-    """Puts a tag before each line of a stream."""
+    """A stream with a tag before each line."""
 
     def __init__(self, stream: int, tag: bytes) -> None:
         self._stream = stream
@@ -162,7 +161,7 @@ def _size(body: dict[str, Any]) -> int:
 
 
 class Bar:
-    """How far it is, on stderr: a line that is drawn again, or, where that is no terminal, a line now and then."""
+    """A progress bar on stderr; if that is no terminal, a line every few seconds."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -171,7 +170,7 @@ class Bar:
         self._is_drawn = False
 
     def show(self, done: int, failed: int, total: int | None, *, at_once: bool = False) -> None:
-        """So many of so many (None: not known yet) have ended."""
+        """Draw the bar, unless it was just drawn. ``total``: None if it is not known yet."""
         now_s = time.monotonic()
         every_s = BAR_EVERY_S if self._is_terminal else LINES_EVERY_S
         if now_s - self._drawn_s < every_s and not at_once:
@@ -187,7 +186,7 @@ class Bar:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Make room for other lines."""
+        """Erase the bar, to make room for other lines."""
         if self._is_drawn:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -196,7 +195,7 @@ class Bar:
 
 
 def bar_text(done: int, failed: int, total: int | None, spent_s: float) -> str:
-    """``[#####     ] 50% 5/10  1 failed  ETA 12s``; without a total what is known."""
+    """``[#####     ] 50% 5/10  1 failed  ETA 12s``; without a total ``5 done  1 failed  12s``."""
     told = f"  {failed} failed" if failed else ""
     if total is None:
         return f"{done} done{told}  {duration_text(spent_s)}"

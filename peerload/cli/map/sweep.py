@@ -1,5 +1,5 @@
-"""Arrays whose members differ: `submit --each-line FILE` has one for each line, `--param lr=0.1,0.01 --param seed=1-5` one for
-each combination of values."""
+"""Arrays whose members run different commands: one for each line of a file (`submit --each-line FILE`), or one for each combination
+of parameters (`--param lr=0.1,0.01 --param seed=1-5`)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 LINES_MAX = 100_000
 COMMANDS_BYTES_MAX = 3 << 20
-"""What an array's commands may have in all: they go in one frame, with the rest of the request."""
+"""Bound of all commands of an array: they travel in one frame."""
 WORD_BYTES = 5
-"""What each word takes besides its own bytes."""
+"""Overhead of each word."""
 VALUES_MAX = 100_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?")
 _PLACE = re.compile(rb"\{([A-Za-z_][A-Za-z0-9_]{0,39})(//|/\.|/|\.)?\}")
-"""`{lr}`; as with `{1}`, `{path/.}` and the like change the value."""
+"""`{lr}`; `{path/.}` and the like change the value, as with `{1}`."""
 _HINT = "such as:  peerload submit --param lr=0.1,0.01 --param seed=1-5 python train.py --lr {lr} --seed {seed}"
 
 
@@ -38,13 +38,13 @@ def commands_of_parameters(flags: Namespace, spec: dict[str, Any]) -> list[list[
     """The command line of each combination: the last parameter changes fastest. Raises UsageError and BadRequest."""
     if flags.array is not None or flags.each_line is not None:
         other = "--array" if flags.array is not None else "--each-line"
-        raise UsageError(f"submit: --param and {other} contradict each other", hint="the combinations are the members")
+        raise UsageError(f"submit: --param and {other} contradict each other", hint="each combination is a member")
     names: list[str] = []
     sources: list[list[tuple[bytes, ...]]] = []
     for word in flags.param:
         name, equals, text = word.partition("=")
         if not equals or not _NAME.fullmatch(name) or not text:
-            raise UsageError(f"submit: --param {printable(word[:60])!r} is no parameter with values", hint=_HINT)
+            raise UsageError(f"submit: --param {printable(word[:60])!r} is not a parameter with values", hint=_HINT)
         names.append(name)
         sources.append([(os.fsencode(value),) for value in values(text)])
     for file in flags.param_file:
@@ -63,7 +63,7 @@ def commands_of_parameters(flags: Namespace, spec: dict[str, Any]) -> list[list[
 
 
 def values(text: str) -> list[str]:
-    """``0.1,0.01`` and ``1-5``, ``0-9:3``, ``01-10`` as single values. Raises UsageError."""
+    """The single values of ``0.1,0.01``, ``1-5``, ``0-9:3`` or ``01-10``. Raises UsageError."""
     found: list[str] = []
     for part in text.split(","):
         span = _RANGE.fullmatch(part)
@@ -81,7 +81,7 @@ def values(text: str) -> list[str]:
 
 
 def _table(file: str) -> tuple[list[str], list[tuple[bytes, ...]]]:
-    """The names in the first line of a CSV file and the rows below it: combinations as they are. Raises UsageError."""
+    """The names in the first line of a CSV file, and the rows below: one combination each. Raises UsageError."""
     shown = printable(file)
     try:
         descriptor = sys.stdin.fileno() if file == "-" else file
@@ -97,16 +97,16 @@ def _table(file: str) -> tuple[list[str], list[tuple[bytes, ...]]]:
     names, rows = lines[0], lines[1:]
     for name in names:
         if not _NAME.fullmatch(name):
-            raise UsageError(f"submit: --param-file {shown}: {printable(name)!r} is no name of a parameter")
+            raise UsageError(f"submit: --param-file {shown}: {printable(name)!r} is not a valid name of a parameter")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(names):
             why = f"row {number} has {len(row)} values, the first line has {len(names)} names"
-            raise UsageError(f"submit: --param-file {shown} is no table", why=why)
+            raise UsageError(f"submit: --param-file {shown} is not a table", why=why)
     return names, [tuple(map(os.fsencode, row)) for row in rows]
 
 
 def _numbered(word: bytes, names: list[str]) -> bytes:
-    """`{lr}` as `{1}`, which `CommandTemplate` fills."""
+    """The word with `{1}` for `{lr}`, as `CommandTemplate` has it."""
 
     def number(place: re.Match[bytes]) -> bytes:
         name = place[1].decode()
@@ -116,7 +116,7 @@ def _numbered(word: bytes, names: list[str]) -> bytes:
 
 
 def _check_all_used(words: list[bytes], names: list[str]) -> None:
-    """Raises UsageError for a parameter that would change nothing."""
+    """Raise UsageError for a parameter that the command does not use."""
     text = b"\0".join(words)
     for number, name in enumerate(names, start=1):
         if b"{}" not in text and not re.search(rb"\{%d(//|/\.|/|\.)?\}" % number, text):
@@ -129,7 +129,7 @@ def commands_of_lines(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes
     """The command line of each member. Raises UsageError for a file that cannot be read or has no lines, BadRequest for
     too many."""
     if flags.array is not None:
-        raise UsageError("submit: --array and --each-line contradict each other", hint="the lines are the members")
+        raise UsageError("submit: --array and --each-line contradict each other", hint="each line is a member")
     name = printable(flags.each_line)
     is_shell = flags.shell is not None
     template = CommandTemplate(spec["argv"][-1:] if is_shell else spec["argv"], is_shell=is_shell, verb="submit")
@@ -148,8 +148,7 @@ def _lines(file: str) -> Iterator[bytes]:
 
 
 def gathered(template: CommandTemplate, rows: Iterable[tuple[bytes, ...]], name: str) -> list[list[bytes]]:
-    """The command line for each row of values. Raises BadRequest for too many, and for what no command can have. name: where
-    they come from."""
+    """The command line for each row of values. name: their source. Raises BadRequest for too many, and for a NUL byte."""
     found: list[list[bytes]] = []
     size = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""A command with places in it for an input: `{}` and its kin, as `map` and `submit --each-line` fill them."""
+"""A command with placeholders for inputs, `{}` and the like, for `map` and `submit --each-line`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHELL = (b"/bin/sh", b"-c")
 
 
 class CommandTemplate:
-    """A command line whose places are filled for each task.
+    """A command line whose placeholders are filled for each task.
 
-    ``words``: of a command; or one line for /bin/sh (``is_shell``), in which inputs are quoted, so that each stays one
-    word of it. A command without any place has the inputs appended. ``inputs``: how many there are for each task. Raises
-    UsageError for a place that nothing can fill.
+    ``words``: the words of a command, or one line for /bin/sh (``is_shell``), in which inputs are quoted, so that each stays one word.
+    Inputs are appended to a command without placeholders. ``inputs``: the number of inputs of each task. Raises UsageError for a
+    placeholder that no input fills.
     """
 
     def __init__(self, words: Sequence[bytes], *, is_shell: bool, inputs: int = 1, verb: str = "map") -> None:
@@ -103,7 +103,7 @@ _CHANGES: dict[bytes, Callable[[bytes], bytes]] = {
 
 
 def shown(argv: Sequence[bytes]) -> bytes:
-    """A command line as one would type it: of a line for the shell that line."""
+    """A command line as one types it; a line for the shell as it is."""
     if tuple(argv[:2]) == SHELL and len(argv) == len(SHELL) + 1:
         return argv[-1]
     return b" ".join(_quoted(word) for word in argv)

@@ -11,9 +11,9 @@ from peerload.model.errors import PeerloadError
 
 
 def main(words: list[str]) -> int:
-    """Run the verb: until SIGTERM, Ctrl-C or `peerload down`."""
+    """Run the agent until SIGTERM, Ctrl-C or `peerload down`."""
     flags = agent_options(
-        "agent", "Be the agent, in the foreground; it logs to stderr. `peerload up` starts one in the background."
+        "agent", "Run the agent in the foreground; it logs to stderr. `peerload up` starts one in the background."
     ).read(words)
     from peerload.agent.main import run
 
@@ -31,7 +31,7 @@ Start the tasks of all users of this machine, for the agent of its service. Runs
 
 
 def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
-    """Become it: a small process of its own kind, that has loaded nothing else."""
+    """Replace this process by the launcher, which has nothing else loaded."""
     if "--help" in words or "-h" in words:
         sys.stdout.write(HELP)
         return 0
@@ -39,7 +39,7 @@ def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
         from peerload.model.errors import UsageError
 
         hint = "the launcher of one user is started by its agent:  peerload up"
-        raise UsageError("this verb is for the service of all users alone", why="--system is missing", hint=hint)
+        raise UsageError("this verb is only for the service of all users", why="--system is missing", hint=hint)
     if os.geteuid() != 0:
         raise PeerloadError(
             "the launcher of all users runs as root",

@@ -1,6 +1,6 @@
-r"""`peerload attach`: join a running task's live output, and wait for it as `run` does.
+r"""`peerload attach`: follow a running task as `run` does.
 
-Its input comes from here if it has a terminal, or reads standard input that nobody else sends. Going does not end it.
+Its input comes from here if it has a terminal, or reads standard input that nobody else sends. It goes on when this command ends.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 TAIL_LINES = 10
-"""So much of what it has written already is shown, as with `tail -f`."""
+"""Lines of earlier output that are shown, as with `tail -f`."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "attach",
-        "Join a task's live output, and its input if nobody else sends that; wait as run does. Its exit code is ours.\n"
-        "Ctrl-C goes to the task, Ctrl-\\ leaves it to itself.",
+        "Follow a task: its live output, and its input if nobody else sends that; wait as run does, with its exit code.\n"
+        "Ctrl-C goes to the task, Ctrl-\\ detaches from it.",
         usage="[--tail N] [--raw] ID",
     )
     reader.add_argument("task", metavar="ID")
@@ -37,7 +37,7 @@ def main(words: list[str]) -> int:
         metavar="N",
         help=f"begin with its last N lines (default {TAIL_LINES})",
     )
-    reader.switch("--raw", help="byte for byte on this terminal, though the task is another user's")
+    reader.switch("--raw", help="do not escape control characters, though the task is another user's")
     flags = reader.read(words)
     with Client(flags.socket) as client:
         (shown,) = _single(client, flags.task)
@@ -74,7 +74,7 @@ def _single(client: Client, name: str) -> list[dict[str, Any]]:
 
 
 def _input(client: Client, task: str) -> StdinReader | None:
-    """Our stdin for the task, if that takes any, and not somebody else's already."""
+    """Our stdin for the task, if it takes input that nobody else sends."""
     try:
         reply = client.call("input", task=task)
     except NoSuchTask:

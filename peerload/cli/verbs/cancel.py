@@ -24,13 +24,14 @@ def main(words: list[str]) -> int:
     reader = Options(
         "cancel",
         "Stop tasks: waiting ones never start, running ones get TERM and, 10 s later, KILL.\n"
-        "With --wait the exit code is 124 if the time was up before all processes were gone.",
+        "With --wait the exit code is 124 if the timeout ended before all processes were gone.",
     )
     selection.add(reader, changes=True)
     reader.flag("--signal", type=signal_number, default=15, metavar="NAME", help="the first signal (default TERM)")
     reader.switch("--force", help="KILL at once")
     reader.switch(
-        "--remote", help="tasks of other homes, on this node: those that wait go home, those that run end here"
+        "--remote",
+        help="tasks of other homes on this node: waiting ones go back to their homes, running ones are stopped",
     )
     reader.switch("--wait", help="return when their processes are gone, wherever they ran")
     reader.flag("--timeout", type=duration, metavar="30s", help="with --wait: no longer than this")
@@ -86,13 +87,13 @@ def _wait_for(client: Client, flags: Namespace, refs: list[str], asked: dict[str
         return 0
     say(
         f"cancelled, but not gone within {flags.timeout:g} s: {', '.join(map(str, left))}",
-        "they are ended; see on their nodes",
+        "they are still being ended; see on their nodes",
     )
     return TIMED_OUT
 
 
 def _say_waiting(waits_for: dict[str, Any]) -> None:
-    """Which node has not said that its processes are gone."""
+    """Say which node has not confirmed that the processes are gone."""
     node, state = waits_for.get("node"), waits_for.get("state")
     what = (
         f"cancelled; waiting for the processes of {counted(int(waits_for.get('tasks') or 0), 'task')} at {node} to end"
@@ -102,7 +103,7 @@ def _say_waiting(waits_for: dict[str, Any]) -> None:
     else:
         say(
             f"{what}, which is {state}",
-            f"they are ended as soon as it is heard of; if it is gone for good:  peerload forget {node}",
+            f"they end when it is reachable again; if it is gone for good:  peerload forget {node}",
         )
 
 

@@ -1,4 +1,4 @@
-"""`peerload clean`: drop ended tasks and their outputs."""
+"""`peerload clean`: delete ended tasks and their outputs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "clean",
-        "Drop ended tasks whose home is here, with their outputs. Each flag narrows which: those that ended longer ago\n"
-        "than --older, in one of these states, and none of the newest --keep. Tasks that have not ended are never dropped.\n"
-        "Where no agent runs (on a full disk none can start) the state directory itself is cleaned.",
+        "Delete ended tasks whose home is here, with their outputs. The flags narrow the choice: tasks that ended longer ago\n"
+        "than --older, in one of these states, without the newest --keep. Unfinished tasks are never deleted.\n"
+        "Without an agent (none can start on a full disk) the state directory itself is cleaned.",
     )
     selection.add(reader, changes=True, has_state=False)
     reader.flag("--older", type=duration, metavar="7d", help="that ended longer ago than this")
@@ -38,10 +38,10 @@ def main(words: list[str]) -> int:
     for state in STATES:
         reader.switch(f"--{state}", help=f"the same as --state {state}")
     reader.switch("--all", help="every task that has ended")
-    reader.switch("--outputs", help="drop their outputs alone, keep the tasks")
-    reader.switch("--dry-run", help="only say what would be dropped")
+    reader.switch("--outputs", help="delete only their outputs, keep the tasks")
+    reader.switch("--dry-run", help="only say what would be deleted")
     reader.flag(
-        "--state-dir", metavar="DIR", help="where an agent that does not run keeps its tasks (default: your own's)"
+        "--state-dir", metavar="DIR", help="state directory of an agent that does not run (default: your own agent's)"
     )
     flags = reader.read(words)
     chosen_by = selection.Selection(flags, "clean", needed=False)
@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
 def _cleaned(
     client: Client, flags: Namespace, chosen_by: selection.Selection, asked: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """What the agent has dropped, or would; None if the user at the terminal said no."""
+    """The reply of the agent: what it has deleted, or would; None if the user at the terminal said no."""
     parts = [asked]
     if chosen_by.words or chosen_by.is_narrowed:
         parts = [asked | {"tasks": refs} for refs in selection.batches(_refs(client, chosen_by, asked["states"]))]
@@ -86,7 +86,7 @@ def _cleaned(
 
 
 def _refs(client: Client, chosen_by: selection.Selection, states: list[str]) -> list[str]:
-    """References to those that are selected."""
+    """References to the selected tasks."""
     if chosen_by.is_plain:
         return chosen_by.words
     chosen_by.states = states
@@ -97,21 +97,23 @@ def _refs(client: Client, chosen_by: selection.Selection, states: list[str]) -> 
 
 
 def _asked(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]:
-    """The request. Raises UsageError where nothing says which tasks are meant, or two things do."""
+    """The request. Raises UsageError if no task is selected, or selectors contradict each other."""
     states = [name for value in flags.state for name in value.split(",") if name]
     states += [state for state in STATES if getattr(flags, state)]
     for name in states:
         if name not in STATES:
-            raise UsageError(f"clean: {name!r} is no state that tasks end in", hint=f"there are:  {' '.join(STATES)}")
+            raise UsageError(
+                f"clean: {name!r} is not a state in which tasks end", hint=f"there are:  {' '.join(STATES)}"
+            )
     if (chosen_by.words or chosen_by.is_narrowed) and (flags.all or flags.keep):
         named = chosen_by.words[0] if chosen_by.words else "what is selected"
         raise UsageError(
-            f"clean: {named} is named, and so is {'--all' if flags.all else '--keep'}", hint="one of them alone"
+            f"clean: {named} is named, and so is {'--all' if flags.all else '--keep'}", hint="give one of them"
         )
     if not (flags.task or chosen_by.is_narrowed or flags.all or flags.keep or flags.older or states):
         raise UsageError(
             "clean: which tasks?",
-            why="nothing is dropped unless you say what",
+            why="nothing is deleted by default",
             hint="peerload clean --older 7d   --keep 1000   --failed   ID ...   or  --all;  first look:  --dry-run",
         )
     return {
@@ -125,34 +127,30 @@ def _asked(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]:
 
 
 def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """What there is to answer where no agent runs; None if it is not known what it kept where."""
+    """Clean the state directory of an agent that does not run → its reply; None if the directory is not known."""
     if flags.state_dir is None and (flags.socket is not None or os.environ.get("PEERLOAD_SOCKET")):
         return None  # another agent than the user's own
     from pathlib import Path
 
-    from peerload.agent.store.offline_clean import cleaned
+    from peerload.agent.offline_clean import cleaned
     from peerload.cli.common.agent_flags import located
 
     state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]
     reply = cleaned(Path(state), asked)
     if reply is not None:
-        say(
-            f"no agent runs; {state} itself is looked through"
-            if flags.dry_run
-            else f"no agent runs; {state} itself is cleaned"
-        )
+        say(f"no agent runs; searched {state} itself" if flags.dry_run else f"no agent runs; cleaned {state} itself")
     return reply
 
 
 def _show(flags: Namespace, reply: dict[str, Any]) -> None:
     tasks, outputs = int(reply.get("removed") or 0), int(reply.get("outputs") or 0)
     lines = [f"{line}\n" for line in collapsed(reply.get("tasks") or [])] if flags.dry_run else []
-    would = "would drop" if flags.dry_run else "dropped"
+    would = "would delete" if flags.dry_run else "deleted"
     what = f"{counted(outputs, 'output')} ({size_text(reply.get('output_bytes'))})"
     lines.append(f"{would} {what}\n" if flags.outputs else f"{would} {counted(tasks, 'ended task')} and {what}\n")
     sys.stdout.write("".join(lines))
     if reply.get("in_use"):
         say(
             f"{counted(int(reply['in_use']), 'ended task')} stayed",
-            "somebody follows them, or their processes still end",
+            "a client follows them, or their processes have not ended yet",
         )

@@ -1,7 +1,4 @@
-"""`peerload cluster`: make the directory that makes nodes members of one cluster, and say which one is used here.
-
-It sees the agent's own reading of that directory, so that what is said here is what an agent will find.
-"""
+"""`peerload cluster`: make the directory of a cluster, show which cluster is used here, change its key, make the files of a broker."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def main(words: list[str]) -> int:
     if flags.what != "init" and flags.name is not None:
         raise UsageError(f"cluster {flags.what} takes no --name", hint="what it takes:  peerload cluster --help")
     if flags.what == "broker-certificate":
-        place = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- a link stays one: it is refused
+        place = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- symbolic links are kept, and refused
         return make_files(place, flags, _configured())
     return _init(flags) if flags.what == "init" else _show(flags)
 
@@ -69,7 +66,7 @@ def _init(flags: Namespace) -> int:
     from peerload.security import cluster_dir
     from peerload.security.address import join_address, reachable_anywhere
 
-    directory = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- a link stays one: it is refused
+    directory = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- symbolic links are kept, and refused
     made = cluster_dir.make(directory, _default_name(directory) if flags.name is None else flags.name)
     if flags.json:
         print_json(_facts(made))
@@ -82,7 +79,7 @@ def _init(flags: Namespace) -> int:
     place = printable(shlex.quote(str(directory)))
     copy = printable(shlex.quote(directory.name))
     sys.stdout.write(
-        f"cluster {made.name} made in {place}. Whoever has a copy of it is a member: keep it as a secret.\n"
+        f"cluster {made.name} made in {place}. Whoever has a copy of it is a member: keep it secret.\n"
         f"Start here:       peerload up --cluster {place} --listen {first}\n"
         f"Add a machine:    scp -rp {place} OTHER:        and there, with its own address:\n"
         f"                  peerload up --cluster ~/{copy} --listen {SOMEWHERE}:{EXAMPLE_PORT} --peer {first}\n"
@@ -94,7 +91,7 @@ def _rotate(flags: Namespace) -> int:
     from peerload.client.connection import Client
 
     if flags.directory or flags.name is not None:
-        raise UsageError("cluster rotate takes nothing", hint="what it takes:  peerload cluster --help")
+        raise UsageError("cluster rotate takes no arguments", hint="what it takes:  peerload cluster --help")
     with Client(flags.socket) as client:
         reply = client.call("rotate")
     if flags.json:
@@ -142,7 +139,7 @@ def _show(flags: Namespace) -> int:
 
 
 def _configured() -> ClusterDirectory:
-    """That of an agent that is started here now."""
+    """The cluster directory of an agent started here now."""
     from peerload.cli.common.agent_flags import default_state
     from peerload.client.connection import user_socket_path
     from peerload.config import loader
@@ -153,7 +150,7 @@ def _configured() -> ClusterDirectory:
 
 
 def _in_use(socket: str | None) -> dict[str, Any] | None:
-    """The cluster of the agent that runs here; None if none does."""
+    """The cluster of the agent that runs here; None if no agent runs."""
     from peerload.client.connection import Client
     from peerload.model.errors import AgentUnavailable
 
@@ -179,7 +176,7 @@ def _say_in_use(agent: dict[str, Any] | None, shown_id: str) -> None:
 
 
 def _facts(found: ClusterDirectory) -> dict[str, Any]:
-    """What may be told to anybody: never a key."""
+    """The public facts of a cluster: no keys."""
     return {
         "name": found.name,
         "id": found.id,
@@ -191,7 +188,7 @@ def _facts(found: ClusterDirectory) -> dict[str, Any]:
 
 
 def _default_name(directory: Path) -> str:
-    """The directory's name, in the characters that a cluster's name may have."""
+    """The name of the directory, reduced to the characters of a cluster's name."""
     name = "".join(letter if letter in NAME_CHARACTERS else "-" for letter in directory.name.lower())
     return name.strip("-")[:NAME_LENGTH_MAX] or "cluster"
 

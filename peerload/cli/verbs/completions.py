@@ -1,7 +1,7 @@
-"""`peerload completions`: a script that has bash, zsh or fish complete verbs, flags, task ids, nodes, presets and groups.
+"""`peerload completions`: a script by which bash, zsh or fish completes verbs, flags, task ids, nodes, presets and groups.
 
-The scripts ask this verb at each TAB (`completions answer WORD…`), so that what they offer is what this version takes and
-what the agent knows now. An agent that does not answer at once is not waited for.
+The scripts ask this verb at each TAB (`completions answer WORD…`), so candidates match this version and the current state of the
+agent. An agent that does not answer at once is not waited for.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 AGENT_S_MAX = 0.5
-"""So long somebody who has pressed TAB waits for the agent, at most."""
+"""Patience with the agent after TAB."""
 TASK_FLAGS = ("--after", "--after-ok")
 TASKS_MAX = 200
 HELP_WIDTH_MAX = 60
 FILES, DIRECTORIES, COMMAND = ":files", ":directories", ":command"
-"""Instead of candidates: the shell is to complete names of files, of directories, or a command and its own words."""
+"""Instead of candidates: the shell completes names of files, of directories, or a command and its words."""
 COMMANDS = ("run", "submit", "map")
 SIGNALS = "TERM INT KILL HUP USR1 USR2 STOP CONT"
 STATES = "held queued leased running done failed cancelled unknown"
@@ -36,7 +36,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "show": (), "why": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED, "signal": ("running",),
     "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": _UNFINISHED, "resume": (),
 }  # fmt: skip
-"""Verbs that take ids, and the states of the tasks that are offered (none: all)."""
+"""Verbs that take ids, with the states of the tasks offered (none: all)."""
 NODES = ("sh", "forget", "drain", "undrain")
 WORDS: dict[tuple[str, ...], str] = {
     ("policy",): "ls show check",
@@ -48,7 +48,7 @@ WORDS: dict[tuple[str, ...], str] = {
     ("service",): "install upgrade uninstall",
     ("signal",): SIGNALS,
 }
-"""What may follow these words."""
+"""The words that may follow these."""
 PATHS = {("policy", "check"): FILES, ("config", "check"): FILES, ("cluster", "init"): DIRECTORIES, ("replay",): FILES}
 VALUES = {
     "--chdir": DIRECTORIES, "-d": DIRECTORIES, "--cluster": DIRECTORIES, "--export": FILES, "--config": FILES,
@@ -57,13 +57,13 @@ VALUES = {
     "--gpu-wait": "queue schedule", "--gpu-share": "auto exclusive time", "--lease": "auto", "--signal": SIGNALS,
     "--broker": "mosquitto amqtt", "--model": "reference live", "--what": "task attempt node agent launcher disk gpu store",
 }  # fmt: skip
-"""What flags take."""
+"""The values of flags."""
 NODE_FLAGS, PRESET_FLAGS, GROUP_FLAGS, LABEL_FLAGS = (
     ("--node", "-w", "--exclude", "-x"), ("--policy", "--compare"), ("--group", "-g"), ("--label", "-C")
 )  # fmt: skip
 
 BASH = """\
-# peerload completes itself in bash:  source <(peerload completions bash)
+# completion of peerload in bash:  source <(peerload completions bash)
 _peerload() {
     local IFS=$'\\n' current="${COMP_WORDS[COMP_CWORD]}" answer
     mapfile -t answer < <(peerload completions answer plain "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
@@ -84,7 +84,7 @@ complete -F _peerload peerload
 """
 ZSH = """\
 #compdef peerload
-# peerload completes itself in zsh:  source <(peerload completions zsh)     or this text as _peerload in your fpath
+# completion of peerload in zsh:  source <(peerload completions zsh)     or this text as _peerload in your fpath
 _peerload() {
     local -a answer
     answer=("${(@f)$(peerload completions answer colon "${(@)words[2,CURRENT]}" 2>/dev/null)}")
@@ -103,7 +103,7 @@ else
 fi
 """
 FISH = """\
-# peerload completes itself in fish:  peerload completions fish | source
+# completion of peerload in fish:  peerload completions fish | source
 function __peerload_complete
     set -l words (commandline -opc) (commandline -ct)
     set -l answer (peerload completions answer tab $words[2..] 2>/dev/null)
@@ -127,7 +127,7 @@ INSTALLED = {
     "fish": "peerload completions fish > ~/.config/fish/completions/peerload.fish",
 }
 JOINED = {"plain": "", "colon": ":", "tab": "\t"}
-"""What stands between a candidate and what it is, for each kind of shell; "": that is left out."""
+"""The separator between a candidate and its description for each kind of shell; "": no description."""
 
 
 def main(words: list[str]) -> int:
@@ -136,14 +136,14 @@ def main(words: list[str]) -> int:
         return _answer(words[1:2], words[2:])
     reader = Options(
         "completions",
-        "Print a script that has your shell complete verbs, flags, ids of tasks, nodes, presets and groups.",
+        "Print a script by which your shell completes verbs, flags, ids of tasks, nodes, presets and groups.",
         usage="bash | zsh | fish",
         epilog="\n".join(f"{shell}:  {line}" for shell, line in INSTALLED.items()),
     )
     reader.add_argument("shell", nargs="?", metavar="SHELL")
     flags = reader.read(words)
     if flags.shell not in SCRIPTS:
-        what = f"no such shell: {flags.shell!r}" if flags.shell else "which shell is missing"
+        what = f"no such shell: {flags.shell!r}" if flags.shell else "the shell is missing"
         raise UsageError(f"completions: {what}", hint="there are:  peerload completions bash | zsh | fish")
     if flags.json:
         from peerload.text.format import print_json
@@ -166,8 +166,8 @@ def _answer(form: list[str], words: list[str]) -> int:
 
 
 def answered(words: list[str]) -> list[tuple[str, str]]:
-    """The candidates for the last of the words, each with what it is; or one of FILES, DIRECTORIES, COMMAND (and after that
-    the number of the word at which the command begins, `peerload` being 0)."""
+    """The candidates for the last word, each with a description; or one of FILES, DIRECTORIES, COMMAND (followed by the index of the
+    first word of the command, `peerload` being 0)."""
     *before, last = words or [""]
     last = "" if last == "=" else last
     verbs = list(VERBS.items())
@@ -192,7 +192,7 @@ def answered(words: list[str]) -> list[tuple[str, str]]:
 
 
 def flags_of(verb: str) -> dict[str, tuple[bool, str]]:
-    """What a verb takes: for each flag whether it takes a value, and what it is for."""
+    """The flags of a verb: whether each takes a value, and its help."""
     try:
         load(verb)([DESCRIBE])
     except Described as told:
@@ -203,7 +203,7 @@ def flags_of(verb: str) -> dict[str, tuple[bool, str]]:
 
 
 def _parted(words: list[str], flags: dict[str, tuple[bool, str]], *, is_command: bool) -> tuple[str, list[str]]:
-    """The flag whose value is to come ("" if none is), and the words that are no flags."""
+    """The flag whose value comes next ("" if none), and the words that are no flags."""
     positional: list[str] = []
     wanted = ""
     for index, word in enumerate(words):
@@ -271,7 +271,7 @@ def _positional(verb: str, positional: list[str], last: str, number: int) -> lis
 
 
 def _ask(verb: str, **fields: object) -> dict[str, Any]:
-    """Its answer; nothing if it gives none at once."""
+    """The reply of the agent; empty if it does not answer at once."""
     try:
         with Client(timeout_s=AGENT_S_MAX) as client:
             return client.call(verb, **fields)

@@ -1,4 +1,4 @@
-"""`peerload config`: the settings in force and where each comes from; and whether a configuration file is sound."""
+"""`peerload config`: the settings in force and where each comes from; errors in a configuration file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peerload.model.errors import ConfigError
 
 AGENT_S_MAX = 2.0
-"""An agent that does not say within this what it runs with is not waited for."""
+"""Patience with the agent."""
 VALUE_CHARACTERS_MAX = 60
 
 
@@ -31,12 +31,12 @@ def main(words: list[str]) -> int:
     reader = Options(
         "config",
         "show: the settings of the agent that runs here, else of one started now, and what a restart would change.\n"
-        "check [FILE]: every mistake in a configuration file, with its line; without FILE in those that an agent reads.",
+        "check [FILE]: every error in a configuration file; without FILE in those that an agent reads.",
         usage="[show [--origin] | check [FILE]]",
     )
     reader.add_argument("what", nargs="?", default="show", metavar="show | check")
     reader.add_argument("file", nargs="*", metavar="FILE")
-    reader.switch("--origin", help="show: where each setting comes from, those that are built in, too")
+    reader.switch("--origin", help="show: where each setting comes from, with built-in ones")
     flags = reader.read(words)
     if flags.what not in ("show", "check"):
         raise UsageError(
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
         )
     if flags.what == "show":
         if flags.file:
-            raise UsageError("config show takes no file", hint="is a file sound?  peerload config check FILE")
+            raise UsageError("config show takes no file", hint="to check a file:  peerload config check FILE")
         return _show(flags)
     if len(flags.file) > 1 or flags.origin:
         raise UsageError("config check takes one file and no flags", hint="what it takes:  peerload config --help")
@@ -93,7 +93,7 @@ def _defaults() -> dict[str, str]:
 
 
 def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[dict[str, Any]] | None, str | None]:
-    """The settings of the agent that runs here, and its node; None without one, unless the command line named it."""
+    """The settings and node of the agent that runs here; None if there is none and the command line names none."""
     from peerload.client.connection import Client
     from peerload.model.errors import AgentUnavailable, BadRequest
 
@@ -103,7 +103,7 @@ def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[di
             node = str(client.call("info")["node"])
             return client.call("settings")["settings"], node
     except BadRequest:
-        say("the agent is of an earlier version and cannot tell; this is what one started now would use")
+        say("the agent does not report its settings; these are those of one started now")
     except AgentUnavailable:
         if flags.socket:
             raise
@@ -134,7 +134,7 @@ def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> No
         says = f"* {counted(len(changed), 'setting')} changed since it was started; to apply:  peerload down && peerload up"
         lines += [coloured(says, "yellow", sys.stdout)]
     if not flags.origin:
-        lines += ["those that are built in, too, and where each comes from:  peerload config show --origin"]
+        lines += ["built-in ones, too, and where each comes from:  peerload config show --origin"]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
@@ -142,7 +142,7 @@ def _value(value: object) -> str:
     from peerload.text.format import shortened
 
     if value is None:
-        return "as found out"
+        return "detected"
     if value in ("", [], ()):
         return "none"
     if isinstance(value, dict):
@@ -176,7 +176,7 @@ def _check(flags: Namespace) -> int:
         )
         return CANNOT if mistakes else 0
     for mistake in mistakes:
-        say(str(mistake), mistake.hint or "what else could stand there:  peerload config show --origin")
+        say(str(mistake), mistake.hint or "all settings:  peerload config show --origin")
     if not mistakes:
         named = ", ".join(printable(path) for path in paths)
         sys.stdout.write(f"{named}: ok\n" if paths else "there is no configuration file, and none is needed\n")

@@ -12,16 +12,16 @@ from peerload.model.text import printable
 from peerload.text.format import print_json
 
 FLAG = "flag"
-"""As an agent calls the origin of what it was told by flags."""
+"""The origin of settings given by flags."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
-        "down", "Stop my agent. Running tasks run on, and `peerload up` finds them again; with --all they end too."
+        "down", "Stop my agent. Running tasks go on, and `peerload up` finds them again; with --all they end, too."
     )
-    reader.switch("--all", help="end the running tasks and the launcher, too, also where the agent is gone")
-    reader.flag("--state", metavar="DIR", help="where an agent that is gone kept its tasks (default: your own's)")
+    reader.switch("--all", help="also end the running tasks and the launcher, even if the agent is gone")
+    reader.flag("--state", metavar="DIR", help="state directory of an agent that is gone (default: your own agent's)")
     flags = reader.read(words)
     try:
         client = Client(flags.socket)
@@ -37,7 +37,7 @@ def main(words: list[str]) -> int:
             client.call("stop", all=flags.all)
         except AgentUnavailable:
             if watched["pid"] is None:
-                raise  # nothing can tell whether it stops; else the wait below does
+                raise  # without its process nothing shows whether it stops
     for key, descriptor in watched.items():
         if descriptor is not None:
             await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
@@ -47,12 +47,12 @@ def main(words: list[str]) -> int:
     elif flags.all:
         sys.stdout.write(f"agent of {node} stopped; its tasks were ended\n")
     else:
-        sys.stdout.write(f"agent of {node} stopped; running tasks run on.  Back again:  {back}\n")
+        sys.stdout.write(f"agent of {node} stopped; running tasks go on.  Start it again:  {back}\n")
     return 0
 
 
 def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable:
-    """That there is no agent to stop."""
+    """The error that there is no agent to stop, with what to type."""
     if error.hint == START_HINT:
         left = "" if ends_tasks else "        to end the tasks that one has left:  peerload down --all"
         error.hint = f"one with another socket:  peerload down --socket PATH{left}"
@@ -60,7 +60,7 @@ def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable
 
 
 def _back_again(client: Client) -> str:
-    """How to start this agent as it was started: with the flags it was given. Without a broker's password."""
+    """The command that starts this agent with the same flags. It has no password of a broker."""
     import shlex
 
     words = ["peerload", "up"]
@@ -77,7 +77,7 @@ def _back_again(client: Client) -> str:
 
 
 def own_place(key: str) -> str | None:
-    """Where `peerload up` keeps these without being told, None for any other setting."""
+    """The default of `peerload up` for the state directory and the socket; None for other settings."""
     from peerload.cli.common.agent_flags import default_state
     from peerload.client.connection import default_socket_path
 
@@ -85,12 +85,12 @@ def own_place(key: str) -> str | None:
 
 
 def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:
-    """End what an agent has left that is gone: its launcher, which runs its tasks. False if there is nothing."""
+    """End the launcher of an agent that is gone, with its tasks. False if there is none."""
     from peerload.cli.common.agent_flags import located
     from peerload.cli.common.agent_process import end_launcher
 
     if socket_path is not None and state is None:
-        return False  # another agent than the user's own: who knows where it kept its tasks
+        return False  # another agent than the user's own: its state directory is not known
     found = end_launcher(located({"state": state} if state else {})["state"])
     if found is None:
         return False

@@ -21,13 +21,13 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "drain",
-        "Have this or another node take no more tasks, also after a restart: what waits there for other nodes goes back to\n"
-        "them, what waits of its own looks for a place elsewhere, what runs runs on.",
+        "Have this or another node take no more tasks, also after a restart. Waiting tasks of other nodes go back to them, its\n"
+        "own waiting tasks look for other nodes, running tasks go on.",
     )
     reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
-    reader.flag("--reason", default="", metavar="TEXT", help="why, for those who ask")
+    reader.flag("--reason", default="", metavar="TEXT", help="the reason, shown to others")
     reader.switch(
-        "--wait", help="return when nothing runs there any more, and other nodes have the results of their tasks"
+        "--wait", help="return when nothing runs there any more and the results of other nodes' tasks have arrived"
     )
     reader.flag("--timeout", type=duration, metavar="30s", help="with --wait: no longer than this; exit code 124 then")
     flags = reader.read(words)
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
             _show(part, flags)
         timed_out = bool(client.last.get("timed_out"))
     if timed_out:
-        say(f"not empty within {flags.timeout:g} s", "it stays drained; what runs there:  peerload top --once")
+        say(f"not empty within {flags.timeout:g} s", "it stays drained; running tasks:  peerload top --once")
         return TIMED_OUT
     if not flags.json:
         sys.stdout.write(f"nothing runs {_where(flags)} any more\n")
@@ -57,7 +57,7 @@ def _show(reply: dict[str, Any], flags: Namespace) -> None:
     node = f" {flags.node}" if flags.node else ""
     sys.stdout.write(
         f"drained: {counted(returned, 'task')} of other nodes went back, {counted(running, 'task')} still running"
-        f" {_where(flags)}\n  back again:  peerload undrain{node}\n"
+        f" {_where(flags)}\n  undo:  peerload undrain{node}\n"
     )
     sys.stdout.flush()
 

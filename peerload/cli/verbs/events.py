@@ -1,4 +1,4 @@
-"""`peerload events`: what happened, and what happens."""
+"""`peerload events`: the events of a node, past and live."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "events",
-        "What happened on this node, to its tasks and to those it runs for others: every change with its reason and\n"
-        "time, oldest first.",
+        "List what happened on this node, to its tasks and to tasks of other homes that it runs: every change with its reason\n"
+        "and time, oldest first.",
         json_says="one object an event",
     )
     reader.add_argument("task", nargs="*", metavar="ID", help="only of these tasks (of an array: of all its members)")
-    reader.switch("-f", "--follow", help="go on with what happens, until Ctrl-C")
+    reader.switch("-f", "--follow", help="go on with new events until Ctrl-C")
     reader.flag("--limit", type=whole(0, EVENTS_MAX), default=50, metavar="N", help="begin with the newest N (50)")
     reader.flag("--what", action="append", default=[], metavar="KIND", help=f"only of this kind: {' '.join(WHAT)}")
     reader.at()
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
 
 
 def line(event: dict[str, Any]) -> str:
-    """One event as a line of text: when, who, what became of it, why."""
+    """One event as a line of text: time, subject, new state, reason."""
     who = event.get("task") or event.get("node") if event.get("what") != "agent" else "agent"
     if event.get("what") == "security":
         who = f"security: {who or 'somebody'}"

@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
         usage="[flags] ID COMMAND ...",
     )
     reader.switch(
-        "-t", "--pty", help="give it a terminal, though stdin or stdout here is none: stdout and stderr are one"
+        "-t", "--pty", help="give it a terminal, even if stdin or stdout here is none: stdout and stderr are one"
     )
     reader.switch("-T", "--no-pty", help="give it none: stdout and stderr stay apart")
     flags, (ref, *argv) = _split(reader, words)
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
             asked |= {"terminal": {"rows": rows, "columns": columns}, "environment": _environment()}
         asked["takes_input"] = stdin is not None or has_terminal
         writer = OutputWriter(raw=is_raw, is_json=flags.json)
-        following = FollowingInside(client, writer.write, asked, stdin=stdin, has_terminal=has_terminal)
+        following = ExecSession(client, writer.write, asked, stdin=stdin, has_terminal=has_terminal)
         with following:
             try:
                 ended = following.follow(ref)
@@ -67,8 +67,8 @@ def main(words: list[str]) -> int:
     return code
 
 
-class FollowingInside(TaskSession):
-    """Follows one command inside a task, which ends with us: it can neither be left to itself nor be found again.
+class ExecSession(TaskSession):
+    """A session of one command inside a task. The command ends with us: one cannot detach from it or reconnect to it.
 
     ``asked``: the fields of the request that starts it."""
 
@@ -86,7 +86,7 @@ class FollowingInside(TaskSession):
         super().__init__(client, write, stdin=stdin, has_terminal=has_terminal)
         self._asked = asked
         if stdin is not None:
-            stdin.is_paused = True  # nothing is sent before the command has a name
+            stdin.is_paused = True  # nothing is sent before the command has an id
 
     def _ask(self) -> None:
         self._why_due_s = None
@@ -104,21 +104,21 @@ class FollowingInside(TaskSession):
         super()._forward(number)
 
     def _cancel(self, number: int) -> None:
-        raise SystemExit(128 + number)  # it is killed when we hang up
+        raise SystemExit(128 + number)  # closing the connection kills it
 
     def _detach(self) -> None:
         self._forward(signal.SIGQUIT)
 
     def _reader_gone(self) -> None:
-        """It is killed when we hang up."""
+        """Closing the connection kills the command."""
 
     def _reconnect(self, error: AgentUnavailable) -> None:
-        what = f"lost the agent while a command ran inside of {self._task}"
+        what = f"lost the agent while a command ran inside {self._task}"
         raise AgentUnavailable(what, why=error.why or error.what, hint=error.hint) from None
 
 
 def _environment() -> bytes:
-    """What the command is told of our terminal."""
+    """The variables that describe our terminal to the command."""
     pairs = (word.partition("=") for word in with_colours(with_term([]), has_terminal=True))
     return packed({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
 
@@ -129,10 +129,10 @@ def _split(reader: Options, words: list[str]) -> tuple[Any, list[str]]:
     if len(rest) > 1 and rest[1] == "--":
         rest = [rest[0], *rest[2:]]
     if len(rest) < len(("ID", "COMMAND")):
-        raise UsageError("exec: an ID and a command are wanted", hint="peerload exec 42 ps x")
+        raise UsageError("exec: an ID and a command are needed", hint="peerload exec 42 ps x")
     if flags.pty and (flags.no_pty or flags.json):
         other = "--no-pty" if flags.no_pty else "--json"
-        raise UsageError(f"exec: --pty and {other} contradict each other", hint="one of them alone")
+        raise UsageError(f"exec: --pty and {other} contradict each other", hint="give one of them")
     return flags, rest
 
 
@@ -146,5 +146,5 @@ def _running(client: Client, task: str) -> dict[str, Any]:
     found: dict[str, Any] = shown[0]
     state = found.get("state")
     if state != "running" or not found.get("node"):
-        raise BadRequest(f"{task} is {state}: a command goes inside of a task that runs", hint=f"peerload show {task}")
+        raise BadRequest(f"{task} is {state}: only a running task takes commands", hint=f"peerload show {task}")
     return found

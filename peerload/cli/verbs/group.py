@@ -1,4 +1,4 @@
-"""`peerload group`: the groups of tasks, how many of each may run at a time, and whether they are paused."""
+"""`peerload group`: groups of tasks, their slots, and whether they are paused."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "group",
-        "Groups of tasks (--group G of run, submit and map): at most so many tasks of a group that were submitted on this\n"
-        "node are at work at a time, anywhere in the cluster; none of a paused group is started. What runs runs on.\n\n"
+        "Groups of tasks (--group G of run, submit and map). Of the tasks of a group that were submitted on this node, at most as\n"
+        "many run at a time, anywhere in the cluster, as the group has slots; none of a paused group starts. Running tasks go on.\n\n"
         "  peerload group [ls]               all groups\n"
         "  peerload group set G --slots N    at most N at a time; none: any number\n"
         "  peerload group pause G            start none of it\n"
         "  peerload group resume G           go on\n"
-        "  peerload group rm G               forget what was set; it has no unfinished tasks",
+        "  peerload group rm G               delete a group that has no unfinished tasks",
         usage="[ls | set G --slots N | pause G | resume G | rm G] [flags]",
     )
     reader.add_argument("what", nargs="?", default="ls", metavar="ls|set|pause|resume|rm")
@@ -52,9 +52,9 @@ def main(words: list[str]) -> int:
 
 
 def _request(flags: Namespace) -> dict[str, Any] | None:
-    """What is asked of the agent; None: the list. Raises UsageError."""
+    """The fields of the request; None: list the groups. Raises UsageError."""
     if flags.what not in VERBS:
-        raise UsageError(f"group: what is {flags.what[:60]!r}?", hint=HINT)
+        raise UsageError(f"group: no such word: {flags.what[:60]!r}", hint=HINT)
     if flags.what != "set" and flags.slots is not None:
         raise UsageError("group: --slots belongs to  group set G", hint=HINT)
     if flags.what == "ls":
@@ -62,7 +62,7 @@ def _request(flags: Namespace) -> dict[str, Any] | None:
             raise UsageError(f"group: ls takes no name: {flags.name[:60]!r}", hint=HINT)
         return None
     if flags.name is None:
-        raise UsageError(f"group: {flags.what} which group?", hint=HINT)
+        raise UsageError(f"group {flags.what}: the name of the group is missing", hint=HINT)
     name = group_name(flags.name, "group")
     match flags.what:
         case "set":
@@ -75,12 +75,12 @@ def _request(flags: Namespace) -> dict[str, Any] | None:
 
 def _slots(text: str | None) -> int:
     if text is None:
-        raise UsageError("group: set it to how many slots?", hint="--slots 4        any number:  --slots none")
+        raise UsageError("group set: --slots is missing", hint="--slots 4        any number:  --slots none")
     if text in ("none", "0"):
         return 0
     if not text.isascii() or not text.isdecimal() or int(text) > SLOTS_MAX:
         raise UsageError(
-            f"group: --slots {text[:60]!r} is no number from 1 to {SLOTS_MAX}", hint="any number:  --slots none"
+            f"group: --slots {text[:60]!r} is not a number from 1 to {SLOTS_MAX}", hint="any number:  --slots none"
         )
     return int(text)
 
@@ -112,7 +112,7 @@ def _show(groups: list[dict[str, Any]], flags: Namespace) -> None:
 def _told(what: str, group: dict[str, Any]) -> str:
     name = group["name"]
     if what == "rm":
-        return f"group {name}: nothing is set any more"
+        return f"group {name}: deleted"
     slots = counted(group["slots"], "slot") if group["slots"] else "no limit"
     stands = "paused" if group["paused"] else "not paused"
     return f"group {name}: {slots}, {stands}; {group['running']} running, {group['waiting']} waiting"

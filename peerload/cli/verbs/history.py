@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "EXIT")
 RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "GPUS", "GPU MEM")
 GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
-"""Only where any of the tasks has asked for GPUs: how many, the most memory of any one of them, and their model."""
+"""Columns that are shown if any task requested GPUs: their number, the peak memory of one GPU, and the model."""
 LIMIT = 1000
-"""How many are listed unless the user says otherwise; an export has all."""
+"""Default bound of the list; an export has no bound."""
 LIMIT_MAX = 1_000_000
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
-    reader = Options("history", "Tasks whose home is here and that have ended, the last first.")
+    reader = Options("history", "List ended tasks whose home is here, the last one first.")
     reader.flag("--since", type=instant, default=0.0, metavar="T", help="ended since: 2h (ago), 2026-11-20, …T14:30")
     reader.flag("--limit", type=whole(1, LIMIT_MAX), metavar="N", help=f"at most the newest N ({LIMIT}; exports: all)")
-    reader.switch("--cluster", help="the tasks of all nodes, not those of this one alone")
+    reader.switch("--cluster", help="the tasks of all nodes, not only of this one")
     reader.at()
     reader.switch("--all", help="tasks of all users")
-    reader.flag("--export", metavar="FILE", help="write a trace for `peerload sim`: .csv, .jsonl, or - (CSV, here)")
+    reader.flag("--export", metavar="FILE", help="write a trace for `peerload sim`: .csv, .jsonl, or - (CSV on stdout)")
     flags = reader.read(words)
     if flags.cluster and flags.at:
         raise UsageError("history: --cluster is not for --at", hint="all nodes:  --cluster        one:  --at NODE")
@@ -74,7 +74,7 @@ def main(words: list[str]) -> int:
 
 
 def instant(text: str) -> float:
-    """A Unix time: so long ago (``90m``, ``2h``, ``7d``), or a day or moment of this machine's local time."""
+    """A Unix time from a duration before now (``90m``, ``2h``, ``7d``), or a day or time in local time."""
     import argparse
     from datetime import datetime
 
@@ -88,7 +88,7 @@ def instant(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{error}; or a day or moment: 2026-11-20, 2026-11-20T14:30") from None
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no moment; such as 2h (ago), 2026-11-20 or 2026-11-20T14:30"
+            f"{text!r} is not a time; such as 2h (ago), 2026-11-20 or 2026-11-20T14:30"
         ) from None
 
 
@@ -102,7 +102,7 @@ def _talk(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
 
 def _lines(shown: list[dict[str, Any]]) -> list[str]:
     if not shown and sys.stdout.isatty():
-        return ["no tasks have ended        those that wait or run:  peerload ls"]
+        return ["no tasks have ended        unfinished ones:  peerload ls"]
     has_gpus, columns = any(task.get("gpus") for task in shown), terminal_columns()
     headings = (*HEADINGS, *GPU_HEADINGS) if has_gpus else HEADINGS
     rows = [_row(task) + (_gpu_cells(task) if has_gpus else []) for task in shown]
@@ -139,19 +139,24 @@ def _row(task: dict[str, Any]) -> list[str]:
 
 
 KEYS = ("submitted_at", "duration_s", "cpus", "gpus", "home")
-"""What is written of a task."""
+"""The fields of a task that a trace needs."""
 NUMBERS = ("submitted_at", "cpus", "gpus")
-"""Those of them that are numbers; a task that never ran has no duration."""
+"""The numbers among them; a task that never ran has no duration."""
 NUMBER_END = 1e12
 NAME = re.compile(r"[a-z0-9-]{1,40}")
-"""What another node may say that it is called."""
+"""A valid name of a node."""
 COLUMNS = ("arrival", "duration", "cpus", "gpus", "node")
 DIGITS = 6
-"""Microseconds: finer than anything that was measured."""
+"""Microseconds."""
 
 
 class Trace:
-    """Writes tasks as they come; ``written`` and ``left_out`` count them; ``missing``: the nodes that did not answer."""
+    """A trace of ended tasks for the simulator, one line for each task in the order of submission.
+
+    Columns: ``arrival`` (seconds since the first submission in the trace), ``duration`` (seconds the process ran), ``cpus``, ``gpus``,
+    ``node`` (the home node). Tasks that never ran are left out. With ``--cluster`` it has the tasks of all homes, in the order of
+    submission by the clock of each home. ``written`` and ``left_out`` count tasks; ``missing``: nodes that did not answer.
+    """
 
     def __init__(self, out: TextIO, *, as_csv: bool) -> None:
         self._out = out
@@ -165,7 +170,7 @@ class Trace:
             out.write(",".join(COLUMNS) + "\n")
 
     def add(self, task: dict[str, Any]) -> None:
-        """One ended task, not submitted before the one added last."""
+        """Write an ended task that was submitted after the last one."""
         duration_s = task.get("duration_s")
         if not duration_s or not _is_number(duration_s):
             self.left_out += 1
@@ -188,19 +193,19 @@ class Trace:
 
 
 def _plain(value: object) -> str:
-    """A number without an exponent, and without needless zeros."""
+    """A number without an exponent or needless zeros."""
     return f"{value:.{DIGITS}f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 def export(flags: Namespace) -> int:
-    """Write the trace that ``--export`` names. A file is there whole or not at all."""
+    """Write the trace that ``--export`` names; a file is written completely or not at all."""
     path: str = flags.export
     if path == "-":
         if flags.json:
             raise UsageError("history: --export - writes CSV", hint="for JSON lines:  --export FILE.jsonl")
         return _tell(_copy(flags, sys.stdout, as_csv=True), "", flags)
     if not path.endswith((".csv", ".jsonl")):
-        raise UsageError(f"history: {path!r} says no format", hint="a trace's name ends in .csv or .jsonl")
+        raise UsageError(f"history: {path!r} has no known ending", hint="the name of a trace ends in .csv or .jsonl")
     partial = f"{path}.{os.getpid()}.part"
     try:
         with open(partial, "x", encoding="utf-8") as out:  # noqa: PTH123 -- as client/connection.py: no pathlib on the way to a start
@@ -230,7 +235,7 @@ def _copy(flags: Namespace, out: TextIO, *, as_csv: bool) -> Trace:
 
 
 def _ended(client: Client, flags: Namespace) -> Iterator[dict[str, Any]]:
-    """Page by page, so that only one is in memory."""
+    """The ended tasks, page by page, so that only one page is in memory."""
     asked = {"since": flags.since, "limit": flags.limit, "oldest_first": True}
     for part in client.stream("history", **asked, at=flags.at, cluster=flags.cluster):
         yield from part.get("tasks", ())
@@ -238,8 +243,8 @@ def _ended(client: Client, flags: Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _in_order(ended: Iterable[dict[str, Any]], limit: int | None) -> tuple[Iterable[dict[str, Any]], int]:
-    """The tasks of several homes, the newest ``limit`` of them (None: all), by when they were submitted; of each only what
-    is written. Besides, how many are left out, because what their home says of them is of no form that a trace has."""
+    """The newest ``limit`` tasks (None: all) of several homes in the order of submission, with the fields of a trace only; and the number
+    of those left out because their home reports invalid fields."""
     kept, left_out = [], 0
     for task in ended:
         if (

@@ -13,12 +13,12 @@ from peerload.text.format import print_json
 from peerload.text.tasks import ENDED, collapsed
 
 LOOKED_AT_MAX = 100
-"""Tasks of which it is said whether they have ended."""
+"""Tasks whose states are asked to explain why they cannot be held."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
-    reader = Options("hold", "Keep waiting tasks back, until  peerload release.  What runs already runs on.")
+    reader = Options("hold", "Keep waiting tasks from starting, until  peerload release.  Running tasks go on.")
     selection.add(reader, changes=True)
     flags = reader.read(words)
     chosen_by = selection.Selection(flags, "hold")
@@ -34,11 +34,11 @@ def main(words: list[str]) -> int:
         print_json({"held": held, "already_held": already_held, "not_waiting": not_waiting})
         return code
     lines = [f"{line}  held\n" for line in collapsed(held)]
-    lines += [f"{line}  is held already\n" for line in collapsed(already_held)]
+    lines += [f"{line}  was held already\n" for line in collapsed(already_held)]
     ended = [task for task in not_waiting if states.get(task) in ENDED]
-    lines += [f"{line}  has ended; once more:  peerload retry\n" for line in collapsed(ended)]
+    lines += [f"{line}  has ended; run it again:  peerload retry\n" for line in collapsed(ended)]
     others = [task for task in not_waiting if states.get(task) not in ENDED]
-    lines += [f"{line}  does not wait; a task that runs:  peerload cancel\n" for line in collapsed(others)]
+    lines += [f"{line}  is not waiting; stop a running task:  peerload cancel\n" for line in collapsed(others)]
     sys.stdout.write("".join(lines))
     return code
 
@@ -54,8 +54,8 @@ def release(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "release",
-        "Let held tasks go on: those kept back by  peerload hold  or  submit --held,  and those held because nodes went\n"
-        "away under them.",
+        "Let held tasks start: those held by  peerload hold  or  submit --held,  and those held because several nodes that ran\n"
+        "them were lost.",
     )
     selection.add(reader, changes=True)
     flags = reader.read(words)
@@ -80,7 +80,9 @@ PRIORITY_MAX = 1_000_000
 
 def prio(words: list[str]) -> int:
     """Run the verb."""
-    reader = Options("prio", "Change the priority of waiting tasks: the greater goes first.", usage="[flags] N ID ...")
+    reader = Options(
+        "prio", "Change the priority of waiting tasks: greater numbers go first.", usage="[flags] N ID ..."
+    )
     reader.add_argument("priority", type=whole(-PRIORITY_MAX, PRIORITY_MAX), metavar="N")
     selection.add(reader, changes=True)
     flags = reader.read(_with_number_first(words))
@@ -97,10 +99,11 @@ def prio(words: list[str]) -> int:
         return 0
     lines = [f"{line}  priority {flags.priority}\n" for line in collapsed(changed)]
     lines += [
-        f"{line}  priority {flags.priority}; the node that has it queued is told\n" for line in collapsed(passed_on)
+        f"{line}  priority {flags.priority}; passed on to the node that has it queued\n"
+        for line in collapsed(passed_on)
     ]
     lines += [
-        f"{line}  is started already: priority {flags.priority} counts only if it is queued again\n"
+        f"{line}  has started: priority {flags.priority} counts only if it is queued again\n"
         for line in collapsed(elsewhere)
     ]
     lines += [f"{line}  has ended\n" for line in collapsed(ended)]
@@ -109,7 +112,7 @@ def prio(words: list[str]) -> int:
 
 
 def _with_number_first(words: list[str]) -> list[str]:
-    """``-5 3`` as ``-- -5 3``, lest a priority below 0 be taken for a flag."""
+    """``-5 3`` as ``-- -5 3``, so that a priority below 0 is not taken for a flag."""
     for index, word in enumerate(words):
         if word[:1] == "-" and word[1:].isdecimal():
             return [*words[:index], "--", *words[index:]]

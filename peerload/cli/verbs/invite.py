@@ -1,4 +1,4 @@
-"""`peerload invite`: have one more machine join."""
+"""`peerload invite`: print the command by which another machine joins the cluster, and how to install peerload there."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "invite",
-        "Print the line by which another machine joins this node's cluster. It holds a secret that is good once, for\n"
-        "15 minutes. On a node that is of no cluster beyond its machine one is made first.",
+        "Print the command by which another machine joins this node's cluster. It contains a secret that is valid once, for\n"
+        "15 minutes. If this node has no cluster of several machines, one is made first.",
     )
-    reader.flag("--uses", type=whole(1, USES_MAX), default=1, metavar="N", help="good for so many machines (default 1)")
-    reader.flag("--ttl", type=duration, default=TTL_S, metavar="15m", help="good for so long (default 15m, at most 7d)")
-    reader.flag("--node", default="", metavar="NAME", help="only for a node of this name")
-    reader.switch("--issuer", help="who joins may let others in, too: it gets the key of the cluster's CA")
-    reader.flag("--listen", metavar="HOST:PORT", help="where the others find this node, if a cluster is made now")
-    reader.flag("--name", metavar="NAME", help="what to call the cluster, if one is made now")
+    reader.flag("--uses", type=whole(1, USES_MAX), default=1, metavar="N", help="valid for N machines (default 1)")
+    reader.flag(
+        "--ttl", type=duration, default=TTL_S, metavar="15m", help="valid for this time (default 15m, at most 7d)"
+    )
+    reader.flag("--node", default="", metavar="NAME", help="valid only for a node of this name")
+    reader.switch("--issuer", help="the new member may invite others: it gets the key of the cluster's CA")
+    reader.flag("--listen", metavar="HOST:PORT", help="address of this node for the others, if a cluster is made now")
+    reader.flag("--name", metavar="NAME", help="name of the cluster, if one is made now")
     flags = reader.read(words)
     if flags.node and not is_node_name(flags.node):
-        raise UsageError(f"invite: {flags.node!r} cannot be a node's name", why=NODE_NAME_SAYS)
+        raise UsageError(f"invite: {flags.node!r} is not a valid node name", why=NODE_NAME_SAYS)
     if flags.ttl > TTL_S_MAX:
         raise UsageError("invite: --ttl is too long", why="at most 7d", hint="peerload invite --ttl 7d")
     with Client(flags.socket) as client:
@@ -55,8 +57,8 @@ def main(words: list[str]) -> int:
         become_agents_user(info, "invite", flags.socket)
         _found(flags, info)
     elif flags.listen or flags.name:
-        what = "invite: --listen and --name are for a node that is of no cluster yet"
-        raise UsageError(what, why=f"this one is of {info.get('cluster')}", hint="peerload invite")
+        what = "invite: --listen and --name are for a node without a cluster"
+        raise UsageError(what, why=f"this one is a member of {info.get('cluster')}", hint="peerload invite")
     with Client(flags.socket) as client:
         reply = client.call("invite", uses=flags.uses, ttl_s=flags.ttl, node=flags.node, issuer=flags.issuer)
     command = f"peerload join {reply['token']}"
@@ -74,29 +76,29 @@ def main(words: list[str]) -> int:
 def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
     times = "once" if flags.uses == 1 else f"{flags.uses} times"
     who = f" a node called {flags.node}" if flags.node else ""
-    more = " It brings the right to let others in." if flags.issuer else ""
+    more = " It includes the right to invite others." if flags.issuer else ""
     say(
-        f"type this on the other machine{who and ', as' + who}; good {times} within {duration_text(flags.ttl)}, and a secret.{more}"
+        f"type this on the other machine{who and ', as' + who}; valid {times} within {duration_text(flags.ttl)}, and secret.{more}"
     )
     if str(reply.get("address", "")).startswith(("127.", "[::1]")):
         say(
-            f"it is good on this machine alone: this node listens at {reply['address']}",
+            f"it is valid on this machine only: this node listens at {reply['address']}",
             "for others:  peerload down ; peerload up --listen ADDRESS:PORT ; peerload invite",
         )
 
 
 def _say_how_to_install(join: str, *, is_system: bool) -> None:
-    """The whole line for a machine that has nothing."""
+    """Say how to install peerload on the other machine."""
     ways = install_lines(join, is_system=is_system)
     if not ways:
-        say("a machine that has no peerload yet needs it first: install it there as it was installed here")
+        say("a machine without peerload needs it first: install it there as it was installed here")
         return
     where = "type this here, with its name for OTHER" if ways[0].is_typed_here else "type this there"
-    say(f"for a machine that has no peerload yet, {where}:", "\n  or:  ".join(way.text for way in ways))
+    say(f"for a machine without peerload, {where}:", "\n  or:  ".join(way.text for way in ways))
 
 
 def _found(flags: Namespace, info: dict[str, Any]) -> None:
-    """Make a cluster beyond this machine, and have the agent here be its first member."""
+    """Make a cluster for several machines, with the agent here as its first member."""
     from peerload.cli.common.agent_process import restart
     from peerload.cli.common.joining import cluster_directory, listen_at
     from peerload.security import cluster_dir, node_identity_file
@@ -121,40 +123,43 @@ def _found(flags: Namespace, info: dict[str, Any]) -> None:
     node_identity_file.write(
         Path(str(info["state"])), node_identity_file.NodeIdentityFile(str(directory), node, listen)
     )
-    say(f"a cluster is made: {made.name} in {directory}; the agent starts again as its first member, tasks run on")
+    say(f"made the cluster {made.name} in {directory}; the agent restarts as its first member, tasks go on")
     after = restart(flags.socket, "the first member of a cluster")
     if after.get("cluster_local"):
         raise BadRequest(
-            "the agent here is still of no cluster beyond this machine",
-            why="it was started with settings that say so",
+            "the agent here still has no cluster of several machines",
+            why="its settings at the start say so",
             hint="peerload down ; peerload up ; peerload invite",
         )
 
 
 PACKAGE = "peerload"
 TREE = "tar -C {tree} --exclude=./.venv --exclude=./.git -cz . | ssh OTHER {there}"
-"""What `make setup` needs of a source tree, carried to another machine."""
+"""Copies what `make setup` needs of a source tree to another machine."""
 UNPACKED = "mkdir -p peerload && tar -xz -C peerload"
 IN_TREE = UNPACKED + " && make -C peerload setup && peerload/.venv/bin/{join}"
 AS_ROOT = " && ssh -t OTHER {there}"
-"""A second time, with a terminal: sudo may ask for a password."""
+"""A second connection, with a terminal: sudo may ask for a password."""
 IN_WHEEL = "peerload-wheel/{release}.data/data/share/peerload/deploy/install"
-"""Where the script is in a wheel that was unpacked to that directory."""
+"""The path of the script in an unpacked wheel."""
 INSTALLERS = ("pipx install", "uv tool install")
 IN_HOME = "~/.local/bin/{join}"
-"""pipx and uv put commands there; a shell that ssh starts need not have it on its PATH."""
+"""pipx and uv install commands there; it may not be on the PATH of a shell that ssh starts."""
 
 
 class InstallLine(NamedTuple):
-    """One line to type; is_typed_here: on this machine, with the other's name for OTHER."""
+    """One line to type. is_typed_here: on this machine, with the name of the other one for OTHER."""
 
     text: str
     is_typed_here: bool
 
 
 def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
-    """The ways to install and to run ``join``, a command of peerload, on a machine that has nothing; none if it is not
-    known where this peerload came from."""
+    """The ways to install peerload on another machine and run ``join`` there; none if the origin of this peerload is not known.
+
+    Installers record the origin of a distribution (`direct_url.json`, PEP 610). One from an index has no such file. A source tree or
+    a file is on this machine only, so that line is typed here and copies it over ssh.
+    """
     from importlib.metadata import Distribution, packages_distributions
 
     name = packages_distributions().get(PACKAGE, [""])[0]
@@ -170,8 +175,7 @@ def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
 def install_lines_for(
     join: str, release: str, direct_url: dict[str, object], *, is_system: bool, kept_wheel: str = ""
 ) -> list[InstallLine]:
-    """The same for a distribution of this release that came from there. kept_wheel: the file that it was installed from, where
-    it is kept."""
+    """The same for a distribution of this release with this origin. kept_wheel: the file that it was installed from, if it is kept."""
     url = str(direct_url.get("url") or "")
     path = unquote(urlsplit(url).path) if url.startswith("file:") else ""
     if kept_wheel and not os.path.exists(path):  # noqa: PTH110 -- as the rest of the package
@@ -201,7 +205,7 @@ def install_lines_for(
 
 
 def _requirement(release: str, url: str, vcs: object) -> str:
-    """What an installer is given: a release of an index, or an address."""
+    """The argument of an installer: a release in an index, or a URL."""
     if isinstance(vcs, dict) and url:
         return f"{vcs.get('vcs')}+{url}@{vcs.get('commit_id')}"
     return url or release

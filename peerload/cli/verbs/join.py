@@ -1,4 +1,4 @@
-"""`peerload join TOKEN`: make this machine a member of the cluster that the token is of."""
+"""`peerload join TOKEN`: make this machine a member of the cluster that made the token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MEETS_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.05
 LINE_CHARS_MAX = 4096
-"""Of what is read from stdin; a token has some 150."""
+"""Bound of the line from stdin; a token has about 150 characters."""
 JSON_KEYS = ("node", "cluster", "cluster_directory", "listen", "socket", "peers")
 
 
@@ -32,24 +32,22 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "join",
-        "Make this machine a member of the cluster that has printed TOKEN (`peerload invite`), and start its agent.\n"
-        "An agent that runs here starts again as a member; its tasks run on. With - the token is read from stdin, as\n"
-        "invite prints it, so that no other user of this machine sees it in the list of processes.",
+        "Make this machine a member of the cluster whose `peerload invite` printed TOKEN, and start its agent. An agent that\n"
+        "runs here restarts as a member; its tasks go on. With - the token is read from stdin, as invite prints it, so that no\n"
+        "other user of this machine sees it in the list of processes.",
     )
     reader.add_argument("token", nargs="+", metavar="TOKEN")
-    reader.flag(
-        "--node", metavar="NAME", help="this node's name (default: as the agent here is called, else the host's)"
-    )
-    reader.flag("--listen", metavar="HOST:PORT", help="where the others find it (default: this machine's address)")
-    reader.flag("--cluster", metavar="DIR", help="where to keep what makes it a member (default: your own place)")
-    reader.flag("--state", metavar="DIR", help="where tasks and outputs are kept")
+    reader.flag("--node", metavar="NAME", help="name of this node (default: that of the agent here, else the host's)")
+    reader.flag("--listen", metavar="HOST:PORT", help="address for the others (default: this machine's)")
+    reader.flag("--cluster", metavar="DIR", help="directory for the keys of the cluster (default: your own)")
+    reader.flag("--state", metavar="DIR", help="directory of tasks and outputs")
     flags = reader.read(words)
     flags.token = words_of(flags.token)
     from peerload.wire.token import parse
 
     token = parse("".join(flags.token))
     if flags.node is not None and not is_node_name(flags.node):
-        raise UsageError(f"join: {flags.node!r} cannot be a node's name", why=NODE_NAME_SAYS)
+        raise UsageError(f"join: {flags.node!r} is not a valid node name", why=NODE_NAME_SAYS)
     running = _running(flags)
     become_agents_user(running, "join TOKEN", flags.socket)
     place = _place(flags, running)
@@ -67,8 +65,8 @@ def main(words: list[str]) -> int:
     ):
         raise BadRequest(
             f"this machine is a member of {running.get('cluster')} already: {node}",
-            why="nothing was done, and the token was not shown to anybody",
-            hint="the other members:  peerload nodes        out again:  peerload leave",
+            why="nothing was done, and the token was not sent",
+            hint="the other members:  peerload nodes        leave it:  peerload leave",
         )
     admitted = _admitted(token, node, place, flags, str((running or {}).get("listen") or ""))
     info = _as_member(running, place)
@@ -82,17 +80,17 @@ def main(words: list[str]) -> int:
 
 
 def words_of(given: list[str]) -> list[str]:
-    """The words of the token; for `-` the last of the line that comes on stdin, which may be all that `invite` prints."""
+    """The words of the token; for `-` the last word of the line on stdin, which may be the whole output of `invite`."""
     if given != ["-"]:
         return given
     line = sys.stdin.readline(LINE_CHARS_MAX).split()
     if not line:
-        raise UsageError("join: there is no token on stdin", hint="ssh ws1 peerload invite | peerload join -")
+        raise UsageError("join: no token on stdin", hint="ssh ws1 peerload invite | peerload join -")
     return line[-1:]
 
 
 def _running(flags: Namespace) -> dict[str, Any] | None:
-    """What the agent says of itself that runs here; None if none does."""
+    """The answer of the agent that runs here to `info`; None if no agent runs."""
     info = _info(flags.socket or default_socket_path())
     if info is not None and not info.get("cluster_local") and not flags.cluster:
         from peerload.wire.token import parse
@@ -100,9 +98,9 @@ def _running(flags: Namespace) -> dict[str, Any] | None:
         fingerprint = str(info.get("cluster_fingerprint", ""))
         if fingerprint != parse("".join(flags.token)).fingerprint.hex():
             raise BadRequest(
-                f"this node ({info.get('node')}) is of another cluster: {info.get('cluster')}",
-                why=f"it is kept in {info.get('cluster_directory')}",
-                hint="take it out first:  peerload leave        and move that directory away",
+                f"this node ({info.get('node')}) is in another cluster: {info.get('cluster')}",
+                why=f"its directory is {info.get('cluster_directory')}",
+                hint="leave it first:  peerload leave        and move that directory away",
             )
     return info
 
@@ -116,7 +114,7 @@ def _info(socket_path: str) -> dict[str, Any] | None:
 
 
 def _is_in(socket_path: str) -> bool:
-    """Whether the agent here speaks to another member: one that was shut out, or was away for too long, may be invited anew."""
+    """Whether the agent here is connected to another member; a node that was revoked, or was away for too long, may join again."""
     with Client(socket_path) as client:
         return _meets(client)
 
@@ -126,7 +124,7 @@ def _meets(client: Client) -> bool:
 
 
 def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
-    """Where everything of this node is."""
+    """The places of this node: state, socket, cluster directory; and its name."""
     from peerload.cli.common.joining import cluster_directory
 
     given = {key: value for key in ("state", "socket", "cluster") if (value := getattr(flags, key))}
@@ -146,8 +144,8 @@ def _admitted(
     flags: Namespace,
     own: str,
 ) -> Any:  # noqa: ANN401 -- as above
-    """Be let in, and keep what that has brought: first what can be made anew, last the word that it counts. own: where the
-    agent that runs here listens, "" if none does."""
+    """Ask to join and store the result; the file that makes it effective is written last. own: the address of the agent that runs
+    here, "" if none does."""
     from peerload.cli.common.joining import listen_at
     from peerload.security import cluster_dir, join_client, node_identity_file, private_files, revocation, tls
     from peerload.security.address import parse_address
@@ -170,29 +168,27 @@ def _admitted(
         listen = flags.listen or listen_at(got.host, own)
         node_identity_file.write(state, node_identity_file.NodeIdentityFile(str(directory), node, listen, peers))
     except OSError as error:
-        hint = "make room, then the same again: the token is still good for this machine"
-        raise PeerloadError(
-            "what makes this machine a member cannot be kept", why=str(error.strerror), hint=hint
-        ) from None
+        hint = "make room, then try again: the token is still valid for this machine"
+        raise PeerloadError("the keys of the cluster cannot be stored", why=str(error.strerror), hint=hint) from None
     return got
 
 
 def _check_free(directory: Path, token: Any) -> None:  # noqa: ANN401 -- as above
-    """Before anything is asked: that no other cluster is kept there."""
+    """Raise BadRequest if the directory has another cluster."""
     import os
 
     from peerload.security import cluster_dir
 
     if os.path.lexists(directory) and cluster_dir.read(directory).fingerprint != token.fingerprint.hex():
         raise BadRequest(
-            f"{directory} is of another cluster",
-            why="a machine is of one cluster at a time, and nothing is written over",
+            f"{directory} has another cluster",
+            why="a machine is in one cluster at a time, and nothing is overwritten",
             hint=f"mv {shlex.quote(str(directory))} {shlex.quote(str(directory))}.old        or another place:  --cluster DIR",
         )
 
 
 def _as_member(running: dict[str, Any] | None, place: dict[str, str]) -> dict[str, Any]:
-    """The agent, started or started again."""
+    """Start or restart the agent → its answer to `info`."""
     if running is not None:
         from peerload.cli.common.agent_process import restart
 
@@ -203,7 +199,7 @@ def _as_member(running: dict[str, Any] | None, place: dict[str, str]) -> dict[st
 
 
 def _await_peer(socket_path: str) -> None:
-    """Return when a member is seen alive; else say that none was."""
+    """Return when another member is alive; say if none is in time."""
     pause, deadline = threading.Event(), time.monotonic() + MEETS_WITHIN_S
     with Client(socket_path) as client:
         while time.monotonic() < deadline:
@@ -211,18 +207,18 @@ def _await_peer(socket_path: str) -> None:
                 return
             pause.wait(LOOK_EVERY_S)
     say(
-        f"this machine is a member, but no other one has answered within {MEETS_WITHIN_S:g} s",
-        "is a firewall between them?  peerload nodes",
+        f"this machine is a member, but no other member has answered within {MEETS_WITHIN_S:g} s",
+        "perhaps a firewall is between them; see  peerload nodes",
     )
 
 
 def _told(info: dict[str, Any], admitted: Any, place: dict[str, str]) -> str:  # noqa: ANN401 -- as above
     own = "" if place["socket"] == default_socket_path() else f" --socket {shlex.quote(place['socket'])}"
     node, count = printable(str(info.get("node"))), int(info.get("peers") or 0) + 1
-    issuer = "  It may let others in.\n" if admitted.welcome.ca_key else ""
+    issuer = "  It may invite others.\n" if admitted.welcome.ca_key else ""
     return (
         f"{node} has joined {printable(admitted.welcome.name)}: {count} nodes known. Others reach it at {printable(str(info.get('listen')))}.\n"
         f"{issuer}"
         f"Try:            peerload nodes{own}        peerload run{own} hostname\n"
-        f"Out again:      peerload leave{own}\n"
+        f"Leave it:       peerload leave{own}\n"
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EVER_S = 1e9
 TASKS_MAX = 1000
-"""Tasks whose outputs are shown by one command."""
+"""Bound of tasks whose outputs one command prints."""
 TAIL_LINES_MAX = 1_000_000
 
 
@@ -27,15 +27,15 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "logs",
-        "The output of a task: its stdout on stdout, its stderr on stderr, byte for byte. On a terminal what could move or\n"
-        "colour it is shown as \\x1b and the like; not with --raw. Of several tasks one output comes after the other.",
+        "Print the output of tasks: stdout on stdout, stderr on stderr, byte for byte. On a terminal control characters are shown\n"
+        "as \\x1b and the like, unless --raw is given. The outputs of several tasks follow each other.",
         json_says="one object for each piece of output",
     )
     selection.add(reader)
-    reader.switch("-f", "--follow", help="go on as more comes, until the task has ended")
-    reader.switch("--err", help="only what it wrote to stderr")
+    reader.switch("-f", "--follow", help="go on until the task has ended")
+    reader.switch("--err", help="only its stderr")
     reader.flag("--tail", type=whole(0, TAIL_LINES_MAX), metavar="N", help="only the last N lines of each stream")
-    reader.switch("--raw", help="byte for byte on a terminal, too")
+    reader.switch("--raw", help="do not escape control characters on a terminal")
     reader.at()
     flags = reader.read(words)
     chosen = selection.Selection(flags, "logs")
@@ -51,8 +51,8 @@ def main(words: list[str]) -> int:
 
 
 def _each(client: Client, chosen: selection.Selection, flags: Namespace, refused: BadRequest | None = None) -> int:
-    """The outputs of several tasks, one after the other in the order they were submitted in, with a heading on stderr each.
-    ``refused``: why the only word given is not the name of one task; raised, if it is not one of several either."""
+    """Print the outputs of several tasks in the order of submission, each with a heading on stderr. ``refused``: the error for the only
+    word as the id of one task; raised if it does not name several either."""
     asked = chosen.asked() | {"ended_within_s": EVER_S, "limit": TASKS_MAX}
     reply = client.call("tasks", **asked, at=flags.at)
     own = own_names()
@@ -98,7 +98,7 @@ def _one(client: Client, task: str, flags: Namespace, *, names: bool = False) ->
 
 
 def say_if_gone(end: dict[str, Any]) -> int:
-    """What an output that is not there any more ends with: a word, and CANNOT; else 0."""
+    """Say that an output was removed → CANNOT; 0 if it was not."""
     if not end.get("output_gone_at"):
         return 0
     why = str(end.get("output_gone_why") or "")

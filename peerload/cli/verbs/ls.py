@@ -23,28 +23,30 @@ if TYPE_CHECKING:
     from peerload.cli.common.selection import Selection
 
 EVER_S = 1e9
-"""Tasks that are named are listed whenever they ended."""
+"""Named tasks are listed whenever they ended."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
-    reader = Options("ls", "My tasks whose home is here: unfinished ones and those that ended in the last 24 hours.")
+    reader = Options(
+        "ls", "List my tasks whose home is here: unfinished ones and those that ended in the last 24 hours."
+    )
     selection.add(reader)
-    reader.switch("--cluster", help="the tasks of all nodes, not those of this one alone")
-    reader.switch("--remote", help="the tasks of other homes that are on this node, whatever became of their homes")
+    reader.switch("--cluster", help="the tasks of all nodes, not only of this one")
+    reader.switch("--remote", help="the tasks of other homes on this node, even if their homes are unreachable")
     reader.at()
     reader.switch("--all", help="tasks of all users")
-    reader.switch("--members", help="members of arrays one by one, also those that wait or are done")
+    reader.switch("--members", help="all members of arrays one by one")
     reader.switch("-w", "--watch", help="draw it again each second, until q or Ctrl-C")
     reader.flag("--limit", type=whole(1, 100_000), default=200, metavar="N", help="at most so many (200)")
     flags = reader.read(words)
     chosen = selection.Selection(flags, "ls", needed=False)
     if flags.remote and (flags.cluster or chosen.words or chosen.is_narrowed):
-        raise UsageError("ls: --remote goes with --at, --all, --limit, --watch and --json alone", hint="ls --help")
-    if flags.cluster and chosen.words:
         raise UsageError(
-            f"ls: --cluster asks all nodes, and {chosen.words[0]} is of one", hint="the id alone is enough"
+            "ls: --remote can only be combined with --at, --all, --limit, --watch and --json", hint="peerload ls --help"
         )
+    if flags.cluster and chosen.words:
+        raise UsageError(f"ls: --cluster asks all nodes, and {chosen.words[0]} is of one", hint="omit --cluster")
     if flags.cluster and flags.at:
         raise UsageError("ls: --cluster asks all nodes, --at one", hint=f"peerload ls --at {flags.at}")
     with Client(flags.socket) as client:
@@ -61,7 +63,7 @@ def main(words: list[str]) -> int:
 
 
 def listed(client: Client, flags: Namespace, chosen: Selection) -> dict[str, Any]:
-    """The agent's answer, less other users' tasks unless they are asked for; ``hidden`` counts those."""
+    """The reply of the agent without the tasks of other users, unless --all is given; ``hidden`` counts them."""
     if flags.remote:
         reply = client.call("remote", limit=flags.limit, at=flags.at)
         return {**reply, "hidden": 0}
@@ -80,7 +82,7 @@ def listed(client: Client, flags: Namespace, chosen: Selection) -> dict[str, Any
 
 
 def lines(client: Client, flags: Namespace, chosen: Selection) -> list[str]:
-    """The table as text; talk about what it leaves out goes to stderr."""
+    """The table as lines; messages about what it leaves out go to stderr."""
     reply = listed(client, flags, chosen)
     if not flags.watch:
         if reply.get("truncated"):
@@ -100,7 +102,7 @@ def lines(client: Client, flags: Namespace, chosen: Selection) -> list[str]:
 
 
 def _none(flags: Namespace, chosen: Selection) -> str:
-    """What to type where there is nothing to list."""
+    """A line instead of an empty table, with what to type."""
     if flags.remote:
         return "no task of another home is on this node        my own tasks:  peerload ls"
     if chosen.words or chosen.is_narrowed:

@@ -1,4 +1,4 @@
-"""`peerload map`: a task for each input, in the manner of GNU parallel."""
+"""`peerload map`: a task for each input, like GNU parallel."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from peerload.cli.map.inputs import MapInputs
 
 FAILURES_NAMED_MAX = 20
-"""More are counted only."""
+"""Bound of failures that are named; more are counted."""
 ARRAYS_NAMED_MAX = 10
-"""In the command that retries."""
+"""Bound of arrays in the retry command."""
 COUNTED_FAILURES_MAX = 100
-"""Exit code: the number of tasks that failed; 101 stands for more than these."""
+"""The greatest exit code that is a number of failed tasks; 101 means more."""
 LINE_WIDTH_MAX = 240
 JSON_OUTPUT_BYTES_MAX = 64 << 20
-"""Output of one task that an object of `--json` holds."""
+"""Bound of the output of one task in an object of `--json`."""
 _JSON_KEYS = ("id", "state", "exit_code", "signal", "node", "out_of", "started_at", "ended_at")
 _JSON_KEYS_OF_OUTPUT = ("stdout_bytes", "stderr_bytes", "stdout", "stderr")
 
 EPILOG = """\
-The flags end at the first word that is none. One word is a line for /bin/sh in which each input stays one word (it is
-quoted: put no quotes around {} yourself); several words are a command and its arguments.
+The flags end at the first word that is not a flag. One word is a line for /bin/sh, in which inputs are quoted (put no quotes
+around {} yourself); several words are a command and its arguments.
   :::  a b c     these inputs            ::::  FILE     the lines of FILE (- is standard input)
-  :::+, ::::+    go with the source before, one with one; otherwise all are combined
-Without any, inputs are the lines of standard input.
+  :::+, ::::+    are paired with the source before; other sources are combined, each value with each
+Without a source, inputs are the lines of standard input.
   {}  the input   {.}  without its extension   {/}  its last part   {//}  its directory   {/.}  last part, no extension
-  {#}  the number of the task   {1} {2} {1.} {2/}  of several inputs that one
-A command with none of these has the inputs appended.
-Exit code: 0 if all succeeded, else how many failed, 101 for more than 100; with --halt that of the task that was decisive;
-125 if the output of a task is not complete."""
+  {#}  the number of the task   {1} {2} {1.} {2/}  one of several inputs
+Inputs are appended to a command with none of these.
+Exit code: 0 if all succeeded, else the number of failed tasks, 101 for more than 100; with --halt the exit code of the task that
+caused it; 125 if the output of a task is incomplete."""
 
 
 def main(words: list[str]) -> int:
@@ -54,16 +54,16 @@ def main(words: list[str]) -> int:
     line, sources = split(rest)
     shell = flags.shell is not None or len(line) == 1
     if not line and flags.shell is None:
-        raise UsageError("map: what is to be run?", hint="such as:  peerload map 'gzip {}' ::: *.log")
+        raise UsageError("map: the command is missing", hint="such as:  peerload map 'gzip {}' ::: *.log")
     if len(line) == 1 and flags.shell is None:
         flags.shell, line = line[0], []
     spec, secret = command.specification(flags, line, "map")
-    spec["followed"] = True  # its output comes here in full
+    spec["followed"] = True  # all of its output is needed here
     halt = Halt(flags.halt)
     inputs = opened(sources, end=b"\0" if flags.null else b"\n")
     template = CommandTemplate(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
     if not flags.dry_run:
-        Client(flags.socket).close()  # without an agent a log that is there is left alone
+        Client(flags.socket).close()  # without an agent an existing log is not touched
     joblog = _joblog(flags)
     if flags.dry_run:
         return _dry_run(flags, template, inputs, joblog)
@@ -72,7 +72,7 @@ def main(words: list[str]) -> int:
             "inputs are read from the terminal, a line each, until Ctrl-D",
             "words:  ::: a b c        a file:  :::: FILE",
         )
-    del secret  # as with `submit`, told on a terminal alone
+    del secret  # `submit` reports them on a terminal only
     mapping = Mapping(
         flags.socket,
         _fields(flags, spec),
@@ -98,18 +98,18 @@ def _reader() -> options.Options:
     )
     reader.switch("-k", "--keep-order", help="print outputs in the order of the inputs")
     reader.switch("--tag", help="begin each line of output with its input and a tab")
-    reader.switch("--bar", help="show how far it is, and when it will be done (default: on a terminal)")
-    reader.switch("--no-bar", help="do not")
-    reader.flag("--joblog", metavar="FILE", help="write a line a task that has ended, with GNU parallel's columns")
-    reader.switch("--resume", help="leave out what the joblog has")
-    reader.switch("--resume-failed", help="leave out what the joblog has as a success")
+    reader.switch("--bar", help="show a progress bar with the time left (default: on a terminal)")
+    reader.switch("--no-bar", help="show no bar")
+    reader.flag("--joblog", metavar="FILE", help="write a line for each ended task, with the columns of GNU parallel")
+    reader.switch("--resume", help="skip tasks that the joblog has")
+    reader.switch("--resume-failed", help="skip tasks that the joblog has as succeeded")
     reader.flag(
         "--halt",
         default="never",
         metavar="WHEN",
         help="now,fail=1: stop all at the first failure; soon,fail=10%%; never",
     )
-    reader.switch("--keep", help="let what was submitted run on when this command is killed")
+    reader.switch("--keep", help="let submitted tasks go on when this command is killed")
     reader.switch("-0", "--null", help="inputs of files end with NUL instead of a line break")
     return reader
 
@@ -126,7 +126,7 @@ def _joblog(flags: Namespace) -> Joblog | None:
 
 
 def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
-    """What of the request is the same for all tasks."""
+    """The fields of the request that are the same for all tasks."""
     terms = task_flags.terms(flags, "map")
     more = {"wait_for_node": True} if flags.wait_for_node else {}
     more |= {} if flags.keep else {"attended": True}
@@ -134,7 +134,7 @@ def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dry_run(flags: Namespace, template: CommandTemplate, inputs: MapInputs, joblog: Joblog | None) -> int:
-    """Print the command of each task, as it would be."""
+    """Print the command of each task without submitting it."""
     number = 0
     while not inputs.is_over:
         values = inputs.next()
@@ -211,7 +211,7 @@ def _print_ended(mapping: Mapping, task: MapResult) -> None:
 
 
 def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, Any]:
-    """The output of an ended task as stdout and stderr; or `output_missing`, why they cannot be told, which is noted, too."""
+    """The output of an ended task as stdout and stderr; or `output_missing`, the reason why it is not complete, which is noted, too."""
     if sum(sizes) > JSON_OUTPUT_BYTES_MAX:
         why = f"{size_text(sum(sizes))} of output are more than one object holds, {size_text(JSON_OUTPUT_BYTES_MAX)}"
         mapping.note_incomplete(task, why)
@@ -227,7 +227,7 @@ def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, A
 
 
 def _told(mapping: Mapping) -> int:
-    """Name the failures on stderr, and how to go on. → the exit code."""
+    """Report failures on stderr, and what to type next → the exit code."""
     _name_failures(mapping)
     hint = _retry_hint(mapping)
     if mapping.signal:
@@ -270,7 +270,7 @@ def _name_incomplete(mapping: Mapping) -> None:
 
 
 def _retry_hint(mapping: Mapping) -> str:
-    """How to run those again that have not succeeded."""
+    """The command that runs failed tasks again."""
     arrays = list(mapping.failed_batches)
     if not arrays:
         return ""

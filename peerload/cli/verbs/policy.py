@@ -1,7 +1,4 @@
-"""`peerload policy`: the policies there are, what each is and what its knobs do; and whether a preset is sound.
-
-The only verb besides `agent`, `demo` and `sim` that sees the policies themselves: no agent is needed to ask about them.
-"""
+"""`peerload policy`: list and explain policies and presets, and check a preset. It needs no agent."""
 
 from __future__ import annotations
 
@@ -27,22 +24,20 @@ if TYPE_CHECKING:
     from peerload.sim.rehearsal import Rehearsal
 
 AGENT_S_MAX = 2.0
-"""An agent that does not say within this what it plays is not waited for."""
+"""Patience with the agent."""
 WORDS = {"ls": 0, "show": 1, "check": 1}
-"""What may follow the verb, and how many names each takes."""
+"""The words after the verb, and how many names each takes."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "policy",
-        "ls: the presets, and the policies kind by kind. show NAME: what a preset (threshold, mine.toml) or a policy\n"
-        "(transfer.double-threshold, mine.py:Class) is, and what its parameters mean. check FILE: whether a preset is sound.",
+        "ls: list the presets, and the policies of each kind. show NAME: explain a preset (threshold, mine.toml) or a policy\n"
+        "(transfer.double-threshold, mine.py:Class) and its parameters. check FILE: find errors in a preset.",
         usage="[ls | show NAME | check [--play] FILE]",
     )
-    reader.switch(
-        "--play", help="with check: play the preset in a short simulation, too, and say what went wrong there"
-    )
+    reader.switch("--play", help="with check: also run the preset in a short simulation, and report problems")
     reader.add_argument("what", nargs="?", default="ls", metavar="ls | show | check")
     reader.add_argument("name", nargs="*", metavar="NAME")
     flags = reader.read(words)
@@ -70,19 +65,19 @@ def _ls(flags: Namespace) -> int:
         mark = "*" if name == chosen else " "
         lines.append(f"{mark} {name.ljust(width)}  {describe.preset(name).description}")
     if in_force is None:
-        lines += ["", "no agent is running here: none is in force"]
+        lines += ["", "no agent is running here, so no preset is in force"]
     else:
         lines += ["", f"in force *  {printable(chosen)}", *_kinds(in_force)]
     lines += ["", "policies"]
     width = max(len(kind) for kind in registry.policies())
     lines += [f"  {kind.ljust(width)}  {'  '.join(names)}" for kind, names in registry.policies().items()]
-    lines += ["", "what one is:  peerload policy show NAME        of your own:  peerload policy check FILE.toml"]
+    lines += ["", "explain one:  peerload policy show NAME        check your own:  peerload policy check FILE.toml"]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 
 
 def _in_force(flags: Namespace) -> dict[str, Any] | None:
-    """What the agent plays; None if there is no agent, unless the command line named one."""
+    """The preset of the agent that runs here; None if there is no agent and the command line names none."""
     try:
         with Client(flags.socket, timeout_s=AGENT_S_MAX) as client:
             in_force = client.call("policy").get("in_force")
@@ -126,7 +121,7 @@ def _check(flags: Namespace) -> int:
     (name,) = flags.name
     if not name.endswith(".toml") and name not in registry.presets():
         raise UsageError(
-            f"policy check: {name!r} is no preset", hint="a preset of your own is a file that ends in .toml"
+            f"policy check: {name!r} is not a preset", hint="a preset of your own is a file that ends in .toml"
         )
     try:
         checked = describe.check(name)
@@ -140,7 +135,7 @@ def _check(flags: Namespace) -> int:
     for mistake in checked.mistakes:
         say(str(mistake), mistake.hint)
     for doubt in checked.doubts:
-        say(f"{doubt} (it plays all the same)")
+        say(f"{doubt} (the preset can be used anyway)")
     if played is not None:
         _say_played(name, played)
     if is_ok and checked.preset is not None:
@@ -148,7 +143,7 @@ def _check(flags: Namespace) -> int:
         memory = "  with memory" if checked.preset.memory else ""
         sys.stdout.write(f"{printable(name)}: ok: {printable(chosen)}{memory}\n")
         if played is not None:
-            sys.stdout.write(f"played: {counted(played.tasks, 'task')} on {counted(played.nodes, 'node')}\n")
+            sys.stdout.write(f"simulated: {counted(played.tasks, 'task')} on {counted(played.nodes, 'node')}\n")
     return 0 if is_ok else CANNOT
 
 
@@ -159,22 +154,22 @@ def _play(name: str) -> Rehearsal:
 
 
 def _say_played(name: str, played: Rehearsal) -> None:
-    """What was found as it was played, if anything."""
+    """Report the problems found in the simulation."""
     if played.shared:
         say(
-            f"{printable(name)}: all nodes share {', '.join(map(printable, played.shared))}, which changed as it was played",
+            f"{printable(name)}: all nodes share {', '.join(map(printable, played.shared))}, which changed during the simulation",
             "a policy keeps its state in its instance (self.… in __init__): each node has its own, while a class or a "
             "module is shared here and by no two agents",
         )
     if played.policy_errors:
         say(
-            f"{printable(name)}: a policy failed {counted(played.policy_errors, 'time')} as it was played",
-            "what a location policy raised is told of a task that an agent with this preset has kept:  peerload why ID",
+            f"{printable(name)}: a policy failed {counted(played.policy_errors, 'time')} in the simulation",
+            "an agent with this preset shows what a location policy raised:  peerload why ID",
         )
     if not played.repeats:
         say(
-            f"{printable(name)}: the same seed gave another run the second time",
-            "a policy takes its chance from the rng that it is given, reads no clock, and keeps state in its instance",
+            f"{printable(name)}: the same seed gave two different runs",
+            "a policy draws random numbers only from its rng, reads no clock, and keeps state in its instance",
         )
 
 
@@ -216,13 +211,13 @@ def preset_lines(preset: PresetDescription) -> list[str]:
     from peerload.policy.parameters import shown
 
     lines = [
-        *_wrapped(f"{preset.name}: {preset.description or 'it does not say what it is'}"),
+        *_wrapped(f"{preset.name}: {preset.description or 'no description'}"),
         f"  {printable(preset.file)}",
     ]
     for chosen in preset.chosen:
         lines += ["", *_chosen_lines(chosen)]
     lines += ["", f"location.memory = {shown(preset.memory)}"]
-    lines.append("  searches leave footprints, and follow them" if preset.memory else "  searches leave no footprints")
+    lines.append("  searches remember where they found room" if preset.memory else "  searches remember nothing")
     if preset.reference:
         lines += ["", "in the reference model of the simulator instead:", *_changes(preset.reference)]
     for doubt in preset.doubts:
@@ -243,7 +238,7 @@ def _changes(tables: Mapping[str, Any], path: str = "") -> list[str]:
 
 def _chosen_lines(chosen: ChosenPolicy) -> list[str]:
     member = chosen.member
-    by = "" if chosen.written else "   (the preset does not say; this is the default)"
+    by = "" if chosen.written else "   (the default; the preset does not choose)"
     first = member.says.partition(". ")[0].rstrip(".")
     return [
         f"{member.kind} = {printable(member.name)}{by}",
@@ -255,7 +250,7 @@ def _chosen_lines(chosen: ChosenPolicy) -> list[str]:
 def member_lines(member: PolicyDescription) -> list[str]:
     """A policy: what it is, when it is good and bad, and its parameters."""
     own = f"{member.kind}: {printable(member.name)}" if ".py:" in member.name else f"{member.kind}.{member.name}"
-    lines = [own, *_wrapped(member.says or "It does not say what it is.", "  ")]
+    lines = [own, *_wrapped(member.says or "No description.", "  ")]
     lines += _wrapped(f"Good: {member.good}", "  ") if member.good else []
     lines += _wrapped(f"Bad: {member.bad}", "  ") if member.bad else []
     if member.sources:

@@ -1,4 +1,4 @@
-"""`peerload replay`: does an agent's recording come out the same again?"""
+"""`peerload replay`: decide the events of an agent's recording again, and compare the actions byte for byte."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 DIFFERS = 1
-"""Exit code: something was decided otherwise."""
+"""Exit code: something was decided differently."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb: 0 if every action was decided again, 1 if not."""
     reader = Options(
         "replay",
-        "Decide again what an agent decided that ran with --record, and compare every action, byte for byte.",
+        "Decide the events of an agent that ran with --record again, and compare every action, byte for byte.",
         usage="[--events] FILE",
         json_says="print JSON, one object for each start of the agent",
     )
     reader.add_argument("file", metavar="FILE")
-    reader.switch("--events", help="print every event with its actions, one JSON object a line, and compare nothing")
+    reader.switch("--events", help="print every event with its actions, one JSON object a line, without comparing")
     flags = reader.read(words)
     try:
         with _mapped(flags.file) as data, memoryview(data) as view:
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
 
 
 def _mapped(path: str) -> mmap.mmap:
-    """The file's bytes, without reading them all. Raises PeerloadError."""
+    """The file mapped into memory. Raises PeerloadError."""
     try:
         with Path(path).open("rb") as file:
             if file.seek(0, 2):
@@ -126,12 +126,12 @@ def _lines(number: int, replay: Replay) -> list[str]:
 
 
 UIDS = ("uid", "digest")
-BROKEN_OFF = "it breaks off: the agent was killed, or still runs"
+BROKEN_OFF = "incomplete: the agent was killed, or still runs"
 
 
 class Replay:
-    """One start of an agent. events, actions: how many were decided alike; ended: why nothing follows; difference:
-    the first one, after which nothing of this start is compared, or None."""
+    """One start of an agent. events, actions: how many were decided the same; ended: why the recording of this start ends; difference:
+    the first difference, after which nothing is compared, or None."""
 
     def __init__(self, started: recording.Started) -> None:
         self.started = started
@@ -143,8 +143,7 @@ class Replay:
         self._node: Node | None = None
 
     def follow(self, handled: recording.Handled) -> None:
-        """Decide on one event again. Raises ConfigError if the node's policies are not to be had any more, BadMessage
-        for an event that nobody recorded."""
+        """Decide on one event again. Raises ConfigError if the node's policies do not exist any more, BadMessage for a malformed event."""
         self.seen += 1
         if self.difference is not None:
             return
@@ -155,7 +154,7 @@ class Replay:
         raw = b""
         try:
             raw = recording.encode_actions(self._node.handle(handled.now, event))
-        except Exception as error:  # noqa: BLE001 -- a recorded bug is to happen again, a new one to be shown
+        except Exception as error:  # noqa: BLE001 -- a recorded bug happens again, a new one is shown
             failure, raw = repr(error), recording.encode_actions(())
         if raw == bytes(handled.actions) and failure == handled.failure:
             self.events += 1
@@ -170,7 +169,7 @@ class Replay:
 
 
 def replays(entries: Iterable[recording.Entry]) -> Iterator[Replay]:
-    """Each start in a recording, when it is through. Raises as `Replay.follow`, and BadMessage for a damaged file."""
+    """Each start in a recording, when it is complete. Raises as `Replay.follow`, and BadMessage for a damaged file."""
     replay: Replay | None = None
     for entry in entries:
         match entry:
@@ -189,13 +188,12 @@ def replays(entries: Iterable[recording.Entry]) -> Iterator[Replay]:
 def _made(started: recording.Started) -> Node:
     preset = registry.PresetSource(started.preset, started.preset_text, base=started.preset_directory)
     policies = registry.build_preset(*preset.tables())
-    chance = random.Random(int(started.seed, 16))  # noqa: S311 -- the chance that the agent had
+    chance = random.Random(int(started.seed, 16))  # noqa: S311 -- the seed of the agent
     return Node(started.config, policies, started.identity, started.profile, chance)
 
 
 def _first_difference(was: list[Any], now: list[Any], was_failure: str, failure: str) -> dict[str, Any]:
-    """The first action that is not the same (2 and 2.0 are not): its number, as it was and as it is now; None where
-    there is none."""
+    """The first action that differs (2 and 2.0 do): its number, and the recorded and the new one, None if there is none."""
     pairs = enumerate(zip(map(recording.encode_plain, was), map(recording.encode_plain, now), strict=False))
     number = next((index for index, (old, new) in pairs if old != new), min(len(was), len(now)))
     return {
@@ -206,8 +204,8 @@ def _first_difference(was: list[Any], now: list[Any], was_failure: str, failure:
 
 
 def shown(value: Any, key: str = "") -> Any:  # noqa: ANN401 -- any part of a recording
-    """A part of a recording for people: bytes as text where they are text, identifiers in hexadecimal, and of a task's
-    environment, which may hold secrets, its size alone."""
+    """A part of a recording for people: bytes as text, identifiers in hexadecimal, and only the size of a task's environment, which may
+    contain secrets."""
     if isinstance(value, dict):
         return {name: shown(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list):

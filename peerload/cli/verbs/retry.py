@@ -1,4 +1,4 @@
-"""`peerload retry`: queue what a task was to run once more, as a new task."""
+"""`peerload retry`: queue the command of an ended task again, as a new task."""
 
 from __future__ import annotations
 
@@ -22,22 +22,20 @@ TOKEN_BYTES = 16
 FAILED = ("failed", "unknown")
 FAILED_WITHIN_S = 86_400.0
 TASKS_MAX = 100_000
-"""Of the last day, looked through for failed ones."""
+"""Bound of the tasks of the last day that are searched for failed ones."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "retry",
-        "Queue what a task was to run once more, as a new task with an id of its own. It must have ended, or be unknown.\n"
-        "Of an array those members that have not succeeded are queued.",
+        "Queue the command of a task again, as a new task with a new id. It must have ended, or its outcome be unknown.\n"
+        "Of an array the members that have not succeeded are queued.",
         json_says="one object a task",
     )
     selection.add(reader, changes=True)
-    reader.switch("--all", help="of an array all members that have ended, also those that succeeded")
-    reader.switch(
-        "--failed", help="what failed, not what was cancelled; without an ID: all that failed in the last 24 h"
-    )
+    reader.switch("--all", help="of an array all ended members, succeeded ones, too")
+    reader.switch("--failed", help="failed tasks, not cancelled ones; without an ID: all that failed in the last 24 h")
     flags = reader.read(words)
     if flags.all and flags.failed:
         raise UsageError("retry: --all and --failed contradict each other")
@@ -58,7 +56,7 @@ def main(words: list[str]) -> int:
             else:
                 again += 1
     if code and len(chosen) > 1:
-        say(f"queued again: {again}; not repeated: {len(chosen) - again}, as said above")
+        say(f"queued again: {again}; refused: {len(chosen) - again}, see above")
     return code
 
 
@@ -77,28 +75,27 @@ def _retry(client: Client, task: str, *, is_json: bool, **fields: object) -> Non
 def _chosen(
     client: Client, chosen_by: selection.Selection, flags: Namespace
 ) -> list[tuple[str, dict[str, object]]] | None:
-    """What is to be repeated, and how much of it; None if the user said no."""
+    """The tasks to repeat, each with its fields of the request; None if the user said no."""
     if not chosen_by.words and not chosen_by.means_all and not chosen_by.is_narrowed:
         return [(task, {"failed": True}) for task in _failed_lately(client)]
     states = FAILED if flags.failed else (*FAILED, "cancelled", *(("done",) if flags.all else ()))
     if chosen_by.states and not set(chosen_by.states) <= {*selection.ENDED, "unknown"}:
-        raise UsageError("retry: only tasks that have ended, or are unknown, can be repeated")
+        raise UsageError("retry: only tasks that have ended or are unknown can be queued again")
     refs = chosen_by.chosen(client, states)
     if refs is None:
         return None
     if chosen_by.is_narrowed or chosen_by.means_all:
-        return [(ref, {"all": True}) for ref in refs]  # their states were looked at already
+        return [(ref, {"all": True}) for ref in refs]  # their states were checked already
     return [(ref, {"all": flags.all, **({"failed": True} if flags.failed else {})}) for ref in refs]
 
 
 def _failed_lately(client: Client) -> list[str]:
-    """What failed within the last day and was not queued again since: arrays as a whole, where that is the same. Says how
-    many that are."""
+    """The tasks that failed within the last day and were not queued again, whole arrays where possible; their number is said."""
     reply = client.call("tasks", ended_within_s=FAILED_WITHIN_S, limit=TASKS_MAX)
     chosen = to_retry(reply["tasks"])
     number = sum(len(members) for _, members in chosen)
     if not number:
-        say("nothing has failed in the last 24 hours that was not queued again since")
+        say("no task has failed in the last 24 hours that was not queued again")
         return []
     say(f"{counted(number, 'task')} failed in the last 24 hours, queued again as:")
     if reply.get("truncated"):
@@ -110,8 +107,8 @@ def _failed_lately(client: Client) -> list[str]:
 
 
 def to_retry(tasks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """(array, ids of its members) for what has failed and was not queued again. The array is "" where its members are to be
-    named one by one, since others of it were queued again; a single task is one of no array."""
+    """(array, ids of its members) for tasks that failed and were not queued again. The array is "" if its members must be named one by
+    one, since others were queued again; a single task counts as an array."""
     again = {(str(task["retry_of"]), _member(task)) for task in tasks if task.get("retry_of")}
     failed: dict[str, list[str]] = {}
     partly: set[str] = set()
@@ -128,5 +125,5 @@ def to_retry(tasks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
 
 
 def _member(task: dict[str, Any]) -> str:
-    """The number within its array, which one that repeats it has, too."""
+    """The number within its array, which its repetition has, too."""
     return str(task["id"]).rpartition("/")[2].partition(".")[2]

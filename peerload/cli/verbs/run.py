@@ -1,7 +1,7 @@
 r"""`peerload run`: run a command where there is room, in the foreground; and `peerload sh`: a shell on another node.
 
-Output comes as it is written, stdout and stderr apart, and standard input goes there; Ctrl-C goes to the task; the exit
-code is the task's. The task ends with us, unless `--keep` says otherwise or Ctrl-\ has left it to itself.
+Output comes as it is written, stdout and stderr apart; standard input and Ctrl-C go to the task; the exit code is the task's. The
+task ends with this command, unless `--keep` is given or Ctrl-\ has detached from it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def main(words: list[str]) -> int:
     reader = command.command_options(
         "run",
         "Run a command where there is room, as if it ran here: input, live output, Ctrl-C and exit code pass through.\n"
-        "Ctrl-\\ leaves it to itself (peerload attach ID joins it again); otherwise it is cancelled when this command ends.",
+        "Ctrl-\\ detaches from it (peerload attach ID follows it again); otherwise it is cancelled when this command ends.",
         usage="[flags] COMMAND ...",
-        epilog="The flags end at the first word that is none; the rest is the command.",
+        epilog="The flags end at the first word that is not a flag; the rest is the command.",
     )
     reader.switch("--pty", help="give it a terminal, for interactive programs: stdout and stderr are one")
-    reader.switch("--keep", help="let it run on when this command is ended")
+    reader.switch("--keep", help="let it go on when this command ends")
     flags, rest = reader.read_command(words)
     if flags.pty:
         flags.env = with_term(flags.env)
@@ -83,7 +83,7 @@ def main(words: list[str]) -> int:
 
 
 def _unsaved(client: Client, task: str) -> int:
-    """Wait for the files that its output goes to → CANNOT, which is said, if not all of it is there."""
+    """Wait until its output is in its files → CANNOT, with a message, if not all of it is."""
     unsaved = 0
     for body in client.stream("wait", tasks=[task], files=True):
         if "files" in body:
@@ -94,19 +94,19 @@ def _unsaved(client: Client, task: str) -> int:
 LOGIN_SHELL = (
     'shell=$(getent passwd "$(id -u)" 2>/dev/null | cut -d: -f7); [ -x "$shell" ] || shell=/bin/sh; exec "$shell" "$@"'
 )
-"""The login shell of whoever the task runs as there, which need not be that of the user here."""
+"""Starts the login shell of the user that the task runs as, which may be another one than here."""
 SHELL_AT_HOME = f"cd ~ 2>/dev/null || cd /; {LOGIN_SHELL}"
 SHELL_CPUS = "0.1"
 SHELL_PRIORITY = "1000"
-"""A shell waits for room like any task, before others that wait."""
+"""A shell waits for room like any task, but before the others."""
 
 
 def shell(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "sh",
-        "A shell on NODE: a task there that ends with the shell. Without a terminal it reads commands from stdin.\n"
-        "It waits for a slot like any task, before tasks of usual priority.",
+        "Open a shell on NODE: a task there that ends with the shell. Without a terminal it reads commands from stdin.\n"
+        "It waits for a slot like any task, but before tasks of default priority.",
     )
     reader.add_argument("node", metavar="NODE")
     reader.flag("-d", "--chdir", metavar="DIR", help="start in DIR (default: the home directory there)")
@@ -115,7 +115,7 @@ def shell(words: list[str]) -> int:
 
 
 def as_run(flags: Namespace, *, has_terminal: bool) -> list[str]:
-    """The words of the `peerload run` that does it."""
+    """The words of the equivalent `peerload run`."""
     words = ["--node", flags.node, "--name", "sh", "--cpus", SHELL_CPUS, "--prio", SHELL_PRIORITY]
     words += ["--chdir", "/" if flags.chdir is None else flags.chdir]
     words += ["--socket", flags.socket] if flags.socket else []

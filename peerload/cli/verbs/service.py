@@ -1,6 +1,6 @@
 """`peerload service`: install, upgrade and uninstall the service for all users of this machine, by the scripts in deploy/.
 
-They are those of the source tree that `--from` names, if it names one; otherwise those that belong to this peerload.
+The scripts are those of the source tree that `--from` names, else those of this peerload.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAKES = {
 }
 """The flags of each script."""
 SYSTEMD = Path("/run/systemd/system")
-"""It is there where systemd runs the machine."""
+"""It exists if systemd runs the machine."""
 HINT = "peerload service install|upgrade|uninstall        what they take:  peerload service --help"
 
 
@@ -36,25 +36,27 @@ def main(words: list[str]) -> int:
     """Run the verb → the exit code of the script."""
     reader = Options(
         "service",
-        "The service for all users of this machine; only root can. It runs the scripts that peerload brings with it.\n\n"
-        "  peerload service install      put it there and start it; again: bring what differs up to date\n"
-        "  peerload service upgrade      the same where it is installed already; tasks run on\n"
-        "  peerload service uninstall    take it away; what runs ends; tasks, keys and settings stay without --purge",
+        "The service for all users of this machine, for root. It runs the scripts of this peerload.\n\n"
+        "  peerload service install      install and start it; again: update what differs\n"
+        "  peerload service upgrade      update an installed service; tasks go on\n"
+        "  peerload service uninstall    remove it; running tasks end; tasks, keys and settings stay without --purge",
         usage="install|upgrade|uninstall [flags]",
-        json_says="print JSON, one object; what the script says goes to stderr",
+        json_says="print JSON, one object; the output of the script goes to stderr",
     )
     reader.add_argument("what", nargs="?", default="", metavar="install|upgrade|uninstall")
     reader.flag(
-        "--from", dest="source", metavar="FILE", help="a wheel, or a source tree (default: the one that this runs from)"
+        "--from", dest="source", metavar="FILE", help="a wheel or a source tree (default: the one that this runs from)"
     )
-    reader.flag("--wheels", metavar="DIR", help="where the packages that it needs lie: nothing is downloaded")
-    reader.flag("--prefix", metavar="DIR", help="where it goes, or is (default /opt/peerload)")
-    reader.flag("--root", metavar="DIR", help="the root file system below DIR, of an image; nothing is started")
-    reader.switch("--no-start", help="start nothing, and enable nothing")
+    reader.flag("--wheels", metavar="DIR", help="directory of the packages that it needs; nothing is downloaded")
+    reader.flag("--prefix", metavar="DIR", help="where it is installed (default /opt/peerload)")
+    reader.flag(
+        "--root", metavar="DIR", help="install into the root file system of an image at DIR; nothing is started"
+    )
+    reader.switch("--no-start", help="do not start or enable it")
     reader.switch("--purge", help="with uninstall: also remove tasks, outputs, keys, settings and accounts")
     flags = reader.read(words)
     given = _given(flags)
-    _refuse_what_cannot_be(flags, words)
+    _check_possible(flags, words)
     code = _run(_scripts(flags) / flags.what, given, is_quiet=flags.json)
     if flags.json:
         print_json({"what": flags.what, "exit_code": code})
@@ -62,9 +64,11 @@ def main(words: list[str]) -> int:
 
 
 def _given(flags: Namespace) -> list[str]:
-    """The flags for the script. Raises UsageError for those that it does not take."""
+    """The flags for the script. Raises UsageError for those that the script does not take."""
     if flags.what not in TAKES:
-        raise UsageError(f"service: what is {flags.what[:60]!r}?" if flags.what else "service: do what?", hint=HINT)
+        raise UsageError(
+            f"service: no such word: {flags.what[:60]!r}" if flags.what else "service: the action is missing", hint=HINT
+        )
     valued = {"--from": flags.source, "--wheels": flags.wheels, "--prefix": flags.prefix, "--root": flags.root}
     given = {flag: [value] for flag, value in valued.items() if value is not None}
     given |= {flag: [] for flag, is_on in (("--no-start", flags.no_start), ("--purge", flags.purge)) if is_on}
@@ -74,10 +78,10 @@ def _given(flags: Namespace) -> list[str]:
     return [word for flag, values in given.items() for word in (flag, *values)]
 
 
-def _refuse_what_cannot_be(flags: Namespace, words: list[str]) -> None:
-    """Raises PeerloadError for anybody but root, and where nothing could start what is installed."""
+def _check_possible(flags: Namespace, words: list[str]) -> None:
+    """Raise PeerloadError for anyone but root, and if no service can be started here."""
     if os.geteuid() != 0:
-        command = Path(sys.prefix, "bin/peerload")  # sudo need not look for commands there
+        command = Path(sys.prefix, "bin/peerload")  # it may not be on the PATH of sudo
         again = shlex.join([str(command) if command.exists() else "peerload", "service", *words])
         alone = "" if flags.what == "uninstall" else "        for yourself alone:  peerload up"
         raise PeerloadError("only root can do this", why="the service is for all users", hint=f"sudo {again}{alone}")
@@ -90,7 +94,7 @@ def _refuse_what_cannot_be(flags: Namespace, words: list[str]) -> None:
 
 
 def _scripts(flags: Namespace) -> Path:
-    """The directory of the scripts. Raises PeerloadError if there is none, or nothing to be installed."""
+    """The directory of the scripts. Raises PeerloadError if there is none, or nothing to install."""
     source = Path(flags.source) if flags.source else None
     if source and (source / "deploy/install").is_file():
         return (source / "deploy").absolute()
@@ -101,18 +105,18 @@ def _scripts(flags: Namespace) -> Path:
         raise PeerloadError("the scripts are not on this machine", why=why, hint=where)
     if flags.what != "uninstall" and not source and not Path(found, "../pyproject.toml").is_file():
         raise PeerloadError(
-            "nothing says what is to be installed",
-            why="this peerload runs from no source tree that could be",
+            "it is not known what to install",
+            why="this peerload does not run from a source tree",
             hint=f"peerload service {flags.what} --from WHEEL        or a source tree:  --from DIR",
         )
     return Path(found)
 
 
 def _run(script: Path, words: list[str], *, is_quiet: bool) -> int:
-    """Run the script to its end → its exit code. Ctrl-C is for the script, which puts back what it has begun."""
+    """Run the script → its exit code. Ctrl-C goes to the script, which undoes what it has begun."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        done = subprocess.run(  # noqa: S603 -- our own script, with the words of root
+        done = subprocess.run(  # noqa: S603 -- our own script, with arguments of root
             [script, *words],
             env=os.environ | {"DEPLOY_AS": "peerload service "},
             stdout=2 if is_quiet else None,

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
-        "show", "Everything about tasks: spec, history of states with reasons, usage.", json_says="one object a task"
+        "show",
+        "Show everything about tasks: spec, history of states with reasons, usage.",
+        json_says="one object a task",
     )
     reader.add_argument("task", nargs="+", metavar="ID")
     reader.at()
@@ -109,7 +111,7 @@ def _owed(owed: dict[str, Any]) -> str:
 
 
 def _when(at: object, now: float) -> str:
-    """The moment, and how long ago that was."""
+    """A time, and how long ago that was."""
     text = tasks.instant_text(at)
     return f"{text} ({ago_text(now - at)})" if isinstance(at, (int, float)) and at else text
 
@@ -127,12 +129,12 @@ def _promise(task: dict[str, Any]) -> str:
     if lease:
         parts.append(f"lease {lease if lease == 'auto' else duration_text(lease)}")
     if task.get("parked"):
-        parts.append("parked: its home was away, and its node has no newer word of it")
+        parts.append("parked: its home was away, and its node has no newer state of it")
     return ", ".join(parts)
 
 
 def _awaited(task: dict[str, Any]) -> str:
-    """What it waits, or has waited, for: to end, to succeed."""
+    """The tasks whose end or success it waits for."""
     return _pairs({"end": task.get("after") or [], "success": task.get("after_ok") or []})
 
 
@@ -167,7 +169,7 @@ def _gpus_needed(gpus: float, memory_bytes: int) -> str:
 
 
 def _gpu_terms(task: dict[str, Any]) -> str:
-    """Which GPUs are wanted, how they are waited for, and with whom they are shared; what nobody has chosen is left out."""
+    """The GPU options of a task, without defaults."""
     wait = task.get("gpu_wait")
     chosen = {
         "prefer": task.get("gpu_prefer") or [],
@@ -179,7 +181,7 @@ def _gpu_terms(task: dict[str, Any]) -> str:
 
 
 def _learned(task: dict[str, Any]) -> str:
-    """What earlier runs of this command tell of the GPU memory that it needs."""
+    """The GPU memory learned from earlier runs of this command."""
     need = task.get("gpu_mem_learned_bytes")
     return f"{size_text(need)} of each GPU, from {counted(task.get('gpu_runs_learned') or 0, 'run')}" if need else ""
 
@@ -209,17 +211,17 @@ def _usage(usage: dict[str, Any]) -> str:
 
 
 TASKS_MAX = 64
-"""So many are asked about; of more, the first."""
+"""Bound of tasks whose usage is asked."""
 NODE_S_MAX = 1.5
-"""A node that has not said within this is not waited for …"""
+"""Patience with one node …"""
 ALL_S_MAX = 3.0
-"""… and after this no more are asked."""
+"""… and with all of them."""
 AVERAGE_FROM_S = 1.0
-"""What has run for less has no average that says anything."""
+"""A shorter run has no meaningful average."""
 
 
 def usage_of(socket: str | None, tasks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What those of these tasks that run use now, by id, as far as their nodes say it (`usage` of docs/wire.md)."""
+    """The current usage of the running tasks by id, as far as their nodes answer (`usage` of docs/wire.md)."""
     running = [task for task in tasks if task.get("state") == "running" and task.get("node")][:TASKS_MAX]
     by_node: dict[str, list[str]] = {}
     for task in running:
@@ -232,7 +234,7 @@ def usage_of(socket: str | None, tasks: Iterable[Mapping[str, Any]]) -> dict[str
         try:
             with Client(socket, timeout_s=NODE_S_MAX) as client:
                 told = client.call("usage", at=node, tasks=names)["tasks"]
-        except PeerloadError:  # it is away, or of an earlier version: what else is known is told all the same
+        except PeerloadError:  # the node is away: the other facts are shown anyway
             continue
         found |= {str(one.get("id")): one for one in told if isinstance(one, dict)}
     return found

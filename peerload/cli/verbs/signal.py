@@ -1,4 +1,4 @@
-"""`peerload signal`: send a signal to the processes of running tasks."""
+"""`peerload signal`: send a signal to running tasks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 RUNNING = ("running",)
 SENT_MAX = 64
-"""Requests on their way that the agent has not answered."""
+"""Bound of unanswered requests."""
 TASKS_MAX = 100_000
-"""Tasks that one answer lists, as peerload.wire.control has it."""
+"""Bound of tasks in one answer, from peerload.wire.control."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "signal",
-        "Send a signal, such as USR1 or 12, to the processes of running tasks, wherever they run. What becomes of a task by\n"
-        "that is its result: to stop one for good, peerload cancel. Exit code 125 if one that is named does not run.",
+        "Send a signal, such as USR1 or 12, to the processes of running tasks, wherever they run. If a task ends by it, that is its\n"
+        "result; to stop a task:  peerload cancel.  Exit code 125 if a named task does not run.",
         usage="[flags] SIGNAL ID ...",
     )
     reader.add_argument("signal", nargs="?", metavar="SIGNAL")
@@ -57,15 +57,15 @@ def main(words: list[str]) -> int:
     for task, why in (others | refused).items():
         say(f"{printable(task)}: {printable(why)}", f"more:  peerload show {printable(task)}")
     for task, node in unsure.items():
-        say(f"{task}: {node} does not answer, so that the signal may not have arrived", "peerload nodes")
+        say(f"{task}: {node} does not answer; the signal may not have arrived", "peerload nodes")
     return CANNOT if others or refused or unsure else 0
 
 
 def _number(word: str | None) -> int:
-    """The signal that the user has named. Raises UsageError."""
+    """The number of the signal. Raises UsageError."""
     hint = "peerload signal USR1 42"
     if word is None:
-        raise UsageError("signal: which signal?", hint=hint)
+        raise UsageError("signal: the signal is missing", hint=hint)
     try:
         return signal_number(word)
     except argparse.ArgumentTypeError as error:
@@ -73,7 +73,7 @@ def _number(word: str | None) -> int:
 
 
 def _running(client: Client, refs: Sequence[str], *, are_named: bool) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Of these the tasks that run; and of those that are named the ones that do not, each with its state. Raises NoSuchTask."""
+    """The running tasks among these; and the named ones that do not run, each with its state. Raises NoSuchTask."""
     running: dict[str, dict[str, Any]] = {}
     others: dict[str, str] = {}
     for part in [[ref] for ref in refs] if are_named else selection.batches(refs):
@@ -82,12 +82,12 @@ def _running(client: Client, refs: Sequence[str], *, are_named: bool) -> tuple[l
         if are_named and not found:
             shown = client.call("show", tasks=part)["tasks"]
             state = f"it is {shown[0]['state']}" if len(shown) == 1 else f"none of its {len(shown)} members is running"
-            others[part[0]] = f"{state}, and gets no signal"
+            others[part[0]] = f"{state} and gets no signal"
     return list(running.values()), others
 
 
 def _sent(client: Client, tasks: Sequence[str], number: int) -> dict[str, str]:
-    """Send it to each → those that did not get it, with why."""
+    """Send the signal to each task → those that did not get it, with the reason."""
     refused: dict[str, str] = {}
     asked: dict[int, str] = {}
     left = list(reversed(tasks))

@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
         "submit",
         "Queue a command; it runs wherever there is room. Prints its id (on a terminal, a line about it).",
         usage="[flags] COMMAND ...",
-        epilog="The flags end at the first word that is none; the rest is the command.",
+        epilog="The flags end at the first word that is not a flag; the rest is the command.",
     )
     reader.flag("--array", metavar="1-100", help="one task for each number: 1-100, 0-9:3, 1,5,7 (PEERLOAD_ARRAY_INDEX)")
     reader.flag("--each-line", metavar="FILE", help="one task for each line, which is {} in the command (- is stdin)")
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
         metavar="FILE",
         help="the same from a CSV file: names in the first line, a combination in each other (- is stdin)",
     )
-    reader.switch("--held", help="keep it back until  peerload release")
+    reader.switch("--held", help="do not start it before  peerload release")
     flags, rest = reader.read_command(words)
     ranges = array_ranges(flags.array) if flags.array is not None else []
     spec, secret = command.specification(flags, rest, "submit")
@@ -62,7 +62,7 @@ def main(words: list[str]) -> int:
             _tell(client, reply, spec, ranges, flags, is_each=bool(each))
         except OSError as error:
             if not isinstance(error, BrokenPipeError):
-                say(f"{reply['id']} was submitted")  # else nobody would know of it
+                say(f"{reply['id']} was submitted")  # the user must learn its id
             raise
         command.warn_if_stranded(client, reply, spec)
     return 0
@@ -77,7 +77,7 @@ def _tell(
     *,
     is_each: bool,
 ) -> None:
-    """The id; on a terminal, a line about the task."""
+    """Print the id; on a terminal, a line about the task."""
     members = reply.get("members")
     if flags.json:
         print_json({"id": reply["id"]} | ({"members": members} if members else {}))
@@ -99,7 +99,7 @@ def _tell(
 
 
 def _each(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
-    """The command line of each member, where they differ."""
+    """The command line of each member, if they differ."""
     if flags.param or flags.param_file:
         from peerload.cli.map.sweep import commands_of_parameters
 
@@ -118,17 +118,16 @@ def _shown(each: list[list[bytes]]) -> list[str]:
 
 
 def _why_it_waits(client: Client, task: str, ranges: list[tuple[int, int, int]]) -> str:
-    """Why the task just submitted, or the first of the array, cannot start now, in one line; "" if it can, or nobody
-    tells."""
+    """The reason in one line why the task just submitted, or the first of the array, cannot start now; "" if it can."""
     first = f"{task}.{ranges[0][0]}" if ranges else task
     try:
         return shortened(str(client.call("why", task=first).get("summary") or ""), WHY_WIDTH_MAX)
-    except PeerloadError:  # an agent of an earlier version: it was submitted all the same
+    except PeerloadError:  # it was submitted all the same
         return ""
 
 
 def array_ranges(text: str) -> list[tuple[int, int, int]]:
-    """``1-100``, ``0-9:3`` (step) and ``1,5,7``, as (first, last, step) with both ends included."""
+    """The ranges (first, last, step) of ``1-100``, ``0-9:3`` and ``1,5,7``, with both ends included. Raises UsageError."""
     ranges = []
     for part in text.split(","):
         span, colon, step = part.partition(":")
@@ -136,14 +135,13 @@ def array_ranges(text: str) -> list[tuple[int, int, int]]:
         numbers = [first, last if dash else first, step if colon else "1"]
         if not all(number.isascii() and number.isdecimal() for number in numbers):
             raise UsageError(
-                f"submit: --array {text!r} is no range", hint="such as:  --array 1-100  or  0-9:3  or  1,5,7"
+                f"submit: --array {text!r} is not a range", hint="such as:  --array 1-100  or  0-9:3  or  1,5,7"
             )
         low, high, stride = map(int, numbers)
         if high < low or stride < 1 or high > ARRAY_INDEX_MAX:
-            raise UsageError(
-                f"submit: --array {part!r}: not from small to great, or over {ARRAY_INDEX_MAX}",
-                hint="such as:  --array 1-100",
-            )
+            what = f"the end is over {ARRAY_INDEX_MAX}" if high >= low else "the start is greater than the end"
+            what = what if stride else "the step is 0"
+            raise UsageError(f"submit: --array {part!r}: {what}", hint="such as:  --array 1-100")
         ranges.append((low, high, stride))
     if sum((high - low) // stride + 1 for low, high, stride in ranges) > ARRAY_MEMBERS_MAX:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`peerload top`: the cluster at a glance."""
+"""`peerload top`: nodes and tasks, live or once as text."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ LEFT_OUT_FIRST = ("GPUS", "CPU", "MEMORY", "SEEN")
 WITHOUT_EXTRA = f"q quits.  With keys, output and graphs:  {how_to_add('top')}"
 ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
 WIDE = 10_000
-"""The width of what is no terminal."""
+"""The width if stdout is no terminal."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
-    reader = Options("top", "The cluster at a glance: nodes with their load, and the tasks of this home that run.")
+    reader = Options("top", "Watch the cluster: nodes with their load, and the running tasks of this home.")
     reader.switch("--once", help="print it once as text")
     reader.switch("--ascii", help="draw with plain characters only")
-    reader.switch("--readonly", help="nothing can be changed from it")
-    reader.flag("--at", default="", metavar="NODE", help="see the cluster from this node")
+    reader.switch("--readonly", help="allow no changes from it")
+    reader.flag("--at", default="", metavar="NODE", help="show the cluster as this node sees it")
     flags = reader.read(words)
     is_live = not flags.json and not flags.once
     is_live = is_live and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-    with Client(flags.socket) as client:  # where no agent is, or no such node, that is said as everywhere
+    with Client(flags.socket) as client:  # a missing agent or node is reported as by every verb
         if not is_live:
             seen = sample(client, flags.at)
             if flags.json:
@@ -57,7 +57,7 @@ def main(words: list[str]) -> int:
 
 
 def _again(socket_path: str | None, at: str, lacks: str) -> list[str]:
-    """The text as it is now; where the agent is away, that."""
+    """The current text; if the agent is away, a line that says so."""
     try:
         with Client(socket_path) as client:
             return [*lines(sample(client, at), time.time()), "", coloured(lacks, "dim", sys.stdout)]
@@ -66,7 +66,7 @@ def _again(socket_path: str | None, at: str, lacks: str) -> list[str]:
 
 
 def _lacks_view() -> str:
-    """What keeps the view from being shown, and what can be done; "" if nothing does."""
+    """The reason why the live view cannot be shown, and what to do; "" if it can."""
     term = os.environ.get("TERM") or "dumb"
     if term == "dumb":
         return ON_DUMB.format(term=printable(term))
@@ -125,7 +125,7 @@ def _filled(facts: list[str], columns: int) -> list[str]:
 
 
 def _slots_bar(node: dict[str, Any]) -> str:
-    """Tasks running out of the tasks it takes at a time; unknown without slots."""
+    """A bar of the tasks running out of the slots; a dash if they are not known."""
     slots, running = node.get("slots"), node.get("tasks_running")
     return bar(running / slots) if slots and isinstance(running, (int, float)) else "-"
 

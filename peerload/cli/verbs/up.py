@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 SOCKET_WITHIN_S = 3.0
-"""An agent that runs looks for its socket more often than that."""
+"""A running agent recreates a lost socket within this."""
 LOOK_EVERY_S = 0.02
 PEER_WITHIN_S = 3.0
-"""So long the first peer may take to answer before it is said that there is none yet."""
+"""Patience with the first peer before a message says that none has answered."""
 REFUSED_WITHIN_S = 0.3
-"""So long after it was met a peer may take to say that it knows another of this name."""
+"""Time for a peer to object that it knows another node of this name."""
 OTHER_CLUSTER = "of another cluster"
 _LOOPBACK = ("127.", "[::1]")
 JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
@@ -35,14 +35,14 @@ JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
 def main(words: list[str]) -> int:
     """Run the verb."""
     flags = agent_options(
-        "up", "Start an agent for me on this machine, in the background; no config file needed."
+        "up", "Start an agent for me on this machine, in the background. It needs no configuration file."
     ).read(words)
     settings = located(given_settings(flags))
     info = agent_info(settings["socket"], ANSWERS_WITHIN_S) or _running(settings)
     already = info is not None
     if info is not None and (ignored := _not_in_force(given_settings(flags), settings, info)):
         said = " ".join(f"--{key}" for key in ignored)
-        sys.stderr.write(f"peerload: {said} not applied: the agent runs already\n")
+        sys.stderr.write(f"peerload: {said} not applied: the agent is already running\n")
         sys.stderr.write(f"  stop it first:  peerload down --socket {printable(settings['socket'])}\n")
     if info is None:
         log_start = _log_size(settings)
@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
 
 
 def _shared_machine(info: dict[str, Any]) -> list[str]:
-    """That other agents of the cluster run on this machine."""
+    """A notice if other agents of the cluster run on this machine."""
     if not info.get("peers"):
         return []
     from peerload.text.nodes import ONE_MACHINE, on_one_machine
@@ -70,8 +70,8 @@ def _shared_machine(info: dict[str, Any]) -> list[str]:
 
 
 def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
-    """What the agent that works in this state directory says of itself, once it has made its socket anew: the runtime
-    directory may have gone when its user logged out. None if none works there, or it listens elsewhere."""
+    """The answer to `info` of the agent that uses this state directory, once it has recreated its socket: the runtime directory may have
+    been removed at logout. None if there is no such agent, or it listens elsewhere."""
     pause, deadline = threading.Event(), time.monotonic() + SOCKET_WITHIN_S
     while is_worked_in(settings["state"]) and time.monotonic() < deadline:
         pause.wait(LOOK_EVERY_S)
@@ -81,7 +81,7 @@ def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:
-    """The flags given that an agent which runs already cannot heed."""
+    """The given flags that have no effect on an agent that runs already."""
     same_state = "state" not in given or os.path.realpath(settings["state"]) == os.path.realpath(str(info.get("state")))
     return sorted(set(given) - ({"state", "socket"} if same_state else {"socket"}))
 
@@ -94,8 +94,8 @@ def _log_size(settings: dict[str, Any]) -> int:
 
 
 def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> dict[str, Any]:
-    """What the agent says of itself once it has met a peer that lets it stay; else, after a moment, say why it has not.
-    Raises PeerloadError if it ended meanwhile: a peer knows another of its name."""
+    """The answer of the agent to `info` once it has met a peer that accepts it; else say after a moment why it has not.
+    Raises PeerloadError if it ended meanwhile: a peer knows another node of its name."""
     pause = threading.Event()
     deadline = time.monotonic() + PEER_WITHIN_S
     ends = watch(info.get("pid"))
@@ -109,7 +109,7 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
                 info = client.call("info")
     except AgentUnavailable:
         if ends is not None:
-            await_end(ends, "the agent")  # its last words come last
+            await_end(ends, "the agent")  # its error is the last thing it logs
         log_path = os.path.join(settings["state"], "agent.log")
         raise ended_at_once("it ended as soon as it met a peer", log_path, log_start) from None
     sought = info.get("sought") or {}
@@ -127,12 +127,12 @@ def _why(address: str, why: str) -> str:
 
 
 def _own(info: dict[str, Any]) -> str:
-    """What to add to a verb so that it speaks to this agent."""
+    """The flag by which a verb asks this agent; "" if it is the default one."""
     return "" if info.get("socket") == default_socket_path() else f" --socket {info.get('socket', '')}"
 
 
 def _how_to_add(info: dict[str, Any]) -> str:
-    """What to type for one more machine, and for one more node on this one."""
+    """The command for one more machine, and for one more node on this one."""
     address, own = printable(info.get("listen", "HOST:PORT")), printable(_own(info))
     invite = f"peerload invite{own}"
     if info.get("cluster_local"):
@@ -145,7 +145,7 @@ def _how_to_add(info: dict[str, Any]) -> str:
 
 
 def _cluster_told(info: dict[str, Any]) -> str:
-    """How many nodes there are, as far as is known."""
+    """A sentence about the number of known nodes."""
     peers, remembered = int(info.get("peers") or 0), int(info.get("remembered") or 0)
     if remembered:
         return f"{peers + remembered + 1} nodes known, looking for {remembered} of them."
@@ -154,7 +154,7 @@ def _cluster_told(info: dict[str, Any]) -> str:
 
 
 def _beside(label: str, *commands: str) -> str:
-    """Commands behind a label, on one line where the terminal has room for them, else each on its own."""
+    """Commands after a label, on one line if the terminal is wide enough, else each on its own."""
     line = f"{label:16}{'        '.join(commands)}"
     columns = terminal_columns()
     return f"{label:16}" + f"\n{'':16}".join(commands) if 0 < columns < len(line) else line

@@ -1,4 +1,4 @@
-"""`peerload wait`: block until tasks have ended."""
+"""`peerload wait`: wait until tasks have ended."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 FAILED_NAMED_MAX = 100
-"""Failed tasks of an array, or of a selection, that are named in the end."""
+"""Bound of failed tasks that the summary names."""
 UNKNOWN_SAID_MAX = 3
-"""The same of those whose outcome is unknown, as it becomes so."""
+"""Bound of messages about unknown outcomes."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "wait",
-        "Block until these tasks have ended. Exit code: 0 if all succeeded, else that of the first that failed;\n"
-        "124 if the time was up, 125 if the output of one is not\n"
-        "in the file that it was to go to (-o). A task whose outcome is unknown is waited for, and that is said.",
+        "Wait until these tasks have ended. Exit code: 0 if all succeeded, else that of the first that failed; 124 after the\n"
+        "timeout, 125 if the output of one is not in its file (-o). A task whose outcome is unknown is waited for, and a message\n"
+        "says so.",
         json_says="one object a task, as each ends",
     )
     selection.add(reader)
-    reader.switch("--any", help="until the first of them has ended")
+    reader.switch("--any", help="return when the first of them has ended")
     reader.flag("--timeout", type=duration, metavar="30s", help="no longer than this")
     flags = reader.read(words)
     chosen = selection.Selection(flags, "wait")
@@ -64,8 +64,8 @@ def main(words: list[str]) -> int:
 
 
 class WaitProgress:
-    """What is shown of tasks that are waited for: a line of each that the user has named; of the others one bar, and in the end
-    a summary with those that failed. code: the exit code of the first that did not succeed, else 0."""
+    """The display of a wait: a line for each task that the user named; for the others one bar, and a summary with the failed ones.
+    code: the exit code of the first task that did not succeed, else 0."""
 
     def __init__(self, client: Client, refs: list[str], flags: Namespace) -> None:
         self.code = 0
@@ -81,18 +81,18 @@ class WaitProgress:
         self._bar = Bar() if sys.stderr.isatty() and not flags.json and not flags.any else None
         self._total = self._count(client, refs) if self._bar is not None else None
         if self._total == 1 or (self._is_by_id and self._total == len(refs)):
-            self._bar = None  # each of them has its line
+            self._bar = None  # each has its own line
 
     @staticmethod
     def _count(client: Client, refs: list[str]) -> int | None:
-        """How many tasks these are; None if nobody can tell: the bar does without."""
+        """The number of tasks; None if it is not known: the bar does without."""
         try:
             return sum(int(client.call("select", tasks=part).get("count") or 0) for part in selection.batches(refs))
         except PeerloadError:
             return None
 
     def told(self, task: dict[str, Any]) -> None:
-        """One has ended, or is unknown, or its output is in its file, or is not."""
+        """Handle one part of the answer: an end, an unknown outcome, or the state of output files."""
         if "files" in task:
             self._clear()
             self.code = self.code or say_unsaved(task["files"])
@@ -125,12 +125,12 @@ class WaitProgress:
         self._show()
 
     def _is_single(self, short: str) -> bool:
-        """Whether the user has named this one, and not the array that it is a member of."""
+        """Whether the user named this task, not only its array."""
         _, dot, member = short.partition(".")
         return self._is_by_id and (not dot or short in self._named or f"@.{member}" in self._named)
 
     def finish(self) -> None:
-        """The summary."""
+        """Print the summary."""
         self._clear()
         ended = sum(self._states.values())
         if self._is_json or not ended:
@@ -157,7 +157,7 @@ class WaitProgress:
 
 
 def _short(ref: str) -> str:
-    """The id without its home: what a user may have typed of it."""
+    """The id without its home."""
     return ref.rpartition("/")[2]
 
 

@@ -15,9 +15,9 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "why",
-        "Why a task waits: for every node known whether it could ever run it, whether it has room now, and why; how old\n"
-        "these facts are; and the smallest change that would let it start now. Of one that runs, or has ended, where it\n"
-        "went and why. Of an array how many members wait for what, and all this of the next to start.",
+        "Explain why a task waits: for every known node whether it could ever run it, whether it has room now, and the reason;\n"
+        "how old these facts are; and the smallest change that would let it start now. For a task that has started: where it\n"
+        "went and why. For an array: how many members wait for what, and all this for the next one to start.",
     )
     reader.add_argument("task", metavar="ID")
     flags = reader.read(words)

@@ -1,8 +1,8 @@
-"""The account resolver asks the account database of the machine for a launcher that runs as root and must never wait
-for it: it may be at the other end of a network, and hang.
+"""The account resolver asks the account database of the machine for a launcher that runs as root. The launcher must
+never wait for that database: it may be at the other end of a network, and hang.
 
-Each question is put by a child of its own, which has no rights at all and is ended when it takes too long; until there is an
-answer, what needs it waits (deferred_requests.py), and leases, exits and everything else go on. Used by such a launcher alone.
+A child without any rights asks each question, and is killed if it takes too long. What needs the answer waits
+(deferred_requests.py), while leases, exits and everything else go on. Used by such a launcher alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 import msgpack
 
 from peerload.launcher.process import SpawnRefused
-from peerload.launcher.record_log import say
-from peerload.launcher.system.accounts import Entry, LauncherAccount, is_nobodys, looked_up
+from peerload.launcher.record_log import log_line
+from peerload.launcher.system.accounts import Entry, LauncherAccount, is_unassigned, look_up
 from peerload.launcher.system.settings_rules import UID_MAX
 
 TYPE_CHECKING = False
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from peerload.launcher.system.user_helpers import UserHelpers
 
 ANSWER_S_MAX = 10.0
-"""Who has not been answered by then never is; well within the time of a lease."""
+"""Timeout of a question; well within the time of a lease."""
 AT_A_TIME_MAX = 8
-"""Children that ask; one that cannot even be killed keeps its place."""
+"""Children at a time; one that cannot even be killed keeps its place."""
 OF_ONE_MAX = 4
-"""Of them, for one home: a node whose users are hard to find holds up none but its own."""
+"""Children at a time for one home, so that a node with slow lookups delays only its own tasks."""
 QUEUED_MAX = 1024
 KEPT_S = 1.0
-"""An answer about an account counts for so long, so that a burst of tasks costs one question …"""
-NOBODYS_KEPT_S = 60.0
-"""… and that a number is nobody's for so long …"""
-NOBODYS_AT_ONCE = 64
-"""… of which so many are asked for together."""
+"""An answer about an account is cached for this time, so that a burst of tasks costs one question."""
+UNASSIGNED_KEPT_S = 60.0
+"""Cached time of unassigned uids."""
+UNASSIGNED_AT_ONCE = 64
+"""Uids that are asked for together."""
 ANSWERS_KEPT_MAX = 8192
 ANSWER_BYTES_MAX = 1 << 15
-"""Half of what a pipe holds: the child need not wait for anybody to read it."""
-_ASKER = LauncherAccount("nobody", 65_534, 65_534, (65_534,), "/")
+"""Half of what a pipe holds, so that the child need not wait for a reader."""
+_UNPRIVILEGED = LauncherAccount("nobody", 65_534, 65_534, (65_534,), "/")
 _UNANSWERED = object()
 Question = tuple[str, ...]
 
 
 class AccountPending(Exception):
-    """The database has been asked, and ``question`` is what; until it has answered, nothing can be decided."""
+    """The database has been asked this question; the request has to wait for the answer."""
 
     def __init__(self, question: Question) -> None:
         super().__init__(*question)
@@ -54,43 +54,44 @@ class AccountPending(Exception):
 
 
 class AccountUnanswered(SpawnRefused):
-    """It has not answered: nobody knows whether it may be done."""
+    """The database has not answered, so it is unknown whether the request is allowed."""
 
 
-class _Asked:
-    """A question that has no answer yet. until_s: when it is given up; reading: where the answer comes, -1 = it waits for its
+class _PendingQuestion:
+    """A question without an answer. until_s: its timeout. reading: descriptor of the answer, -1 while it waits for its
     turn."""
 
-    __slots__ = ("home", "is_given_up", "reading", "until_s")
+    __slots__ = ("home", "is_overdue", "reading", "until_s")
 
     def __init__(self, home: str, until_s: float) -> None:
         self.home = home
         self.until_s = until_s
         self.reading = -1
-        self.is_given_up = False
+        self.is_overdue = False
 
 
 class AccountResolver:
-    """By children of ``errands``."""
+    """Lookups by child processes."""
 
-    def __init__(self, errands: UserHelpers) -> None:
-        self._errands = errands
-        self._asked: dict[Question, _Asked] = {}
+    def __init__(self, helpers: UserHelpers) -> None:
+        self._helpers = helpers
+        self._pending: dict[Question, _PendingQuestion] = {}
         self._answers: dict[Question, tuple[float, Any]] = {}
         self._answered: set[Question] = set()
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def entry(self, name: str, group: str, admin_group: str, home: str) -> Entry | None:
-        """The account of this name, as `looked_up` has it. ``home``: for whose sake it is asked. Raises NotKnownYet, Unanswered."""
+        """The account of this name, see `look_up`. home: the node on whose behalf it is asked. Raises AccountPending,
+        AccountUnanswered."""
         found: Entry | None = self._answer(("account", name, group, admin_group), home)
         return found
 
-    def is_nobodys(self, uid: int) -> bool:
-        """Whether a guest may have this number. Raises NotKnownYet, Unanswered."""
-        first = uid - uid % NOBODYS_AT_ONCE
-        found = self._answer(("nobodys", str(first)), "")
-        return uid in found and is_nobodys(uid, asks=False)
+    def is_unassigned(self, uid: int) -> bool:
+        """Whether a guest may have this uid. Raises AccountPending, AccountUnanswered."""
+        first = uid - uid % UNASSIGNED_AT_ONCE
+        found = self._answer(("unassigned", str(first)), "")
+        return uid in found and is_unassigned(uid, asks=False)
 
     def _answer(self, question: Question, home: str) -> Any:  # noqa: ANN401 -- of its question's own kind
         now_s = time.monotonic()
@@ -101,96 +102,97 @@ class AccountResolver:
                     f"the account database of this machine has not answered within {ANSWER_S_MAX:g} s"
                 )
             return kept[1]
-        asked = self._asked.get(question)
-        if asked is not None and asked.is_given_up:
+        asked = self._pending.get(question)
+        if asked is not None and asked.is_overdue:
             raise AccountUnanswered("the account database of this machine does not answer")
         if asked is None:
-            if len(self._asked) >= QUEUED_MAX:
+            if len(self._pending) >= QUEUED_MAX:
                 raise AccountUnanswered("the account database of this machine is asked too much at once")
-            self._asked[question] = _Asked(home, now_s + ANSWER_S_MAX)
+            self._pending[question] = _PendingQuestion(home, now_s + ANSWER_S_MAX)
             self._begin_some()
         raise AccountPending(question)
 
     # -- children ------------------------------------------------------------------------------------------------------
 
     def _begin_some(self) -> None:
-        """Those whose turn it is."""
-        under_way = [asked.home for asked in self._asked.values() if asked.reading >= 0]
-        for question, asked in list(self._asked.items()):
+        """Start the children whose turn it is."""
+        under_way = [asked.home for asked in self._pending.values() if asked.reading >= 0]
+        for question, asked in list(self._pending.items()):
             if len(under_way) >= AT_A_TIME_MAX:
                 return
-            if asked.reading < 0 and not asked.is_given_up and under_way.count(asked.home) < OF_ONE_MAX:
+            if asked.reading < 0 and not asked.is_overdue and under_way.count(asked.home) < OF_ONE_MAX:
                 under_way.append(asked.home)
                 self._begin(question, asked)
 
-    def _begin(self, question: Question, asked: _Asked) -> None:
+    def _begin(self, question: Question, asked: _PendingQuestion) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
         def work() -> None:
-            raw = msgpack.packb(_found_out(question))
+            raw = msgpack.packb(_answer_in_child(question))
             if len(raw) <= ANSWER_BYTES_MAX:
                 os.write(writing, raw)
 
         asked.reading = reading
-        self._errands.ask(_ASKER, work, lambda: self._done(question), ANSWER_S_MAX, (writing,))
+        self._helpers.run(_UNPRIVILEGED, work, lambda: self._done(question), ANSWER_S_MAX, (writing,))
         os.close(writing)
 
     def _done(self, question: Question) -> None:
-        """The child has ended, or could not be made."""
-        asked = self._asked.pop(question)
+        """Take the answer of a child that has ended, or could not be made."""
+        asked = self._pending.pop(question)
         try:
             raw = os.read(asked.reading, ANSWER_BYTES_MAX)
         except BlockingIOError:  # another child still has the end for writing open
             raw = b""
         os.close(asked.reading)
-        if not asked.is_given_up:
-            self._keep(question, _heard(question, raw))
+        if not asked.is_overdue:
+            self._keep(question, _validated(question, raw))
         self._begin_some()
 
     def _keep(self, question: Question, answer: Any) -> None:  # noqa: ANN401 -- as above
         if answer is _UNANSWERED:
-            say(f"the account database does not answer: {' '.join(question)}")
+            log_line(f"the account database does not answer: {' '.join(question)}")
         if len(self._answers) >= ANSWERS_KEPT_MAX:
             self._answers.clear()
-        kept_s = NOBODYS_KEPT_S if question[0] == "nobodys" and answer is not _UNANSWERED else KEPT_S
+        kept_s = UNASSIGNED_KEPT_S if question[0] == "unassigned" and answer is not _UNANSWERED else KEPT_S
         self._answers[question] = time.monotonic() + kept_s, answer
         self._answered.add(question)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    def settled(self) -> set[Question]:
-        """What has been answered, or was given up, since it was asked last."""
+    def answered(self) -> set[Question]:
+        """Questions that were answered or timed out since the last call."""
         now_s = time.monotonic()
-        for question, asked in list(self._asked.items()):
-            if not asked.is_given_up and now_s >= asked.until_s:
+        for question, asked in list(self._pending.items()):
+            if not asked.is_overdue and now_s >= asked.until_s:
                 self._keep(question, _UNANSWERED)
                 if asked.reading < 0:
-                    del self._asked[question]
+                    del self._pending[question]
                 else:
-                    asked.is_given_up = True  # its place is free when the child has gone
+                    asked.is_overdue = True  # its place is free when the child has gone
         answered, self._answered = self._answered, set()
         return answered
 
     def due_s(self) -> float | None:
-        """When `settled` has something to tell, by the monotonic clock; None: nothing is asked."""
+        """When `answered` has to be called, by the monotonic clock; None: no question is open."""
         if self._answered:
             return 0.0
-        return min((asked.until_s for asked in self._asked.values() if not asked.is_given_up), default=None)
+        return min((asked.until_s for asked in self._pending.values() if not asked.is_overdue), default=None)
 
 
-def _found_out(question: Question) -> Any:  # noqa: ANN401 -- as above
-    """In the child."""
+def _answer_in_child(question: Question) -> Any:  # noqa: ANN401 -- as above
+    """Answer a question; runs in the child."""
     if question[0] == "account":
-        return looked_up(question[1], question[2], question[3])
+        return look_up(question[1], question[2], question[3])
     first = int(question[1])
-    return [uid for uid in range(first, min(first + NOBODYS_AT_ONCE, UID_MAX)) if is_nobodys(uid)]
+    return [uid for uid in range(first, min(first + UNASSIGNED_AT_ONCE, UID_MAX)) if is_unassigned(uid)]
 
 
-def _heard(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as above
-    """What a child has said; _UNANSWERED if that is nothing, or no answer: what it was linked with may have had other ideas."""
+def _validated(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as above
+    """The answer of a child; _UNANSWERED if there is none or it is malformed: libraries that the child has loaded may
+    have interfered."""
     try:
         found = msgpack.unpackb(raw)
-        if question[0] == "nobodys":
+        if question[0] == "unassigned":
             return frozenset(map(int, found))
         if found is None:
             return None
@@ -205,7 +207,8 @@ def _heard(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as above
 
 
 def agent_ids(user: str) -> tuple[int, int]:
-    """The uid and gid of the agent's account, at the start, when nothing can be held up yet. Raises ProcessLookupError."""
+    """Uid and gid of the agent's account; asked at the start, when nothing can be delayed yet. Raises
+    ProcessLookupError."""
     try:
         entry = pwd.getpwnam(user)
     except KeyError:

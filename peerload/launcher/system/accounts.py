@@ -1,8 +1,8 @@
-"""Which account of this machine a task runs as, where the launcher serves all users: a function of the node's own policy.
+"""The account that a task runs as, where the launcher serves all users: a function of the node's own policy.
 
-Nobody but root writes that policy, and whatever it says, no task runs as uid 0 or as an account of the system. Accounts are
-looked up by name or by number, and from then on numbers alone count: a name made of digits is a name. Used by the launcher,
-and by the agent to know beforehand what the launcher will say; the imports are few.
+Nobody but root writes that policy, and whatever it says, no task runs as uid 0 or as a system account. Accounts are
+looked up by name or by number; from then on only numbers count: a name made of digits is a name. Used by the launcher,
+and by the agent to predict the launcher's decision; the imports are few.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 GUEST_UIDS = (61_184, 65_519)
-"""What systemd sets aside for users that exist for a while only."""
+"""The range that systemd reserves for transient users."""
 NOBODY_UIDS = range(65_520, 65_536)
-"""Where the kernel has its nobody, and 16 bits their "no change"."""
+"""The kernel's nobody, and the 16-bit "no change"."""
 GROUPS_MAX = 1024
 PROCESSES_MAX = 512
-"""Processes and threads of one task at a time, unless the policy says otherwise."""
+"""Default bound on processes and threads of one task at a time."""
 GUEST_BYTES_MAX = 1 << 30
-"""What a guest may leave in its temporary files, unless the policy says otherwise."""
+"""Default bound on temporary files of a guest."""
 GUEST_MEMORY_BYTES_MIN = 64 << 20
-"""Below that hardly any program starts."""
+"""Hardly any program starts with less."""
 DYNAMIC_UIDS = "/run/systemd/dynamic-uid"
-"""Where systemd notes which it has given away."""
+"""Where systemd notes the uids that it has assigned."""
 GROUP = "peerload"
-"""Whose members may use the agent, unless the policy says otherwise."""
+"""Default group whose members may use the agent."""
 ADMIN_GROUP = "peerload-admin"
-"""Whose members are administrators, unless the policy says otherwise."""
+"""Default group of administrators."""
 DEFAULTS: dict[str, Any] = {
     "allow_root_tasks": False,
     "accept_foreign": True,
@@ -50,13 +50,13 @@ DEFAULTS: dict[str, Any] = {
     "map_administrators": False,
 }
 Entry = tuple[str, int, int, tuple[int, ...], str, str, bool, bool]
-"""An account: its name, uid, gid, groups, home directory, shell, whether it may use the agent, and whether it is an
+"""An account: name, uid, gid, groups, home directory, shell, whether it may use the agent, whether it is an
 administrator."""
 
 
 class UsersPolicy:
-    """What the settings of the same names say; see docs/settings.md. ``users``: GUEST, SAME_NAME, or a map of ``node:user`` to the name
-    of an account."""
+    """The settings of the same names; see docs/settings.md. users: GUEST, SAME_NAME, or a map of ``node:user`` to the
+    name of an account."""
 
     __slots__ = SETTINGS
 
@@ -74,15 +74,15 @@ class UsersPolicy:
     map_administrators: bool
 
     def __init__(self, users: str | Mapping[str, str] = GUEST, **others: Any) -> None:  # noqa: ANN401 -- as declared above
-        """Raises ValueError for what no policy can be; it names the setting."""
+        """Raises ValueError for an invalid setting; it names the setting."""
         for name, value in {**DEFAULTS, "users": users, **others}.items():
             if why := objection(name, value):
                 raise ValueError(f"{name}: {why}")
             setattr(self, name, tuple(value) if isinstance(value, list) else value)
 
     def memory_bytes_max(self, asked_bytes: int, cpus: float) -> int:
-        """The limit of a guest that has asked for so much memory, 0 = it has not, and for so many processors: what it asked for,
-        else what the policy says, else its share of the machine's memory by its processors."""
+        """Memory limit of a guest: the requested bytes (0 = none), else the policy's, else its share of the machine's
+        memory by its processors."""
         if asked_bytes or self.guest_memory_bytes_max:
             return asked_bytes or self.guest_memory_bytes_max
         count = os.cpu_count() or 1
@@ -90,10 +90,13 @@ class UsersPolicy:
         return max(int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * share), GUEST_MEMORY_BYTES_MIN)
 
     def name_for(self, node: str, home: str, user: str, uid: int) -> str:
-        """The account that a task of ``user`` at the node ``home`` runs as on ``node``, "" = a guest's. Raises NotAllowed.
+        """The account that a task of ``user`` at the node ``home`` runs as on ``node``, "" = a guest. Raises
+        SpawnRefused.
 
-        What a node submits here for a user of its own is told by this node's own agent: ``uid`` is -1 then, and ``user`` is
-        ``node:user``, as no account can be called. What another node says of a third one's users counts for nothing."""
+        If another node submits here for one of its users, this node's own agent reports it: ``uid`` is -1 then, and
+        ``user`` is ``node:user``, which is no valid account name. What another node says about users of a third one
+        does not count.
+        """
         if home == node and uid < 0 and ":" in user:
             home, _, user = user.partition(":")
         if home == node:
@@ -114,13 +117,13 @@ class UsersPolicy:
         return found
 
     def maps_to(self, name: str) -> bool:
-        """Whether users of other nodes may be this account here, and so submit as it."""
+        """Whether users of other nodes may be mapped to this account, and so submit as it."""
         return self.users == SAME_NAME or (not isinstance(self.users, str) and name in self.users.values())
 
 
 class LauncherAccount:
-    """Whom a process runs as: numbers only, but for ``name`` and ``home``, which the process is told. is_guest: a uid that is
-    nobody's else."""
+    """The account of a process: numbers only, but for ``name`` and ``home``, which the process is told. is_guest: a uid
+    that nobody else has."""
 
     __slots__ = ("gid", "groups", "home", "is_guest", "name", "shell", "uid")
 
@@ -144,8 +147,8 @@ class LauncherAccount:
         self.is_guest = is_guest
 
 
-def looked_up(name: str, group: str, admin_group: str) -> Entry | None:
-    """What the account database has under this name; None: nothing. It may take any time."""
+def look_up(name: str, group: str, admin_group: str) -> Entry | None:
+    """The account of this name; None: there is none. May block."""
     try:
         entry = pwd.getpwnam(name)
     except (KeyError, ValueError, UnicodeError):  # ValueError: a NUL byte in it
@@ -171,10 +174,10 @@ def account_named(
     *,
     uid: int = -1,
     is_own: bool = False,
-    look: Callable[[str, str, str], Entry | None] = looked_up,
+    look: Callable[[str, str, str], Entry | None] = look_up,
 ) -> LauncherAccount:
-    """The account of this name, if tasks may run as it. ``uid``: the number that its submitter had, -1 = not known; is_own: it
-    is a task of this node's own; ``look``: what asks the account database. Raises NotAllowed, and what ``look`` raises."""
+    """The account of this name, if tasks may run as it. uid: the submitter's uid, -1 = unknown. is_own: a task of this
+    node. look: asks the account database. Raises SpawnRefused, and what ``look`` raises."""
     entry = look(name, policy.group, policy.admin_group)
     if entry is None:
         raise SpawnRefused(f"there is no user {name} here")
@@ -196,7 +199,7 @@ def account_named(
 
 
 def check_uid(uid: int, policy: UsersPolicy, *, is_own: bool) -> None:
-    """Raises NotAllowed if no task runs as the account of this number."""
+    """Raises SpawnRefused if no task runs as this uid."""
     least, most = policy.guest_uids
     if uid == 0:
         if not (policy.allow_root_tasks and is_own):
@@ -208,17 +211,17 @@ def check_uid(uid: int, policy: UsersPolicy, *, is_own: bool) -> None:
 
 
 class GuestIds:
-    """The uids (and gids) of guests: each is one attempt's, until nothing of that is left; what was given back last is given
-    away last."""
+    """Assigns uids (and gids) to guests: each belongs to one attempt until nothing of that is left; the most recently
+    released is reused last."""
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
         self._last = -1
 
     def take(self, key: str, bounds: tuple[int, int], look: Callable[[int], bool] | None = None) -> LauncherAccount:
-        """One for this attempt. ``look``: whether a number is nobody's, `is_nobodys` if it is not given. Raises NotAllowed if all
-        are taken, and what ``look`` raises, with nothing taken."""
-        look = look or is_nobodys
+        """Assign one to this attempt. look: whether a number is unassigned, default `is_unassigned`. Raises
+        SpawnRefused if none is free, and what ``look`` raises, with nothing assigned."""
+        look = look or is_unassigned
         least, most = bounds
         count = most - least + 1
         if self._last < 0:  # an earlier launcher may have used the first ones a moment ago
@@ -232,13 +235,12 @@ class GuestIds:
         raise SpawnRefused("all uids for guests are taken")
 
     def give_back(self, key: str) -> None:
-        """Nothing of the attempt is left."""
+        """Release the uid of an attempt."""
         self._taken.pop(key, None)
 
 
-def is_nobodys(uid: int, *, asks: bool = True) -> bool:
-    """Whether neither an account nor a group nor a service has this number. ``asks``: the account database, too, which may take
-    any time."""
+def is_unassigned(uid: int, *, asks: bool = True) -> bool:
+    """Whether no account, group or service has this number. asks: ask the account database, too, which may block."""
     if asks:
         try:
             pwd.getpwuid(uid)
@@ -256,6 +258,6 @@ def is_nobodys(uid: int, *, asks: bool = True) -> bool:
 
 
 def policy_of(settings: Mapping[str, Any]) -> UsersPolicy:
-    """What the settings of a configuration file say, of which most are not the launcher's. Raises ValueError, which names what
-    is wrong."""
+    """The policy in the settings of a configuration file; most of them are not the launcher's. Raises ValueError, which
+    names the setting."""
     return UsersPolicy(**{name: value for name, value in settings.items() if name in SETTINGS})

@@ -1,8 +1,8 @@
-"""How many processes a task may have, and its share of the processors when there are too few: held by cgroups of the task, of
-either version, where the launcher may make them. For a launcher that serves all users; the imports are few.
+"""Limits on the processes of a task, and its share of the processors, by cgroups of either version, where the launcher
+may make them. For a launcher that serves all users; the imports are few.
 
-Where processes cannot be counted for a task, a guest's are by its uid (RLIMIT_NPROC), and nobody bounds those of the others.
-Groups that have become empty are used again: to make and to remove one costs more than to start a process.
+Where processes cannot be counted for a task, those of a guest are bounded by its uid (RLIMIT_NPROC), and those of
+others are not. Empty cgroups are reused: to make and to remove one costs more than to start a process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 from peerload.launcher.cgroups import IDLE_MAX, Cgroup2, own_cgroup, removed_all
 from peerload.launcher.containment import read, write
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 PIDS, CPU = b"pids", b"cpu"
 WEIGHT_OF_ONE, WEIGHT_MAX = 100, 10_000
-"""Of a task that asks for one processor, as the second version counts them …"""
+"""Weight of a task that asks for one processor, in cgroups of version 2."""
 SHARES_OF_ONE, SHARES_MAX = 1024, 262_144
-"""… and the first."""
+"""The same in version 1."""
 PROCESSES_MIN = 2
 """The launcher itself is in there while it forks."""
 NAME = "shares"
-"""The file that tells where these groups are, for the next launcher."""
+"""File with the place of these cgroups, for the next launcher."""
 NO_COUNT = "the processes of a task are not counted: those of a guest are bounded by its uid, those of others are not"
 NO_WEIGHT = "tasks are not given shares of the processors by what they ask for"
 
 
 class CgroupLimits:
-    """In groups beside the ``units``, by the keys of tasks; ``root_name``: of those of this run of a launcher, whose files are
-    in ``directory``. ``unenforced``: what could not be had here."""
+    """Cgroups beside the ``units``, by the keys of tasks. root_name: the name of their roots. unenforced: what could
+    not be had here."""
 
     def __init__(self, directory: str, units: Units, root_name: str) -> None:
         self._units = units
@@ -59,12 +59,12 @@ class CgroupLimits:
             os.mkdir(f"{own}/{root_name}")  # noqa: PTH102 -- pathlib costs the launcher a megabyte
             self._homes[controller] = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
-            say(f"no groups for {controller.decode()} here: {error.strerror}")
+            log_line(f"no groups for {controller.decode()} here: {error.strerror}")
             return
         self._roots[controller] = f"{own}/{root_name}"
 
     def enter(self, key: str, processes_max: int, cpus: float) -> None:
-        """What the launcher starts from here on is counted for this key. Raises OSError."""
+        """Count what the launcher starts from here on for this key. Raises OSError."""
         if self._roots:
             number = self._numbers[key] = self._idle.pop() if self._idle else self._next()
             for controller, root in self._roots.items():
@@ -84,12 +84,12 @@ class CgroupLimits:
         return self._made
 
     def leave(self) -> None:
-        """Until here."""
+        """End what `enter` began."""
         while self._inside:
             os.write(self._homes[self._inside.pop()], b"0")
 
     def close(self, key: str) -> None:
-        """Nothing of it is left."""
+        """Release the cgroups of a task of which nothing is left."""
         number = self._numbers.pop(key, 0)
         if not number:
             return
@@ -101,10 +101,10 @@ class CgroupLimits:
             removed_all(path)
 
     def remove(self) -> None:
-        """Nor of any other."""
+        """Remove all cgroups; no task is left."""
         for root in self._roots.values():
             if not removed_all(root):
-                say(f"{root} cannot be removed")
+                log_line(f"{root} cannot be removed")
 
 
 def _set(path: str, controller: bytes, processes_max: int, share: int, share_name: str) -> None:
@@ -115,7 +115,7 @@ def _set(path: str, controller: bytes, processes_max: int, share: int, share_nam
 
 
 def _divides_all(units: Cgroup2, controller: bytes) -> bool:
-    """Whether each unit has that counted for itself; only where the group above may be divided, as for memory."""
+    """Whether each unit has this controller; only where the cgroup above may be divided, as for memory."""
     return units.has_memory and all(
         _divides(path, controller)
         for path in (os.path.dirname(units.root), units.root)  # noqa: PTH120 -- as above
@@ -139,7 +139,7 @@ def _note(path: str, roots: list[str]) -> None:
 
 
 def _remove_left(path: str) -> None:
-    """What an earlier launcher has made, whose tasks have been ended."""
+    """Remove the cgroups of an earlier launcher, whose tasks have been killed."""
     for root in read(path).decode("utf-8", "surrogateescape").splitlines():
         if not removed_all(root):
-            say(f"{root}, left by an earlier launcher, cannot be removed")
+            log_line(f"{root}, left by an earlier launcher, cannot be removed")

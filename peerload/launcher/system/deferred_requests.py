@@ -1,8 +1,8 @@
-"""Deferred requests wait for the account database, in a launcher that serves all users: each is carried out from its
-beginning once there is an answer, and what the agent has said of the same attempt meanwhile is carried out after it.
+"""Deferred requests wait for the account database, in a launcher that serves all users. Each is carried out from its
+beginning once there is an answer; later requests about the same attempt follow it.
 
-The agent that asks for the list is one that has begun anew: what waited then is not carried out any more, since such an agent
-takes what is not in the list for never started. Used by such a launcher alone.
+An agent that asks for the list has started anew: it takes what is not in the list for never started, so deferred
+requests are dropped then. Used by such a launcher alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peerload.launcher.protocol import (
     StopRequest,
     UsageRequest,
 )
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 from peerload.launcher.system.account_resolver import AccountPending, Question
 
 TYPE_CHECKING = False
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from peerload.launcher.protocol import Request
 
     Key = tuple[str, str | int]
-    """An attempt, or a request for a user by its number."""
+    """An attempt, or a user request by its number."""
 
 WAITING_MAX = 4096
-"""Attempts and requests for users; one more costs the agent its connection, and then its list."""
+"""Bound on deferred attempts and user requests; one more costs the agent its connection."""
 
 
 class _Waiting:
@@ -48,7 +48,7 @@ class _Waiting:
 
 
 class DeferredRequests:
-    """``carry_out`` is what does the requests, and raises AccountPending before it has done anything."""
+    """``carry_out`` carries out requests, and raises AccountPending before it has done anything."""
 
     def __init__(self, carry_out: Callable[[Request], None]) -> None:
         self._carry_out = carry_out
@@ -83,7 +83,7 @@ class DeferredRequests:
             self._waiting[key] = _Waiting(request, wait.question)
 
     def resume(self, answered: set[Question]) -> None:
-        """These questions have been answered."""
+        """Carry out what has waited for these questions."""
         if not answered:
             return
         for key in [key for key, waiting in self._waiting.items() if waiting.question in answered]:
@@ -92,11 +92,11 @@ class DeferredRequests:
                 try:
                     self(request)
                 except REQUEST_FAILURES as error:
-                    say(f"{key[1]}: no request: {error}")
+                    log_line(f"{key[1]}: no request: {error}")
 
 
 def _key(request: Request) -> Key | None:
-    """What waits for the account database together; None for what never waits."""
+    """Requests with the same key wait together; None for requests that never wait."""
     match request:
         case DirectoryCheck() | FileCheck() | FileAppend():
             return "user", request.id

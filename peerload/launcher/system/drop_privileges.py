@@ -1,7 +1,8 @@
-"""How a child of a launcher that runs as root becomes somebody else, for good, and makes sure of it. Used in that child alone.
+"""Dropping of privileges: how a child of a launcher that runs as root becomes another user for good, and verifies it.
+Used in that child alone.
 
-Nothing is believed that was not looked at afterwards: system calls that succeed and change less than they say have given
-away root before.
+Everything is verified afterwards, since system calls that succeed but change less than they say have given away root
+before.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ if TYPE_CHECKING:
     from peerload.launcher.system.syscalls import Syscalls
 
 FILES_SOFT_MAX = 1024
-"""How many files a task may have open unless it asks for more, as it is after a login."""
+"""Soft limit on open files of a task, as after a login."""
 OOM_SCORE = 100
-"""Where memory runs out, tasks go before what serves the machine."""
+"""Tasks are killed before system services if memory runs out."""
 HELPER_PROCESSES_MAX = 64
-"""What does something for a guest, and is no task of it, needs no more."""
+"""Bound on processes of a helper that acts for a guest."""
 NONE = b"0" * 16
 
 
 class DropFailed(Exception):
-    """This process has more rights than it should; says which."""
+    """This process has more rights than it should have."""
 
 
 def limit(account: LauncherAccount, processes_max: int) -> None:
-    """No core dumps, as many open files as after a login; a guest no more processes than that, as its uid is its own. Raises
-    OSError."""
+    """Set limits: no core dumps, open files as after a login, and the processes of a guest, whose uid is its own.
+    Raises OSError."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     soft = FILES_SOFT_MAX if hard == resource.RLIM_INFINITY else min(FILES_SOFT_MAX, hard)
@@ -45,11 +46,11 @@ def limit(account: LauncherAccount, processes_max: int) -> None:
 
 
 def drop(account: LauncherAccount, kernel: Syscalls) -> None:
-    """Be that account: all ids, all groups, no capabilities, none to be had, no keys. Raises OSError, DropFailed."""
-    kernel.leave_keys()
+    """Become that account: all ids and groups, no capabilities now or later, no keys. Raises OSError, DropFailed."""
+    kernel.join_new_keyring()
     os.setgroups(account.groups)
     if account.uid != 0:
-        kernel.drop_bounds()
+        kernel.drop_bounding_set()
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
     if account.uid != 0:
@@ -59,7 +60,7 @@ def drop(account: LauncherAccount, kernel: Syscalls) -> None:
 
 
 def verify(account: LauncherAccount) -> None:
-    """Raises DropFailed unless this process is that account and nothing more, as the kernel tells it."""
+    """Raises DropFailed unless this process is that account and nothing more, according to the kernel."""
     found: dict[bytes, list[bytes]] = {}
     for line in read("/proc/self/status").splitlines():
         heading, _, values = line.partition(b":")

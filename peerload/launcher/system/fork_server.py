@@ -1,9 +1,10 @@
-"""The fork server makes processes as another user: what a launcher that runs as root forks, and what that does until
-it is a task. Used by such a launcher alone.
+"""The fork server makes processes that run as another user, for a launcher that runs as root. Used by such a launcher
+alone.
 
-The child opens the files of the agent with the rights of the agent's user, makes the guest's world, drops every right, makes
-sure of it, and only then looks at anything of its user's: the working directory, the program. Whatever fails on the way it says
-through one pipe that all children share, and ends; the launcher never waits for a child, as a user's directory may hang.
+The child opens the agent's files with the credentials of the agent's user, makes the sandbox of a guest, drops all
+privileges, verifies that, and only then touches anything of its user: the working directory, the program. It reports
+failures through one pipe that all children share. The launcher never waits for a child, since a user's directory may
+hang.
 """
 
 from __future__ import annotations
@@ -43,33 +44,33 @@ if TYPE_CHECKING:
     from peerload.launcher.system.syscalls import Syscalls
 
 FAILED_BEFORE = 126
-"""The exit code of a child that did not get as far as the command; its reason tells more."""
+"""Exit code of a child that failed before the command; its report says why."""
 DESCRIPTORS_MAX = 1 << 16
-"""The launcher has none beyond this number."""
+"""Bound on the launcher's descriptors."""
 WORDS_BYTES_MAX = 1024
-"""What a child says is written at once, and never cut by another's words."""
+"""Reports are written at once, and do not mix."""
 _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ_BYTES = 1 << 16
 
 
 class ChildReports:
-    """What children say before they end without having been what they were to be: pid → exit code and reason."""
+    """Failures that children report before they end: pid → exit code and reason."""
 
     def __init__(self, epoll: select.epoll) -> None:
         self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reading, False)
-        self._said: dict[int, tuple[int, str]] = {}
+        self._failures: dict[int, tuple[int, str]] = {}
         self._rest = b""
         epoll.register(self._reading, select.EPOLLIN)
         self.fd = self._reading
 
-    def say(self, exit_code: int, reason: str) -> None:
-        """In a child."""
+    def report(self, exit_code: int, reason: str) -> None:
+        """Report a failure; in a child."""
         words = reason.replace("\n", " ").encode("utf-8", "backslashreplace")[:WORDS_BYTES_MAX]
         os.write(self.writing, b"%d %d " % (os.getpid(), exit_code) + words + b"\n")
 
-    def hear(self) -> None:
-        """In the launcher: take in what was said."""
+    def read(self) -> None:
+        """Read reports; in the launcher."""
         while True:
             try:
                 raw = os.read(self._reading, _READ_BYTES)
@@ -78,44 +79,44 @@ class ChildReports:
             *lines, self._rest = (self._rest + raw).split(b"\n")
             for line in lines:
                 pid, code, reason = line.split(b" ", 2)
-                self._said[int(pid)] = (int(code), reason.decode("utf-8", "backslashreplace")[:REASON_CHARS_MAX])
+                self._failures[int(pid)] = (int(code), reason.decode("utf-8", "backslashreplace")[:REASON_CHARS_MAX])
 
     def close(self) -> None:
-        """There are no children any more."""
+        """Close the pipe; there are no children any more."""
         os.close(self._reading)
         os.close(self.writing)
 
-    def of(self, pid: int) -> tuple[int, str] | None:
-        """What this child, which has ended, has said; None if nothing."""
-        self.hear()
-        return self._said.pop(pid, None)
+    def failure_of(self, pid: int) -> tuple[int, str] | None:
+        """The failure that this ended child has reported; None if there is none."""
+        self.read()
+        return self._failures.pop(pid, None)
 
 
 class ForkServer:
-    """Makes children; ``access``: the rights of the agent's user."""
+    """Forks children. access: credentials of the agent's user."""
 
     def __init__(self, kernel: Syscalls, access: AgentCredentials, words: ChildReports) -> None:
         self.kernel = kernel
         self.access = access
-        self.words = words
+        self.reports = words
         self._pid = os.getpid()
 
-    def child(self, work: Callable[[], None], *, leads: bool = True, keeps: Sequence[int] = ()) -> int:
-        """A process that does this work and ends; what it raises becomes its last words → its pid. ``leads``: in a session of
-        its own; ``keeps``: the descriptors of ours that it needs. Raises OSError if there can be none."""
+    def fork(self, work: Callable[[], None], *, leads: bool = True, keeps: Sequence[int] = ()) -> int:
+        """Fork a process that does this work and ends; it reports what the work raises → its pid. leads: in a session
+        of its own. keeps: descriptors that it needs. Raises OSError if there can be none."""
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
             if pid == 0:
-                self._be_child(work, leads=leads, keeps=keeps)
+                self._run_child(work, leads=leads, keeps=keeps)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return pid
 
-    def _be_child(self, work: Callable[[], None], *, leads: bool, keeps: Sequence[int]) -> NoReturn:
+    def _run_child(self, work: Callable[[], None], *, leads: bool, keeps: Sequence[int]) -> NoReturn:
         code, reason = 0, ""
         try:
-            self._let_go(keeps)
+            self._close_inherited(keeps)
             signal.set_wakeup_fd(-1)
             for number in SIGNALS_DEFAULT:
                 if signal.getsignal(number) is not signal.SIG_DFL:
@@ -133,22 +134,21 @@ class ForkServer:
                 code, reason = NEVER_STARTED, SHORTAGES[error.errno]
         try:
             if reason:
-                self.words.say(code, reason)
+                self.reports.report(code, reason)
         finally:
             os._exit(code)
 
-    def _let_go(self, keeps: Sequence[int]) -> None:
-        """Of all that is the launcher's: who will be a user may be stopped by that user, and while it stood still, our lock would be
-        taken, our guard would wait for us, and our agent would take us for alive."""
+    def _close_inherited(self, keeps: Sequence[int]) -> None:
+        """Close the launcher's descriptors. Its user may stop this process, and while it stood still, the launcher's
+        lock would seem taken, its watchdog would wait, and its agent would take it for alive."""
         after = 3
-        for fd in sorted({self.words.writing, *keeps}):
+        for fd in sorted({self.reports.writing, *keeps}):
             os.closerange(after, fd)
             after = max(after, fd + 1)
         os.closerange(after, DESCRIPTORS_MAX)
 
     def become(self, account: LauncherAccount) -> None:
-        """In a child that does something else than a task, for a user: with that user's rights alone. Raises OSError,
-        DropFailed."""
+        """Drop all privileges in a helper that acts for a user. Raises OSError, DropFailed."""
         drop_privileges.limit(account, drop_privileges.HELPER_PROCESSES_MAX)
         drop_privileges.drop(account, self.kernel)
         self.kernel.die_with_parent()  # it may hang in a directory of its user's
@@ -158,25 +158,25 @@ class ForkServer:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def task(self, order: SpawnOrder) -> int:
-        """The process of a task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
+    def spawn(self, order: SpawnOrder) -> int:
+        """Start the process of a task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
         try:
             keeps = (order.reads,) if isinstance(order.reads, int) else ()
-            return self.child(lambda: self._be_task(order), keeps=keeps)
+            return self.fork(lambda: self._exec_task(order), keeps=keeps)
         except OSError as error:
             raise_shortage(error)
             raise CannotStart(NOT_EXECUTABLE, f"no process can be made: {error.strerror}") from None
 
-    def _be_task(self, order: SpawnOrder) -> NoReturn:
+    def _exec_task(self, order: SpawnOrder) -> NoReturn:
         account, policy, kernel = order.account, order.policy, self.kernel
         os.umask(0)
         self._standard_files(order)
         os.umask(order.umask | (0o077 if account.is_guest else 0))
         drop_privileges.limit(account, policy.task_processes_max)
         if account.is_guest and not policy.guest_network:
-            sandbox.leave_network(kernel)
-        if order.world is not None:
-            sandbox.enter(kernel, policy.guest_bytes_max, order.world, has_devices=order.has_devices)
+            sandbox.isolate_network(kernel)
+        if order.hidden is not None:
+            sandbox.enter(kernel, policy.guest_bytes_max, order.hidden, has_devices=order.has_devices)
         kernel.close_on_exec(3)
         os.chdir("/")
         drop_privileges.drop(account, kernel)
@@ -186,8 +186,8 @@ class ForkServer:
         program = find_program(order.argv[0], order.environment)
         if order.allowed is not None:
             program = _checked(program, order.allowed)
-        if order.calls:
-            kernel.filter_calls(order.calls)
+        if order.seccomp:
+            kernel.install_seccomp(order.seccomp)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
             os.execve(program, order.argv, order.environment)  # noqa: S606 -- that is what it is for
@@ -201,7 +201,7 @@ class ForkServer:
             raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(order.argv[0])}: {error}") from None
 
     def _standard_files(self, order: SpawnOrder) -> None:
-        """0, 1 and 2: a terminal, or what it reads and its two files."""
+        """Open descriptors 0, 1 and 2: a terminal, or its stdin and two files."""
         if isinstance(order.reads, str) and order.reads:
             terminal = os.open(order.reads, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
@@ -215,8 +215,8 @@ class ForkServer:
             os.dup2(fd, number)
 
     def _capture(self, path: str, gid: int) -> int:
-        """A file of the agent's that the task writes to, and may open again by its descriptor to write (``/dev/stdout``), but
-        neither read nor change otherwise."""
+        """Open a file of the agent that the task writes to. The task may open it again to write (``/dev/stdout``), but
+        can neither read nor change it otherwise."""
         try:
             with self.access:
                 fd = os.open(path, _CAPTURE, 0o600)
@@ -234,24 +234,23 @@ class ForkServer:
 
 
 class SpawnOrder:
-    """What one child is to be. ``account``: whom it runs as; ``reads``, ``captures``: as `spawn` takes them; ``world``: the
-    further directories hidden from a guest, None: it sees the machine as it is; ``calls``: the filter of its system calls; ``allowed``: the
-    programs that it may be, None: any."""
+    """The description of one child. reads: as `spawn` takes it. hidden: further directories hidden from a guest, None:
+    no sandbox. seccomp: its filter program. allowed: patterns of the programs that may run, None: any."""
 
     __slots__ = (
         "account",
         "allowed",
         "argv",
-        "calls",
         "captures",
         "directory",
         "environment",
         "has_devices",
+        "hidden",
         "makes_scratch",
         "policy",
         "reads",
+        "seccomp",
         "umask",
-        "world",
     )
 
     def __init__(self, account: LauncherAccount, policy: UsersPolicy, request: SpawnRequest) -> None:
@@ -266,8 +265,8 @@ class SpawnOrder:
         self.umask = request.umask & 0o777
         self.captures = [request.stdout, request.stderr]
         self.reads: int | str = ""
-        self.world: tuple[str, ...] | None = None
-        self.calls = b""
+        self.hidden: tuple[str, ...] | None = None
+        self.seccomp = b""
         self.allowed: tuple[str, ...] | None = None
         self.has_devices = request.devices
         self.makes_scratch = False
@@ -283,7 +282,7 @@ def _enter(directory: bytes) -> None:
 
 
 def _checked(program: bytes, allowed: tuple[str, ...]) -> bytes:
-    """The file itself, which is what is executed then: a link could be another one by that time. Raises NotAllowed."""
+    """The resolved file, which is then executed: a link could change meanwhile. Raises SpawnRefused."""
     path = os.fsdecode(os.path.realpath(program))
     if not any(fnmatch.fnmatchcase(path, pattern) for pattern in allowed):
         raise SpawnRefused(f"policy: {path} is none of the programs that tasks of other nodes may be here")

@@ -1,7 +1,7 @@
-"""The sandbox of a guest: a file system it cannot write to, temporary files of its own, no homes, no processes but its
-own, no devices but what every program needs. It is made in the child that becomes the guest, as root, before it does.
+"""The sandbox of a guest: a read-only file system, temporary files of its own, no homes, no processes but its own, only
+the devices that every program needs. The child that becomes the guest makes it as root.
 
-Its temporary files are in memory, bounded, and gone with its last process: nothing need ever be removed as anybody.
+Temporary files are in memory, bounded, and gone with the last process: nothing has to be removed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HIDDEN = (
     "/var/lib/peerload",
     "/var/lib/peerload-launcher",
 )
-"""Where homes are, and what is peerload's own."""
+"""Homes, and peerload's own directories."""
 _NODES = {
     "null": (1, 3),
     "zero": (1, 5),
@@ -60,12 +60,12 @@ _LINKS = {
 }
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 GPUS = ("nvidia", "dri", "kfd")
-"""How the devices of GPUs are called, or begin, in /dev."""
+"""Names, or prefixes, of GPU devices in /dev."""
 
 
 def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devices: bool) -> None:
-    """Be in such a world, with so many bytes of temporary files; ``hidden``: further directories that are not to be seen;
-    has_devices: it was given some of this machine's. Raises OSError."""
+    """Enter a sandbox with so many bytes of temporary files. hidden: further directories to hide. has_devices: it was
+    given devices of this machine. Raises OSError."""
     kernel.unshare(CLONE_NEWNS | CLONE_NEWIPC)
     kernel.mount("", "/", "", MS_REC | MS_SLAVE)
     kernel.make_read_only("/")
@@ -81,9 +81,9 @@ def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devi
     kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")
 
 
-def leave_network(kernel: Syscalls) -> None:
-    """Be where there is no network but a loopback interface of one's own, and none of the machine's abstract sockets. That
-    interface stays down where the launcher may not set one up. Raises OSError."""
+def isolate_network(kernel: Syscalls) -> None:
+    """Enter a network namespace with a loopback interface only, without the machine's abstract sockets. The interface
+    stays down where the launcher may not set one up. Raises OSError."""
     kernel.unshare(CLONE_NEWNET)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as any_socket:
         try:
@@ -93,7 +93,7 @@ def leave_network(kernel: Syscalls) -> None:
 
 
 def _devices(kernel: Syscalls, *, has_devices: bool) -> None:
-    """A /dev of its own. Terminals are those of the machine, of which it can open its own."""
+    """Make a /dev of its own. Terminals are those of the machine, of which it can open its own."""
     nodes = dict(_NODES)
     pts = os.open("/dev/pts", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     gpus = _found("/dev") if has_devices else []
@@ -118,7 +118,7 @@ def _devices(kernel: Syscalls, *, has_devices: bool) -> None:
 
 
 def _found(directory: str) -> list[tuple[str, os.stat_result]]:
-    """The devices of GPUs, also those in directories of theirs."""
+    """GPU devices, also in subdirectories."""
     found: list[tuple[str, os.stat_result]] = []
     for name in sorted(os.listdir(directory)):  # noqa: PTH208
         path = f"{directory}/{name}"

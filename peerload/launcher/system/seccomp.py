@@ -1,5 +1,5 @@
-"""The seccomp filter of guests forbids system calls that give a view of the machine of its own, or reach deep into the
-kernel, and that no task needs. Used by the launcher alone."""
+"""The seccomp filter of guests: forbids system calls that no task needs and that make namespaces or mounts, or reach
+deep into the kernel. Used by the launcher alone."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _X32 = 0x40000000
-"""Another way to number the calls of x86, which nothing uses."""
+"""The bit of x32 system call numbers, which nothing uses."""
 CLONE_NEW_ANY = 0x7E020000
 """The flags of clone(2) that make namespaces."""
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
-TYPED_INTO_TERMINALS = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: what is put into a terminal as if it had been typed there."""
+TERMINAL_INJECTION = (0x5412, 0x541C)
+"""TIOCSTI and TIOCLINUX: they put input into a terminal as if it had been typed."""
 SAME_PERSONALITY = (0, 0xFFFFFFFF)
 
-_SINCE_LONG = (  # name, x86_64, aarch64
+_FORBIDDEN = (  # name, x86_64, aarch64
     ("acct", 163, 89),
     ("add_key", 248, 217),
     ("bpf", 321, 280),
@@ -51,10 +51,10 @@ _SINCE_LONG = (  # name, x86_64, aarch64
     ("userfaultfd", 323, 282),
     ("vhangup", 153, 58),
 )
-_LATELY = (425, 428, 429, 430, 431, 432, 433, 442, 467)
-"""io_uring_setup and what mounts in the new way, the same everywhere."""
-_X86_ALONE = (154,)
-"""modify_ldt: segments of 16 bits, which no program of today has, and by which the kernel was broken into before."""
+_FORBIDDEN_EVERYWHERE = (425, 428, 429, 430, 431, 432, 433, 442, 467)
+"""io_uring_setup and the new mount calls; the same numbers on all machines."""
+_FORBIDDEN_X86 = (154,)
+"""modify_ldt: 16-bit segments, which no current program needs and which were used to attack the kernel."""
 _MACHINES = {  # audit number, column above; clone, clone3, socket, socketpair, ioctl, personality
     "x86_64": (0xC000003E, 1, (56, 435, 41, 53, 16, 135)),
     "aarch64": (0xC00000B7, 2, (220, 435, 198, 199, 29, 92)),
@@ -62,7 +62,8 @@ _MACHINES = {  # audit number, column above; clone, clone3, socket, socketpair, 
 
 
 def guest_filter(machine: str = "") -> bytes:
-    """The program for this kind of machine; nothing where its calls are not known (``machine``: another's, to be looked at)."""
+    """The filter program for this kind of machine; empty if its system calls are not known. machine: another kind, for
+    tests."""
     machine = machine or os.uname().machine
     if machine not in _MACHINES:
         return b""
@@ -76,34 +77,32 @@ def guest_filter(machine: str = "") -> bytes:
         one(_GREATER_EQUAL, _X32, 0, 1),
         one(_RETURN, _ERRNO | _ENOSYS),
     ]
-    alone = _X86_ALONE if machine == "x86_64" else ()
-    for number in (*(int(row[column]) for row in _SINCE_LONG), *_LATELY, *alone):
+    alone = _FORBIDDEN_X86 if machine == "x86_64" else ()
+    for number in (*(int(row[column]) for row in _FORBIDDEN), *_FORBIDDEN_EVERYWHERE, *alone):
         program += [one(_EQUAL, number, 0, 1), one(_RETURN, _ERRNO | _EPERM)]
     program += [
         one(_EQUAL, clone3, 0, 1),
         one(_RETURN, _ERRNO | _ENOSYS),
     ]  # its flags cannot be seen; clone(2) is used then
-    program += _judged(clone, 0, [one(_HAS_BIT, CLONE_NEW_ANY, 0, 1), one(_RETURN, _ERRNO | _EPERM)])
+    program += _for_call(clone, 0, [one(_HAS_BIT, CLONE_NEW_ANY, 0, 1), one(_RETURN, _ERRNO | _EPERM)])
     refused = [one(_RETURN, _ERRNO | _EAFNOSUPPORT)]
     for number in (socket, socketpair):
-        program += _judged(number, 0, _one_of(FAMILIES, refused))
-    program += _judged(personality, 0, _one_of(SAME_PERSONALITY, [one(_RETURN, _ERRNO | _EPERM)]))
-    typed = [
-        part for asked in TYPED_INTO_TERMINALS for part in (one(_EQUAL, asked, 0, 1), one(_RETURN, _ERRNO | _EPERM))
-    ]
-    program += _judged(ioctl, 1, typed)
+        program += _for_call(number, 0, _one_of(FAMILIES, refused))
+    program += _for_call(personality, 0, _one_of(SAME_PERSONALITY, [one(_RETURN, _ERRNO | _EPERM)]))
+    typed = [part for asked in TERMINAL_INJECTION for part in (one(_EQUAL, asked, 0, 1), one(_RETURN, _ERRNO | _EPERM))]
+    program += _for_call(ioctl, 1, typed)
     program.append(one(_RETURN, _ALLOW))
     return b"".join(program)
 
 
-def _judged(number: int, argument: int, judgement: list[bytes]) -> list[bytes]:
-    """What is done for one call alone, with (the lower half of) one of its arguments; allowed if that says nothing."""
+def _for_call(number: int, argument: int, judgement: list[bytes]) -> list[bytes]:
+    """Instructions for one call alone, with the lower half of one of its arguments; allowed unless they return."""
     inner = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), *judgement, _instruction(_RETURN, _ALLOW)]
     return [_instruction(_EQUAL, number, 0, len(inner)), *inner]
 
 
 def _one_of(values: tuple[int, ...], otherwise: list[bytes]) -> list[bytes]:
-    """Past ``otherwise`` if it is one of these."""
+    """Skip ``otherwise`` for these values."""
     count = len(values)
     tests = [_instruction(_EQUAL, value, count - at - 1 + len(otherwise), 0) for at, value in enumerate(values)]
     return [*tests, *otherwise]

@@ -1,7 +1,7 @@
-"""What a launcher does besides where it runs as root and serves all users of a machine: it decides whom each task runs as, makes
-it that account, and does small errands as users for an agent that is none of them. Used by such a launcher alone.
+"""The service for all users of a machine: a launcher that runs as root decides which account each task runs as, starts
+it as that account, and acts as users for an agent that is none of them. Used by such a launcher alone.
 
-The agent is believed about whose task it is, and about nothing else: it names files with its own rights only.
+The agent is trusted about whose task it is, and about nothing else: it names files with its own rights only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, LauncherProtocolError
-from peerload.launcher.record_log import say
-from peerload.launcher.server import ignore_signals, locked
+from peerload.launcher.record_log import log_line
+from peerload.launcher.server import ignore_signals, locked_launcher
 from peerload.launcher.system import sandbox
 from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, agent_ids
 from peerload.launcher.system.accounts import Entry, GuestIds, LauncherAccount, account_named, check_uid
@@ -26,7 +26,7 @@ from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, 
 from peerload.launcher.system.seccomp import guest_filter
 from peerload.launcher.system.syscalls import Syscalls
 from peerload.launcher.system.user_helpers import HelperRequest, UserHelpers
-from peerload.launcher.system.user_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_own
+from peerload.launcher.system.user_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_root_owned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from peerload.launcher.protocol import LauncherEvent, Request, SpawnRequest, UserRequest
 
 SCRATCH = b"-"
-"""What a task says for its directory that wants a fresh one."""
+"""Working directory of a task that wants a fresh one."""
 SCRATCH_NAME = "scratch"
 NAMES_KEPT_MAX = 1024
 _ALWAYS = (b"LANG", b"LC_ALL", b"LC_CTYPE", b"TERM")
-"""What a task that runs as another than its submitter is told all the same."""
+"""Variables that a task gets even if it runs as another user than its submitter."""
 LOADED_FROM = tuple(
     b"LD_ GLIBC_ GCONV_ MALLOC_ NSS_ BASH_ PYTHON PERL RUBY NODE_ NPM_ LUA_ R_ JAVA_ JDK_ TCL GIT_ SSH_ SSL_ OPENSSL_ OCL_ OPENCL_ "
     b"VK_ CUDA_INJECTION NVIDIA_DRIVER XDG_ GTK_ QT_ TERMINFO LESS AWK".split()
@@ -51,9 +51,9 @@ LOADED_FROM_ONE = frozenset(
     b"ENV SHELLOPTS PS4 IFS CDPATH FPATH ZDOTDIR PROMPT_COMMAND _JAVA_OPTIONS CLASSPATH LOCPATH NLSPATH TERMCAP INPUTRC PAGER "
     b"MANPAGER EDITOR VISUAL SHELL BROWSER MAKEFLAGS MAKEFILES TAR_OPTIONS RSYNC_RSH CVS_RSH RUSTC_WRAPPER GOFLAGS CURL_HOME WGETRC".split()
 )
-"""Variables that name code, or a place where it is looked for: where only chosen programs may run, what another node says of these is
-not passed on; nor are its PATH and HOME, since programs start others by name, and read their settings there."""
-NO_WORLD = (
+"""Variables that name code, or where to find it. Where only chosen programs may run, those from another node are
+dropped, and so are PATH and HOME, since programs start others by name and read settings there."""
+NO_SANDBOX = (
     "guests see the files and processes of the machine as they are: there are no mount namespaces here",
     "what guests leave in temporary directories of the machine stays there, and has no bound",
 )
@@ -66,12 +66,12 @@ FLAGS = {
     "--units": "",
     "--memory": "",
 }
-"""What it can be told, and what it takes for granted."""
+"""Flags and their defaults."""
 NO_FILTER = "guests may make all system calls: there is no filter for this kind of machine"
 
 
-class System:
-    """``directory``, ``sockets``: the launcher's own, root's; ``agent``: the uid and gid of the one that is served."""
+class MultiUserService:
+    """directory, sockets: the launcher's own, owned by root. agent: uid and gid of the agent's user."""
 
     def __init__(self, directory: str, sockets: str, agent: tuple[int, int], policies: PolicyFiles) -> None:
         """Raises PolicyError."""
@@ -79,13 +79,13 @@ class System:
         self.access = AgentCredentials(*agent)
         self._directory = directory
         self._policies = policies
-        self._hidden = (directory, sockets)
+        self._hidden_paths = (directory, sockets)
         self._guests = GuestIds()
         self._accounts: dict[str, LauncherAccount] = {}
         self._scratches: dict[str, LauncherAccount] = {}
         self._kernel = Syscalls()
-        self._calls = guest_filter()
-        self._has_world = self._has_networks = False
+        self._seccomp = guest_filter()
+        self._has_sandbox = self._has_networks = False
         self.unenforced: tuple[str, ...] = ()
         policies.read()
 
@@ -93,73 +93,73 @@ class System:
         self, epoll: select.epoll, events: list[LauncherEvent], units: Units, root_name: str, own_children: set[int]
     ) -> None:
         """See `MultiUser`. Finds out what works here."""
-        self._shares = CgroupLimits(self._directory, units, root_name)
-        self.unenforced += self._shares.unenforced
-        self.words = ChildReports(epoll)
-        self.forge = ForkServer(self._kernel, self.access, self.words)
-        self.errands = UserHelpers(epoll, events, self.forge, own_children)
-        self._lookups = AccountResolver(self.errands)
+        self._limits = CgroupLimits(self._directory, units, root_name)
+        self.unenforced += self._limits.unenforced
+        self.reports = ChildReports(epoll)
+        self.fork_server = ForkServer(self._kernel, self.access, self.reports)
+        self.helpers = UserHelpers(epoll, events, self.fork_server, own_children)
+        self._resolver = AccountResolver(self.helpers)
         self._make_scratch_place()
-        why = self._try(self._try_world)
-        self._has_world = not why
+        why = self._try(self._try_sandbox)
+        self._has_sandbox = not why
         if why:
-            say(f"guests have no world of their own: {why}")
-            self.unenforced += NO_WORLD
-        why = self._try(lambda: self._kernel.filter_calls(self._calls)) if self._calls else "not known"
+            log_line(f"guests have no world of their own: {why}")
+            self.unenforced += NO_SANDBOX
+        why = self._try(lambda: self._kernel.install_seccomp(self._seccomp)) if self._seccomp else "not known"
         if why:
-            say(f"the system calls of guests are not filtered: {why}")
-            self._calls = b""
+            log_line(f"the system calls of guests are not filtered: {why}")
+            self._seccomp = b""
             self.unenforced += (NO_FILTER,)
-        self._has_networks = not self._try(lambda: sandbox.leave_network(self._kernel))
+        self._has_networks = not self._try(lambda: sandbox.isolate_network(self._kernel))
 
-    def _try_world(self) -> None:
-        sandbox.enter(self._kernel, 1 << 20, self._hidden, has_devices=False)
+    def _try_sandbox(self) -> None:
+        sandbox.enter(self._kernel, 1 << 20, self._hidden_paths, has_devices=False)
 
     def _try(self, work: Any) -> str:  # noqa: ANN401 -- a call
-        """Whether this works in a child → why not; "" if it does."""
-        pid = self.forge.child(work)
+        """Try this in a child → why it fails; "" if it works."""
+        pid = self.fork_server.fork(work)
         _, status = os.waitpid(pid, 0)
-        said = self.words.of(pid)
+        said = self.reports.failure_of(pid)
         return said[1] if said is not None else "" if not status else f"it ended with {status}"
 
     def _make_scratch_place(self) -> None:
         self.scratch = f"{self._directory}/{SCRATCH_NAME}"
         os.makedirs(self.scratch, mode=0o711, exist_ok=True)  # noqa: PTH103 -- pathlib costs the launcher a megabyte
         os.chmod(self.scratch, 0o711)  # noqa: PTH101, S103 -- as above; users pass through to what is theirs
-        self._sweep_left()
+        self._remove_leftovers()
         os.chmod(self._directory, 0o711)  # noqa: PTH101, S103 -- as above
 
-    def _sweep_left(self) -> None:
-        """What tasks of an earlier launcher, which was killed, have left: removed as whose it is."""
+    def _remove_leftovers(self) -> None:
+        """Remove what tasks of a killed launcher have left, each directory as its owner."""
         for name in os.listdir(self.scratch):  # noqa: PTH208 -- as above
             status = os.lstat(f"{self.scratch}/{name}")
             account = LauncherAccount("left", status.st_uid, status.st_gid, (status.st_gid,), "/")
             if account.uid:
                 path = f"{self.scratch}/{name}"
-                self.errands.sweep(path, account, lambda path=path: self._swept("", path))  # type: ignore[misc]
+                self.helpers.empty(path, account, lambda path=path: self._scratch_emptied("", path))  # type: ignore[misc]
 
     def admits(self, connection: socket.socket) -> bool:
-        """Whether who is at the other end is the agent: the kernel says so, and nobody else."""
+        """Whether the agent is at the other end, according to the kernel."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
         if uid != self.access.uid:
-            say(f"uid {uid} is not the agent's: it is not listened to")
+            log_line(f"uid {uid} is not the agent's: it is not listened to")
         return bool(uid == self.access.uid)
 
     # -- who -----------------------------------------------------------------------------------------------------------
 
     def account(self, request: SpawnRequest | UserRequest, key: str) -> LauncherAccount:
-        """Whom what is asked runs as; ``key``: an attempt or an errand, which has a uid of its own if it is a guest's, until that
-        is given back. Raises NotAllowed, NotKnownYet, LauncherProtocolError."""
+        """The account of a request. key: an attempt or a helper, to which a guest's uid is assigned until it is
+        released. Raises SpawnRefused, AccountPending, LauncherProtocolError."""
         node, home, user, uid = request.node, request.home, request.user, request.uid
         if not node or not home:
             raise LauncherProtocolError("node or home is missing")
-        policy = self._policies.now()
+        policy = self._policies.current()
         name = policy.name_for(node, home, user, uid)
         if name:
 
             def look(name: str, group: str, admin_group: str) -> Entry | None:
-                return self._lookups.entry(name, group, admin_group, home)
+                return self._resolver.entry(name, group, admin_group, home)
 
             is_foreign = home != node or ":" in user
             account = account_named(name, policy, uid=uid, is_own=not is_foreign, look=look)
@@ -168,72 +168,72 @@ class System:
             return account
         if not policy.guest_network and not self._has_networks:
             raise SpawnRefused("guests are to have no network here, and nothing on this machine can keep it from them")
-        return self._guests.take(key, policy.guest_uids, self._lookups.is_nobodys)
+        return self._guests.take(key, policy.guest_uids, self._resolver.is_unassigned)
 
     def carry_out(self, request: UserRequest) -> None:
         """See `MultiUser`."""
         number = request.id
-        asked, errand = HelperRequest(number, _share(request)), f"errand {number}"
+        asked, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
         try:
-            account = self.account(request, errand)
+            account = self.account(request, holder)
         except AccountUnanswered as silence:
-            self.errands.refuse(number, f"busy: {silence}")
+            self.helpers.reply(number, f"busy: {silence}")
             return
         except SpawnRefused as refusal:
-            self.errands.refuse(number, f"policy: {refusal}")
+            self.helpers.reply(number, f"policy: {refusal}")
             return
         match request:
             case DirectoryCheck(directory):
-                self._check_directory(asked, account, directory, errand)
+                self._check_directory(asked, account, directory, holder)
             case FileCheck() | FileAppend() if account.is_guest:
-                self._guests.give_back(errand)
-                self.errands.refuse(number, "policy: guests have no files here")
+                self._guests.give_back(holder)
+                self.helpers.reply(number, "policy: guests have no files here")
             case FileCheck(patterns):
-                self.errands.check(asked, account, patterns)
+                self.helpers.check_files(asked, account, patterns)
             case FileAppend():
-                self.errands.append(asked, account, request)
+                self.helpers.append(asked, account, request)
 
-    def _check_directory(self, asked: HelperRequest, account: LauncherAccount, directory: bytes, errand: str) -> None:
+    def _check_directory(self, asked: HelperRequest, account: LauncherAccount, directory: bytes, holder: str) -> None:
         if directory == SCRATCH:
-            self._guests.give_back(errand)
-            self.errands.refuse(asked.number, "")
+            self._guests.give_back(holder)
+            self.helpers.reply(asked.number, "")
             return
-        world = self._hidden if account.is_guest and self._has_world else None
-        self.errands.look(asked, account, directory, world, lambda: self._guests.give_back(errand))
+        world = self._hidden_paths if account.is_guest and self._has_sandbox else None
+        self.helpers.check_directory(asked, account, directory, world, lambda: self._guests.give_back(holder))
 
     def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
         """See `MultiUser`."""
-        self._waits = DeferredRequests(carry_out)
-        return self._waits
+        self._deferred = DeferredRequests(carry_out)
+        return self._deferred
 
     def ready(self, masks: dict[int, int]) -> None:
-        """What epoll said of children, and what is due."""
-        if self.words.fd in masks:
-            self.words.hear()
-        self.errands.ready(masks)
-        self.errands.give_up()
-        self._waits.resume(self._lookups.settled())
+        """See `MultiUser`."""
+        if self.reports.fd in masks:
+            self.reports.read()
+        self.helpers.ready(masks)
+        self.helpers.kill_overdue()
+        self._deferred.resume(self._resolver.answered())
 
-    def dues_s(self) -> list[float]:
-        """When something is to be given up, by the monotonic clock."""
-        return [due_s for due_s in (self.errands.due_s(), self._lookups.due_s()) if due_s is not None]
+    def due_at_s(self) -> list[float]:
+        """See `MultiUser`."""
+        return [due_s for due_s in (self.helpers.due_s(), self._resolver.due_s()) if due_s is not None]
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def admit(self, request: SpawnRequest) -> SpawnRequest:
         """See `MultiUser`. Raises AccountPending, too."""
         account = self.account(request, request.key)
-        least, most = self._policies.now().guest_uids
+        least, most = self._policies.current().guest_uids
         if not (account.is_guest and least <= account.uid <= most):
-            check_uid(account.uid, self._policies.now(), is_own=account.uid == request.uid)
+            check_uid(account.uid, self._policies.current(), is_own=account.uid == request.uid)
         if account.is_guest:
-            limit_bytes = self._policies.now().memory_bytes_max(request.memory_bytes_max, request.cpus)
+            limit_bytes = self._policies.current().memory_bytes_max(request.memory_bytes_max, request.cpus)
             request = request.replace(memory_bytes_max=limit_bytes)
         self._accounts[request.key] = account
         return request
 
     def check_inside(self, key: str, inside: str) -> None:
-        """Raises NotAllowed unless both run as one and the same account, which is no guest's: that has another each time."""
+        """See `MultiUser`. Both have to run as the same account, and not as guests, who have another each time."""
         own, other = self._accounts.get(key), self._accounts.get(inside)
         if own is None or other is None or own.is_guest or own.uid != other.uid:
             raise SpawnRefused("commands go inside of tasks of the same user alone, and not of guests'")
@@ -241,37 +241,37 @@ class System:
     def spawn(self, request: SpawnRequest, reads: int | str) -> int:
         """See `MultiUser`."""
         key = request.key
-        account, policy = self._accounts[key], self._policies.now()
+        account, policy = self._accounts[key], self._policies.current()
         order = SpawnOrder(account, policy, request)
         order.reads = reads
         if account.is_guest:
-            order.calls = self._calls
-            if self._has_world:
-                order.world = (*self._hidden, os.path.dirname(os.path.dirname(request.stdout)))  # noqa: PTH120 -- as above
+            order.seccomp = self._seccomp
+            if self._has_sandbox:
+                order.hidden = (*self._hidden_paths, os.path.dirname(os.path.dirname(request.stdout)))  # noqa: PTH120 -- as above
         home = account.home
         if order.directory == SCRATCH:
-            if order.world is not None:
+            if order.hidden is not None:
                 order.directory, order.makes_scratch = sandbox.SCRATCH.encode(), True
             else:
                 order.directory = self._make_scratch(key, account)
-        if account.is_guest and order.world is None:
+        if account.is_guest and order.hidden is None:
             home = os.fsdecode(self._make_scratch(key, account))
         order.environment = _environment(order.environment, request, account, home)
         if policy.exec_allow and _is_foreign(request):
             order.allowed = policy.exec_allow
             order.environment = _without_code(order.environment, home)
         try:
-            self._shares.enter(key, policy.task_processes_max, request.cpus)
-            return self.forge.task(order)
+            self._limits.enter(key, policy.task_processes_max, request.cpus)
+            return self.fork_server.spawn(order)
         finally:
-            self._shares.leave()
+            self._limits.leave()
 
     def close(self) -> None:
-        """No task is left."""
-        self._shares.remove()
+        """See `MultiUser`."""
+        self._limits.remove()
 
     def _make_scratch(self, key: str, account: LauncherAccount) -> bytes:
-        """A fresh directory of its user's, in one of root's."""
+        """Make a fresh directory for the user, inside one of root's."""
         path = f"{self.scratch}/{key}"
         try:
             os.mkdir(path, 0o700)  # noqa: PTH102 -- as above
@@ -286,26 +286,26 @@ class System:
         self._scratches[key] = account
         return path.encode()
 
-    def said(self, pid: int) -> tuple[int, str] | None:
-        """Why this process, which has ended, never was its command: exit code and reason; None if it was."""
-        return self.words.of(pid)
+    def failure_of(self, pid: int) -> tuple[int, str] | None:
+        """See `MultiUser`."""
+        return self.reports.failure_of(pid)
 
     def release(self, key: str) -> None:
-        """Nothing of the attempt is left: its uid may be another's."""
+        """See `MultiUser`. The uid of a guest is released."""
         self._accounts.pop(key, None)
-        self._shares.close(key)
+        self._limits.close(key)
         account = self._scratches.pop(key, None)
         if account is None:
             self._guests.give_back(key)
             return
         path = f"{self.scratch}/{key}"
-        self.errands.sweep(path, account, lambda: self._swept(key, path))
+        self.helpers.empty(path, account, lambda: self._scratch_emptied(key, path))
 
-    def _swept(self, key: str, path: str) -> None:
+    def _scratch_emptied(self, key: str, path: str) -> None:
         try:
             os.rmdir(path)  # noqa: PTH106 -- as above
         except OSError as error:
-            say(f"{path} stays: {error.strerror}")  # and with it the uid of a guest, which would be the next one's
+            log_line(f"{path} stays: {error.strerror}")  # and with it the uid of a guest, which would be the next one's
             return
         self._guests.give_back(key)
 
@@ -313,8 +313,8 @@ class System:
 def _environment(
     given: dict[bytes, bytes], request: SpawnRequest, account: LauncherAccount, home: str
 ) -> dict[bytes, bytes]:
-    """What a task is told: all that was captured if it runs as who submitted it, else what it needs, and what its submitter has
-    named."""
+    """The environment of a task: everything that was captured if it runs as its submitter, else what it needs and what
+    its submitter has named."""
     own = {b"HOME": os.fsencode(home), b"USER": account.name.encode(), b"LOGNAME": account.name.encode()}
     if not account.is_guest:
         own[b"SHELL"] = os.fsencode(account.shell)
@@ -327,19 +327,19 @@ def _environment(
 
 
 def _is_foreign(request: SpawnRequest | UserRequest) -> bool:
-    """Whether it is a task of another node, or of another node's user, who has submitted it here."""
+    """Whether it is a task of another node, or of another node's user who has submitted it here."""
     return request.home != request.node or (request.uid < 0 and ":" in request.user)
 
 
-def _share(request: UserRequest) -> str:
-    """Whose errands count together: those of a user of this node, or of all that another node says are its users."""
+def _quota_key(request: UserRequest) -> str:
+    """The quota that a request counts for: a user of this node, or all users that another node names."""
     if _is_foreign(request):
         return (request.user.partition(":")[0] if request.home == request.node else request.home) + ":"
     return request.user
 
 
 def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, bytes]:
-    """Without the variables that have a program run something else than itself: else any is all."""
+    """The environment without variables that make a program run other code: else every program could run any."""
     kept = {
         name: value
         for name, value in environment.items()
@@ -348,15 +348,15 @@ def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, byt
     return {**kept, b"PATH": PATH_DEFAULT, b"HOME": os.fsencode(home)}
 
 
-def prepared(directory: str, sockets: str, user: str, files: PolicyFiles) -> System:
-    """The `System` of a launcher in these directories, made if absent, for the agent that runs as ``user``. Raises PolicyError,
-    ProcessLookupError, OSError: somebody else could write there, there is no such user, …"""
+def prepared(directory: str, sockets: str, user: str, files: PolicyFiles) -> MultiUserService:
+    """The service of a launcher in these directories (made if absent), for the agent that runs as ``user``. Raises
+    PolicyError if somebody else could write there, ProcessLookupError if there is no such user, OSError."""
     ids = agent_ids(user)
     for path, mode in ((directory, 0o711), (sockets, 0o755)):
         os.makedirs(path, mode=mode, exist_ok=True)  # noqa: PTH103 -- as above
-        check_own(path)
+        check_root_owned(path)
         os.chmod(path, mode)  # noqa: PTH101 -- as above
-    return System(directory, sockets, ids, files)
+    return MultiUserService(directory, sockets, ids, files)
 
 
 def main() -> None:
@@ -378,7 +378,7 @@ def main() -> None:
         system = prepared(directory, os.path.abspath(given["--sockets"]), given["--agent-user"], files)  # noqa: PTH100 -- as above
     except (PolicyError, OSError) as error:
         sys.exit(f"the launcher does not start: {error}")
-    launcher = locked(directory, given["--units"], given["--memory"], system)
+    launcher = locked_launcher(directory, given["--units"], given["--memory"], system)
     ignore_signals()
     launcher.open()
     launcher.run()

@@ -1,5 +1,5 @@
-"""What the settings about users may be, said in one way to whoever checks a configuration file, to the agent, and to the launcher
-that serves all users, which acts on them. The imports are few."""
+"""The rules for the settings about users. They are shared by the check of configuration files, by the agent, and by the
+launcher that serves all users. The imports are few."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GUEST = "guest"
-"""Runs as a uid of its own for each attempt, which has no home directory and no name."""
+"""Each attempt runs as a uid of its own, without home directory and name."""
 SAME_NAME = "same-name"
-"""Runs as the account that has the same name here."""
+"""A task runs as the account with the same name here."""
 USER_UID_MIN = 1000
-"""Accounts below are the system's."""
+"""Uids below are system accounts."""
 UID_MAX = (1 << 32) - 2
 USERS_MAX = 4096
 PROGRAMS_MAX = 1024
@@ -24,8 +24,8 @@ _USER_OF = re.compile(r"[a-z0-9-]{1,40}:[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z")
 
 
 def objection(name: str, value: object) -> str:
-    """Why a setting of this name cannot have this value, for people; "" if it can, or is none of these."""
-    judge = _JUDGES.get(name)
+    """Why the value of a setting is invalid, for people; "" if it is valid, or the setting is none of these."""
+    judge = _CHECKS.get(name)
     return "" if judge is None else judge(value)
 
 
@@ -78,7 +78,7 @@ def _uids(value: object) -> str:
     )
 
 
-_JUDGES: dict[str, Callable[[object], str]] = {
+_CHECKS: dict[str, Callable[[object], str]] = {
     "accept_foreign": _whether,
     "admin_group": _account,
     "allow_root_tasks": _whether,
@@ -92,5 +92,5 @@ _JUDGES: dict[str, Callable[[object], str]] = {
     "task_processes_max": _number(1, 1 << 22),
     "users": _users,
 }
-SETTINGS = tuple(_JUDGES)
-"""All of them."""
+SETTINGS = tuple(_CHECKS)
+"""The names of all these settings."""

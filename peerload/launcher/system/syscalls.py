@@ -1,5 +1,5 @@
-"""What Python has no words for: the few system calls by which a launcher that runs as root gives up rights. All take effect
-on the calling process alone. Used by that launcher and its children; loading it costs a megabyte."""
+"""System calls that Python lacks: those by which a launcher that runs as root gives up rights. All take effect on the
+calling process alone. Used by that launcher and its children; loading it costs a megabyte."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MOUNT_ATTR_RDONLY = 1
 KEYCTL_JOIN_SESSION_KEYRING = 1
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 SYS_MOUNT_SETATTR = 442
-"""The same number on every machine, as of all system calls that came late."""
+"""The same number on all machines, as for all recent system calls."""
 
 
 class Syscalls:
-    """Loaded once, before any process is made."""
+    """The C library, loaded once, before any process is made."""
 
     def __init__(self) -> None:
         self._libc: Any = ctypes.CDLL(None, use_errno=True)
@@ -51,26 +51,25 @@ class Syscalls:
             number = ctypes.get_errno()
             raise OSError(number, f"{what}: {os.strerror(number)}")
 
-    def drop_bounds(self) -> None:
-        """No capability can be had any more, neither by us nor by what we execute. Raises OSError."""
+    def drop_bounding_set(self) -> None:
+        """Empty the bounding set: neither we nor what we execute can get capabilities. Raises OSError."""
         for capability in self._capabilities:
             self._check(self._libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "bounding set")
 
     def drop_capabilities(self) -> None:
-        """None is held, inherited or ambient. Raises OSError."""
+        """Drop all capabilities: permitted, inheritable and ambient. Raises OSError."""
         self._check(self._libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
         header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
         none = (ctypes.c_uint32 * 6)()
         self._check(self._libc.capset(header, none), "capabilities")
 
     def forbid_new_privileges(self) -> None:
-        """What is executed from here on has no more rights than we have: set-user-id programs are plain ones. Raises
-        OSError."""
+        """Set no_new_privs: set-user-id programs become plain ones. Raises OSError."""
         self._check(self._libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
-    def leave_keys(self) -> None:
-        """Have a session keyring of our own: whoever has the one that we were started with could read what tasks of others
-        put into it. Where the kernel has no keys for us (ENOSYS, EPERM) it has none for them. Raises OSError."""
+    def join_new_keyring(self) -> None:
+        """Join a new session keyring, since other tasks could read keys in that of the launcher. Ignored where the
+        kernel has no keys for us (ENOSYS, EPERM). Raises OSError."""
         number = SYS_KEYCTL.get(os.uname().machine)
         if number is None:
             return
@@ -81,33 +80,33 @@ class Syscalls:
                 raise
 
     def die_with_parent(self) -> None:
-        """SIGKILL when the thread that has forked us ends; to be called when all rights are dropped, which undoes it. Raises
-        OSError."""
+        """Get SIGKILL when the thread that has forked us ends. Dropping privileges resets it, so call it after that.
+        Raises OSError."""
         self._check(self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "death signal")
 
     def close_on_exec(self, least: int) -> None:
-        """No descriptor from this number on outlives an exec. Raises OSError."""
+        """Set close-on-exec on all descriptors from this number on. Raises OSError."""
         self._check(self._libc.close_range(least, 0xFFFFFFFF, CLOSE_RANGE_CLOEXEC), "close_range")
 
     def unshare(self, flags: int) -> None:
-        """Namespaces of our own. Raises OSError."""
+        """Unshare namespaces. Raises OSError."""
         self._check(self._libc.unshare(flags), "unshare")
 
     def mount(self, source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-        """Mount this there. Raises OSError."""
+        """Mount a file system. Raises OSError."""
         raw = [os.fsencode(text) if text else None for text in (source, target, kind, options)]
         self._check(self._libc.mount(raw[0], raw[1], raw[2], flags, raw[3]), f"mount {target}")
 
     def make_read_only(self, path: str) -> None:
-        """A mount with all below it. Raises OSError (ENOSYS before Linux 5.12)."""
+        """Make a mount and all below it read-only. Raises OSError (ENOSYS before Linux 5.12)."""
         attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
         result = self._libc.syscall(
             SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), AT_RECURSIVE, attributes, ctypes.sizeof(attributes)
         )
         self._check(result, f"read-only {path}")
 
-    def filter_calls(self, program: bytes) -> None:
-        """Every system call from here on is judged by this program of `struct sock_filter`. Raises OSError."""
+    def install_seccomp(self, program: bytes) -> None:
+        """Install a seccomp program of `struct sock_filter`. Raises OSError."""
         buffer = ctypes.create_string_buffer(program, len(program))
         fprog = _Program(len(program) // 8, ctypes.addressof(buffer))
         self._check(self._libc.prctl(22, 2, ctypes.addressof(fprog), 0, 0), "seccomp")

@@ -1,5 +1,5 @@
-"""The policy of a node about users, as root has written it down in its configuration files. Used by a launcher that runs as
-root, which believes no file that another could have written."""
+"""The node's policy about users, read from root's configuration files by a launcher that runs as root. Files that
+others could have written are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 import time
 
-from peerload.launcher.record_log import say
+from peerload.launcher.record_log import log_line
 from peerload.launcher.system.accounts import UsersPolicy, policy_of
 
 TYPE_CHECKING = False
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 FILE = "/etc/peerload/peerload.toml"
 DIRECTORY = "/etc/peerload/conf.d"
-LOOK_S = 1.0
-"""Changed files are noticed within so long after the next task."""
+CHECK_EVERY_S = 1.0
+"""Interval at which changed files are looked for, with the next task."""
 BYTES_MAX = 1 << 20
 
 
 class PolicyError(Exception):
-    """A file cannot be believed, or says what nobody can follow; names it."""
+    """A file is not root's own, or its content is invalid; names the file."""
 
 
 class PolicyFiles:
-    """``file`` and all ``*.toml`` of ``directory``, the later ones counting more; none need be there."""
+    """The policy in ``file`` and all ``*.toml`` of ``directory``; later files override; all may be absent."""
 
     def __init__(self, file: str = FILE, directory: str = DIRECTORY) -> None:
         self._file = file
         self._directory = directory
         self._seen: Any = None
         self._is_missing = False
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         self._policy = UsersPolicy()
 
     def read(self) -> UsersPolicy:
-        """What is in force. Raises PolicyError."""
-        self._seen = self._look()
+        """Read the policy. Raises PolicyError."""
+        self._seen = self._file_stats()
         settings: dict[str, Any] = {}
         for path, *_ in self._seen:
             settings |= _settings(path)
@@ -46,14 +46,14 @@ class PolicyFiles:
             self._policy = policy_of(settings)
         except (ValueError, TypeError) as error:
             raise PolicyError(f"{self._file}: {error}") from None
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         return self._policy
 
-    def now(self) -> UsersPolicy:
-        """The same, read again if a file has changed; what cannot be used changes nothing, and is said once."""
-        if time.monotonic() >= self._looked_s + LOOK_S:
-            self._looked_s = time.monotonic()
-            found = self._look()
+    def current(self) -> UsersPolicy:
+        """The policy in force, read again if a file has changed. Invalid files change nothing, and are logged once."""
+        if time.monotonic() >= self._checked_s + CHECK_EVERY_S:
+            self._checked_s = time.monotonic()
+            found = self._file_stats()
             is_missing = not {path for path, *_ in self._seen or ()} <= {path for path, *_ in found}
             was_missing, self._is_missing = self._is_missing, is_missing
             if (
@@ -63,13 +63,13 @@ class PolicyFiles:
             if found != self._seen:
                 try:
                     self.read()
-                    say("the policy about users was read again")
+                    log_line("the policy about users was read again")
                 except PolicyError as error:
-                    say(f"the policy about users stays as it was: {error}")
+                    log_line(f"the policy about users stays as it was: {error}")
         return self._policy
 
-    def _look(self) -> list[tuple[str, int, int, int]]:
-        """Each file there is, with what changes when it does."""
+    def _file_stats(self) -> list[tuple[str, int, int, int]]:
+        """The files, each with what changes when it does."""
         try:
             names = sorted(name for name in os.listdir(self._directory) if name.endswith(".toml"))  # noqa: PTH208 -- pathlib costs the launcher a megabyte
         except OSError:
@@ -84,8 +84,8 @@ class PolicyFiles:
         return found
 
 
-def check_own(path: str) -> None:
-    """Raises PolicyError if anybody but root could write to this file or directory, or put another in its place."""
+def check_root_owned(path: str) -> None:
+    """Raises PolicyError if anybody but root could write to this file or directory, or replace it."""
     at = os.path.realpath(path)
     while True:
         status = os.stat(at)  # noqa: PTH116 -- as above
@@ -101,7 +101,7 @@ def _settings(path: str) -> dict[str, Any]:
     import tomllib  # noqa: PLC0415 -- it costs memory, and is needed once
 
     try:
-        check_own(path)
+        check_root_owned(path)
         with open(path, "rb") as file:  # noqa: PTH123 -- as above
             return tomllib.loads(file.read(BYTES_MAX).decode())
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Writing to a file that a user wants the output of a task in: by a child of a launcher that runs as root, when it has become the
-user, and by the agent of one user (output_files.py, which follows links to files first; here they are not followed).
+"""Writing output to a file of a user: by a child of a launcher that runs as root, after it has become the user, and by
+the agent of one user (output_files.py, which follows links to files first; here they are not followed).
 
-The directory is opened once, by the user, and everything else happens beneath it, by names without a slash.
+The user opens the directory once; everything else happens beneath it, by names without a slash.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import stat
 COPY_BYTES = 1 << 20
 GONE = "changed: it was emptied, removed or replaced meanwhile"
 NULL = os.makedev(1, 3)
-"""`/dev/null`: what goes there need not be written."""
+"""`/dev/null`: nothing has to be written."""
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 class Unwritable(Exception):
-    """A file cannot be written; says why, for people."""
+    """A file cannot be written."""
 
 
 def source(path: str) -> int:
-    """A captured file of the agent's, opened with the agent's rights; -1 if nothing was captured. Raises OSError."""
+    """Open a captured file with the agent's rights; -1 if nothing was captured. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -34,8 +34,8 @@ def source(path: str) -> int:
 
 
 def check(pattern: bytes) -> None:
-    """Raises Unwritable if the directory is not there or may not be written to, or a file that has no placeholder in its name
-    is none."""
+    """Raises Unwritable if the directory is absent or not writable, or an existing file is no regular, writable one
+    (unless its name has a placeholder)."""
     directory, name = _opened(pattern.replace(b"%%", b"%"))
     try:
         if _found(directory, name) is not None and not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
@@ -45,13 +45,13 @@ def check(pattern: bytes) -> None:
 
 
 class FileChanged(Unwritable):
-    """The file is not as it was left: somebody has emptied, removed or replaced it."""
+    """The file was emptied, removed or replaced since the last write."""
 
 
 def append(path: bytes, segments: list[tuple[int, int, int]], umask: int, at: int, *, ends: bool) -> None:
-    """Put these parts (descriptor, first, end) of captured files, one after the other, into the file, from the place ``at`` on;
-    0 = the file is made, or emptied. What is there beyond that place is cut off first, so that it may be done again. ends:
-    the file is on disk afterwards. Raises Changed, Unwritable, OSError."""
+    """Append parts (descriptor, first, end) of captured files at the offset ``at``; 0 = the file is created or emptied.
+    What is beyond that offset is cut off first, so that it can be repeated. ends: the file is on disk afterwards.
+    Raises FileChanged, Unwritable, OSError."""
     directory, name = _opened(path)
     try:
         found = _found(directory, name)
@@ -86,7 +86,7 @@ def append(path: bytes, segments: list[tuple[int, int, int]], umask: int, at: in
 
 
 def _clear_set_id(fd: int, mode: int) -> None:
-    """What is written becomes no set-user-id program. Of a file of somebody else's the kernel sees to that."""
+    """Clear set-user-id bits. For files of other users the kernel does it."""
     try:
         os.fchmod(fd, mode & 0o777)
     except PermissionError:
@@ -94,7 +94,7 @@ def _clear_set_id(fd: int, mode: int) -> None:
 
 
 def _copy_part(captured: int, first: int, end: int, fd: int) -> None:
-    """All of a part, which is whole. Raises OSError if something was cut out of it meanwhile: its place would be zeros."""
+    """Copy a complete part. Raises OSError if something was cut out of it meanwhile: zeros would be in its place."""
     while first < end:
         data = os.pread(captured, min(COPY_BYTES, end - first), first)
         if not data or os.lseek(captured, first, os.SEEK_HOLE) < first + len(data):
@@ -106,7 +106,7 @@ def _copy_part(captured: int, first: int, end: int, fd: int) -> None:
 
 
 def _opened(path: bytes) -> tuple[int, bytes]:
-    """The directory and the name in it."""
+    """The open directory, and the name in it."""
     where, name = os.path.split(path)
     if not path.startswith(b"/") or name in (b"", b".", b"..") or b"\0" in path:
         raise Unwritable("it is no absolute path of a file")
@@ -121,8 +121,8 @@ _ABSENT = os.stat_result((0, 0, 0, 0, 0, 0, -1, 0, 0, 0))
 
 
 def _found(directory: int, name: bytes) -> os.stat_result | None:
-    """The file that is there (`_ABSENT` if none), None where nothing need be written. Raises Unwritable if it is none that may
-    be."""
+    """The existing file (`_ABSENT` if there is none), None where nothing has to be written. Raises Unwritable if it may
+    not be written."""
     try:
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -141,8 +141,8 @@ def _found(directory: int, name: bytes) -> os.stat_result | None:
 
 
 def empty(path: bytes | str) -> None:
-    """Remove all that is in a directory, which itself stays, whatever its owner has put there: no path is ever longer than a
-    few names, as what lies deeper is moved up first. Raises OSError for what cannot be removed."""
+    """Remove everything in a directory but itself, whatever its owner has put there. Deeper directories are moved up
+    first, so that no path gets long. Raises OSError for what cannot be removed."""
     top = _directory(path)
     try:
         number = 0
@@ -154,8 +154,7 @@ def empty(path: bytes | str) -> None:
 
 
 def _removed(top: int, name: str, number: int) -> int:
-    """One that is in the directory; what is in it, and is a directory itself, is then in ``top``, by the numbers from this one on →
-    the next number."""
+    """Remove one entry; directories in it move to ``top``, with names from this number on → the next number."""
     try:
         os.unlink(name, dir_fd=top)
     except (IsADirectoryError, PermissionError):  # EPERM, say some file systems
@@ -186,7 +185,7 @@ def _moved_up(within: int, below: str, top: int, number: int) -> int:
 
 
 def _directory(path: bytes | str, within: int | None = None) -> int:
-    """It, opened, with all rights for its owner. Raises OSError."""
+    """Open a directory with all rights for its owner. Raises OSError."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(2):
         try:

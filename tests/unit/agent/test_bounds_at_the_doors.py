@@ -16,11 +16,11 @@ from peerload.agent.peers import listener as peer_listen
 from peerload.agent.peers.backpressure import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.peers.listener import Listener
-from peerload.agent.peers.read_timeout import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
+from peerload.agent.peers.read_timeout import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
 from peerload.model import metrics
 from tests.each import each
 from tests.fuzz.more_targets import Deaf
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, security_events
 
 
 class Clock:
@@ -60,11 +60,11 @@ def watched() -> tuple[Clock, ReadTimeout, list[float]]:
 def test_one_byte_a_second_is_given_up_within_ten_seconds() -> None:
     clock, frames, given_up = watched()
     for second in range(20):
-        frames.came(1, is_whole=False, is_partial=True)
+        frames.received(1, is_whole=False, is_partial=True)
         clock.to(second + 1.0)
         if given_up:
             break
-    assert given_up == [LOOK_S * LOOKS_MAX]
+    assert given_up == [CHECK_EVERY_S * CHECKS_MAX]
     assert given_up[0] <= 10.0
 
 
@@ -72,9 +72,9 @@ def test_one_byte_a_second_is_given_up_within_ten_seconds() -> None:
 def test_a_large_frame_over_a_slow_network_is_waited_for() -> None:
     clock, frames, given_up = watched()
     for second in range(600):
-        frames.came(PROGRESS_BYTES_MIN, is_whole=False, is_partial=True)
+        frames.received(PROGRESS_BYTES_MIN, is_whole=False, is_partial=True)
         clock.to(second + 1.0)
-    frames.came(10, is_whole=True, is_partial=False)
+    frames.received(10, is_whole=True, is_partial=False)
     clock.to(700.0)
     assert not given_up
     assert not clock.due, "a connection on which nothing is unfinished has no timer"
@@ -83,30 +83,30 @@ def test_a_large_frame_over_a_slow_network_is_waited_for() -> None:
 def test_small_frames_that_come_to_their_end_are_progress() -> None:
     clock, frames, given_up = watched()
     for second in range(60):
-        frames.came(5, is_whole=True, is_partial=True)  # each time the beginning of the next
+        frames.received(5, is_whole=True, is_partial=True)  # each time the beginning of the next
         clock.to(second * 2.0)
     assert not given_up
 
 
 def test_what_we_do_not_read_ourselves_is_nobodys_fault() -> None:
     clock, frames, given_up = watched()
-    frames.came(10, is_whole=False, is_partial=True)
-    frames.hold(held=True)
+    frames.received(10, is_whole=False, is_partial=True)
+    frames.pause(paused=True)
     clock.to(100.0)
     assert not given_up
-    frames.hold(held=False)
+    frames.pause(paused=False)
     clock.to(120.0)
     assert given_up
 
 
 def test_after_a_stop_of_this_process_what_has_come_is_read_first() -> None:
     clock, frames, given_up = watched()
-    frames.came(10, is_whole=False, is_partial=True)
+    frames.received(10, is_whole=False, is_partial=True)
     clock.now_s = 1000.0  # stopped for so long; the first timer is due at once, the others not before they are set
     ((_, look),) = clock.due
     clock.due.clear()
     look()
-    frames.came(10, is_whole=True, is_partial=False)
+    frames.received(10, is_whole=True, is_partial=False)
     clock.to(2000.0)
     assert not given_up
 
@@ -130,13 +130,13 @@ class _Links:
 @pytest.mark.rule("P1")
 @each("door", ["link", "client"])
 def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_timeout, "LOOK_S", 0.01)
+    monkeypatch.setattr(read_timeout, "CHECK_EVERY_S", 0.01)
 
     async def story() -> None:
         links, transport = _Links(), Deaf()
         connection: Any
         if door == "link":
-            connection = PeerConnection(cast("Any", links), "c", cast("Any", None), dialled=False)
+            connection = PeerConnection(cast("Any", links), cast("Any", None), dialled=False)
         else:
             connection = LocalConnection(cast("Any", links), cast("Any", links))
         connection._transport = transport
@@ -182,7 +182,7 @@ class _Counting(_Links):
 
 def held_back(owner: _Counting) -> tuple[PeerConnection, _Transport]:
     transport = _Transport()
-    connection = PeerConnection(cast("Any", owner), "c", cast("Any", None), dialled=False)
+    connection = PeerConnection(cast("Any", owner), cast("Any", None), dialled=False)
     connection._transport = transport
     return connection, transport
 
@@ -260,7 +260,7 @@ class _Counts:
 def test_who_sends_more_than_is_looked_at_is_not_read(
     size_bytes: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backpressure, "LOOK_S", 0.001)
+    monkeypatch.setattr(backpressure, "CHECK_EVERY_S", 0.001)
 
     async def story() -> None:
         inbox, link, other = _Counts(), _Held(), _Held()
@@ -268,7 +268,7 @@ def test_who_sends_more_than_is_looked_at_is_not_read(
 
         def send(node: str, connection: _Held) -> bool:
             inbox.put_count += 1
-            return backlog.came(cast("Any", connection), node, size_bytes)
+            return backlog.queued(cast("Any", connection), node, size_bytes)
 
         assert not any(send("n2", link) for _ in range(count))
         assert not link.is_held
@@ -286,8 +286,8 @@ def test_who_sends_more_than_is_looked_at_is_not_read(
         inbox.taken_count = inbox.put_count
         assert not send("n2", link)
         inbox.taken_count = inbox.put_count
-        assert not backlog.came(cast("Any", link), "n2", size_bytes)
-        assert "n2" not in backlog._waiting, "who has caught up is forgotten"
+        assert not backlog.queued(cast("Any", link), "n2", size_bytes)
+        assert "n2" not in backlog._backlogs, "who has caught up is forgotten"
 
     asyncio.run(story())
 
@@ -302,18 +302,18 @@ def test_who_is_at_the_door_is_bounded_for_one_address_and_for_all() -> None:
     async def story() -> None:
         counters: Counter[str] = Counter()
         nothing = cast("Any", None)
-        door = JoinServer(nothing, b"", nothing, nothing, nothing, nothing, counters)
+        door = JoinServer(nothing, nothing, nothing, security_events(counters))
 
         def admitted(address: str) -> bool:
-            return door.admit(cast("Any", _Newcomer(address)))
+            return door.opened(cast("Any", _Newcomer(address)))
 
         assert all(admitted("192.0.2.1") for _ in range(12))
         assert not admitted("192.0.2.1"), "so many of one address"
         assert all(admitted("192.0.2.2") for _ in range(4)), "another has room"
         assert not admitted("192.0.2.3"), "so many in all"
         assert not admitted("192.0.2.1")
-        assert counters == {"join dropped: too many newcomers": 3}
-        door.gone(next(one for one in door.newcomers if one.address == "192.0.2.2"))
+        assert counters[metrics.labelled(metrics.JOIN_CONNECTIONS_DROPPED, reason="too many newcomers")] == 3
+        door.closed(next(one for one in door.newcomers if one.address == "192.0.2.2"))
         assert not admitted("192.0.2.1"), "one that goes makes room for others, not for who has his share"
         assert admitted("192.0.2.3")
 
@@ -331,13 +331,14 @@ def test_the_agent_goes_on_between_strangers_that_are_turned_away(monkeypatch: p
         loop = asyncio.get_running_loop()
         everybody = asyncio.Event()
 
-        def drop(_why: str, _who: str) -> None:
-            nonlocal turned_away
-            turned_away += 1
-            if turned_away == crowd:
-                everybody.set()
+        class Links:
+            def drop(self, _why: str, _who: str) -> None:
+                nonlocal turned_away
+                turned_away += 1
+                if turned_away == crowd:
+                    everybody.set()
 
-        listener = Listener(cast("Any", None), cast("Any", None), drop)
+        listener = Listener(cast("Any", None), cast("Any", Links()), cast("Any", None), None)
         host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
         strangers = [socket.create_connection((host, int(port)), 60) for _ in range(crowd)]  # the loop stands still
 

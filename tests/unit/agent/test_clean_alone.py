@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from peerload.agent.offline_clean import OfflineCleaner, cleaned
 from peerload.agent.output.spool import Spool
-from peerload.agent.store.offline_clean import OfflineCleaner, cleaned
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask

@@ -22,7 +22,7 @@ from peerload.agent.accounts.directory_cache import (
 )
 from peerload.agent.loop_timeout import STEP_S
 from peerload.model.errors import SlowDown
-from peerload.model.messages import DirectoryRequest, DirectoryTold
+from peerload.model.messages import DirectoryRequest, DirectoryTold, Message
 from peerload.model.task import SCRATCH
 from tests.each import each
 from tests.support import PATIENCE_S
@@ -161,7 +161,8 @@ class Asked:
         self.asked: list[str] = []
         self.nodes = DirectoryQueries(self._send)
 
-    def _send(self, node: str, request: DirectoryRequest) -> None:
+    def _send(self, node: str, request: Message) -> None:
+        assert isinstance(request, DirectoryRequest)
         self.asked.append(node)
         if node in self.codes:
             answer = DirectoryTold(request.directory, request.user, self.codes[node])

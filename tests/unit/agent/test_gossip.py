@@ -14,7 +14,7 @@ from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, security_events, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -35,7 +35,7 @@ class End:
             bytes,
             self.decode,
             self.deliver,
-            self.counters,
+            security_events(self.counters),
             loopback_only=loopback_only,
         )
         self.port = self.socket.start(host, 0)
@@ -61,7 +61,7 @@ class End:
     async def receives(self, count: int) -> None:
         """So many datagrams, whatever becomes of them."""
         async with asyncio.timeout(PATIENCE_S):
-            while self.counters["gossip received"] < count:  # noqa: ASYNC110 -- nobody tells of what is dropped
+            while self.counters["gossip_datagrams_received_total"] < count:  # noqa: ASYNC110 -- nobody tells of what is dropped
                 await asyncio.sleep(0.01)
 
 
@@ -98,7 +98,7 @@ def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.Abstra
         await two.hears(1)
         assert two.heard == [("n1", "boot-n1", b"hello")]
         assert two.heard_from == one.address
-        assert one.counters["gossip sent"] == two.counters["gossip received"] == 1
+        assert one.counters["gossip_datagrams_sent_total"] == two.counters["gossip_datagrams_received_total"] == 1
         one.socket.close()
         two.socket.close()
 
@@ -119,8 +119,8 @@ def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.Ab
         friend.socket.send("n1", end.address, b"good ones")
         await end.receives(8)
         assert sorted(heard[2] for heard in end.heard) == [b"good ones", b"twice"]
-        dropped = {name.partition(": ")[2]: n for name, n in end.counters.items() if "dropped" in name}
-        assert dropped == {"not of this cluster, or for another node": 3, "replayed": 1, "too large": 1, "malformed": 1}
+        dropped = {name.partition('"')[2][:-2]: n for name, n in end.counters.items() if "dropped" in name}
+        assert dropped == {"not authentic": 3, "replayed": 1, "too large": 1, "malformed": 1}
         for channel in (end, stranger, friend):
             channel.socket.close()
 
@@ -138,7 +138,7 @@ def test_what_was_said_to_another_node_is_dropped(make: Callable[[], asyncio.Abs
         await other.receives(2)
         await two.hears(1)
         assert [heard[2] for heard in other.heard + two.heard] == [b"for n3", b"for n2"]
-        assert other.counters["gossip dropped: not of this cluster, or for another node"] == 1
+        assert other.counters['gossip_datagrams_dropped_total{reason="not authentic"}'] == 1
         for channel in (one, two, other):
             channel.socket.close()
 
@@ -169,16 +169,16 @@ def test_what_cannot_be_sent_is_counted() -> None:
         end, kept_in = End("n1"), End("n2", loopback_only=True)
         for address in ("", "nobody", "127.0.0.1:x", "[::1]:7117"):
             end.socket.send("n2", address, b"x")
-        assert end.counters["gossip not sent"] == 4
+        assert total(end.counters, "gossip_datagrams_unsent_total") == 4
         end.socket.send("n2", "127.0.0.1:7117", bytes(DATAGRAM_BYTES_MAX))
-        assert end.counters["gossip not sent: too large"] == 1
+        assert end.counters['gossip_datagrams_unsent_total{reason="too large"}'] == 1
         end.socket.send("n2", "255.255.255.255:7117", b"x")  # broadcasting is not permitted to this socket
-        assert end.counters["gossip send errors"] == 1
+        assert end.counters["gossip_send_errors_total"] == 1
         kept_in.socket.send("n2", "192.0.2.1:7117", b"x")
-        assert kept_in.counters == {"gossip not sent": 1}
+        assert kept_in.counters == {'gossip_datagrams_unsent_total{reason="no address"}': 1}
         end.socket.close()
         end.socket.send("n2", "127.0.0.1:7117", b"x")
-        assert end.counters["gossip not sent"] == 5
+        assert total(end.counters, "gossip_datagrams_unsent_total") == 6
         kept_in.socket.close()
 
     play(test, uvloop.new_event_loop)
@@ -191,7 +191,7 @@ def test_a_host_name_is_looked_up_on_the_side() -> None:
             while not two.heard:
                 one.socket.send("n2", f"localhost:{two.port}", b"hello")
                 await asyncio.sleep(0.01)
-        assert one.counters["gossip not sent"] >= 1
+        assert total(one.counters, "gossip_datagrams_unsent_total") >= 1
         assert two.heard[0][2] == b"hello"
         one.socket.close()
         two.socket.close()
@@ -229,7 +229,7 @@ def test_a_name_that_can_be_nobodys_is_not_found(make: Callable[[], asyncio.Abst
         one = End("n1")
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: pytest.fail(str(context)))
         async with asyncio.timeout(PATIENCE_S):
-            while not one.counters["gossip names not found"]:
+            while not one.counters["gossip_names_unresolved_total"]:
                 one.socket.send("n2", f"{host}:7117", b"hello")
                 await asyncio.sleep(0.01)
         one.socket.close()
@@ -241,7 +241,7 @@ def test_a_taken_port_is_refused() -> None:
     async def test() -> None:
         end = End("n1")
         other: GossipSocket[bytes, bytes] = GossipSocket(
-            Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, collections.Counter()
+            Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, security_events(collections.Counter())
         )
         with pytest.raises(ConfigError, match="cannot receive datagrams"):
             other.start("127.0.0.1", end.port)
@@ -266,17 +266,17 @@ def test_a_stall_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         watch = LagWatch(0.1, lagged)
         watch.start()
-        watch.look()
+        watch.check()
         assert told == []
         now_s += LAG_TICK_S + 0.3
-        watch.look()
-        watch.look()
+        watch.check()
+        watch.check()
         assert told == [pytest.approx(0.3)]
         now_s += LAG_TICK_S + 0.3
         async with asyncio.timeout(PATIENCE_S):
             await second.wait()  # its own tick sees it, too
         watch.close()
-        watch.look()
+        watch.check()
         assert len(told) == 2
 
     play(test, uvloop.new_event_loop)

@@ -58,10 +58,10 @@ def test_one_that_its_user_stops_is_given_up(
     monkeypatch.setattr(user_helpers, "LOOK_S_MAX", 0.2)
     assert errands.due_s() is None
     for number in range(1, OF_A_USER_MAX + 2):
-        errands.look(HelperRequest(number, "alice"), ALICE, b"/", None, lambda: None)
+        errands.check_directory(HelperRequest(number, "alice"), ALICE, b"/", None, lambda: None)
     assert [event.id for event in events] == [OF_A_USER_MAX + 1]
     assert "busy" in events.pop().why
-    errands.look(HelperRequest(99, "n2:"), ALICE, b"/", None, lambda: None)
+    errands.check_directory(HelperRequest(99, "n2:"), ALICE, b"/", None, lambda: None)
     assert not events, "what one has under way is nothing to another"
     due_s = errands.due_s()
     assert due_s is not None
@@ -69,7 +69,7 @@ def test_one_that_its_user_stops_is_given_up(
     while errands.pids and time.monotonic() < until_s:
         masks = dict(epoll.poll(max(0.0, due_s - time.monotonic()) + 0.01))
         errands.ready(masks)
-        errands.give_up()
+        errands.kill_overdue()
     assert all("0.2 s" in event.why for event in events)
     assert len(events) == OF_A_USER_MAX + 1
     assert errands.due_s() is None
@@ -82,7 +82,7 @@ def test_one_that_stands_still_has_nothing_of_the_launchers(
     """Else its user would keep the guard from seeing that the launcher is gone, and the next launcher from its lock."""
     errands, _, _ = made
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    errands.look(HelperRequest(1, "alice"), ALICE, b"/", None, lambda: None)
+    errands.check_directory(HelperRequest(1, "alice"), ALICE, b"/", None, lambda: None)
     (pid,) = errands.pids
     wait_until(lambda: stands_still(pid), 60.0, "its user to stop it")
     os.close(writing)

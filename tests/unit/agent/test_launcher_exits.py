@@ -1,4 +1,4 @@
-"""Exit records of the launcher: what is told when, and what a slow disk holds up."""
+"""Exit records of the launcher: what is reportable when, and what a slow disk holds up."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def woken() -> Iterator[tuple[int, int]]:
 
 def made(path: Path, woken: tuple[int, int]) -> Exits:
     exits = Exits(str(path))
-    exits.wake_by(woken[1])
+    exits.set_wake_fd(woken[1])
     return exits
 
 
@@ -66,7 +66,7 @@ def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
     exits.add("once", RECORD, is_synced=True)
     exits.add("plain", RECORD, is_synced=False)
     assert keys(exits.flush()) == ["plain"]
-    assert exits.held() == {"once"}
+    assert exits.unsynced() == {"once"}
     wait_until(lambda: disk.begun == 1)
     exits.add("late", RECORD, is_synced=True)  # may not be part of the sync that runs
     assert exits.flush() == []
@@ -78,7 +78,7 @@ def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
     disk.may_end.release()
     assert _is_woken(woken)
     assert keys(exits.flush()) == ["late"]
-    assert exits.held() == set()
+    assert exits.unsynced() == set()
 
 
 def _is_woken(woken: tuple[int, int]) -> bool:
@@ -153,7 +153,7 @@ def test_where_no_thread_can_be_made_the_launcher_waits_for_the_disk_itself(
     monkeypatch.setattr("_thread.start_new_thread", refuse)
     exits = Exits(str(tmp_path))
     reading, writing = os.pipe()
-    exits.wake_by(writing)
+    exits.set_wake_fd(writing)
     exits.add("a-1", RECORD, is_synced=True)
     exits.flush()
     assert select.select([reading], [], [], 0)[0], "it is woken up to tell"

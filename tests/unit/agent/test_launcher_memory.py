@@ -9,7 +9,7 @@ import pytest
 
 from peerload.agent.launcher.connect import exit_of
 from peerload.launcher import cgroups
-from peerload.launcher.memory_limits import MemoryOfUnits, MemoryUse
+from peerload.launcher.memory_limits import Cgroup2Memory, MemoryUse
 from peerload.launcher.oom_detection import with_shortage
 from peerload.launcher.protocol import ExitRecord, ResourceUsage, decode_exit
 from tests.each import each
@@ -41,8 +41,8 @@ class Unit:
         return (self._path / name).read_text()
 
 
-def limited(unit: Unit, limit_bytes: int) -> MemoryOfUnits:
-    made = MemoryOfUnits(unit)  # type: ignore[arg-type]
+def limited(unit: Unit, limit_bytes: int) -> Cgroup2Memory:
+    made = Cgroup2Memory(unit)  # type: ignore[arg-type]
     made.enter("a", limit_bytes)
     made.leave()
     return made

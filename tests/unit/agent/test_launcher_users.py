@@ -14,7 +14,7 @@ from peerload.config.loader import converted_value
 from peerload.launcher.process import SpawnRefused
 from peerload.launcher.system.accounts import Entry, GuestIds, UsersPolicy, account_named, check_uid, policy_of
 from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.user_policy import PolicyError, PolicyFiles, check_own
+from peerload.launcher.system.user_policy import PolicyError, PolicyFiles, check_root_owned
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
@@ -123,7 +123,7 @@ def test_no_user_of_another_node_becomes_an_administrator_unless_that_is_said() 
 
 
 def test_a_guest_has_a_limit_of_memory() -> None:
-    """What it asked for, what the policy says, or its share of the machine."""
+    """What it whose for, what the policy says, or its share of the machine."""
     policy = UsersPolicy(guest_memory_bytes_max=1 << 30)
     assert (policy.memory_bytes_max(7, 1.0), policy.memory_bytes_max(0, 4.0)) == (7, 1 << 30)
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -223,38 +223,38 @@ def test_a_file_that_others_could_write_is_not_believed(tmp_path: Path) -> None:
     file.chmod(0o644)
     os.chown(file, 1000, 1000)
     with pytest.raises(PolicyError):
-        check_own(str(file))
+        check_root_owned(str(file))
 
 
 @needs_root
 def test_a_change_that_cannot_be_used_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peerload.launcher.system.user_policy.LOOK_S", 0.0)
+    monkeypatch.setattr("peerload.launcher.system.user_policy.CHECK_EVERY_S", 0.0)
     file = tmp_path / "peerload.toml"
     file.write_text("accept_foreign = false\n")
     files = PolicyFiles(str(file), str(tmp_path / "conf.d"))
     assert not files.read().accept_foreign
     file.write_text("accept_foreign = 17 18\n")
-    assert not files.now().accept_foreign
+    assert not files.current().accept_foreign
     file.write_text("accept_foreign = true\n")
-    assert files.now().accept_foreign
+    assert files.current().accept_foreign
 
 
 @needs_root
 @pytest.mark.rule("X2")
 def test_a_file_that_is_away_for_a_moment_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some editors take a file away before they put it back."""
-    monkeypatch.setattr("peerload.launcher.system.user_policy.LOOK_S", 0.0)
+    monkeypatch.setattr("peerload.launcher.system.user_policy.CHECK_EVERY_S", 0.0)
     file = tmp_path / "peerload.toml"
     file.write_text("accept_foreign = false\n")
     files = PolicyFiles(str(file), str(tmp_path / "conf.d"))
     assert not files.read().accept_foreign
     file.rename(tmp_path / "peerload.toml~")
-    assert not files.now().accept_foreign, "not yet"
+    assert not files.current().accept_foreign, "not yet"
     (tmp_path / "peerload.toml~").rename(file)
-    assert not files.now().accept_foreign
+    assert not files.current().accept_foreign
     file.unlink()
-    assert not files.now().accept_foreign
-    assert files.now().accept_foreign, "it is gone for good"
+    assert not files.current().accept_foreign
+    assert files.current().accept_foreign, "it is gone for good"
 
 
 def test_the_filter_is_whole_on_each_machine_it_is_known_for() -> None:

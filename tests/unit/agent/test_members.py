@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.peers.address_file import PEERS_KEPT_MAX, PRIVATE, Addresses
-from peerload.agent.peers.diagnostics import PeerFacts
+from peerload.agent.peers.address_file import PEERS_KEPT_MAX, PRIVATE, AddressFile
 from peerload.agent.peers.membership import PORT_TRIES_MAX, Members
-from peerload.agent.security_events import SecurityEvents
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events
 from peerload.model.errors import ConfigError
@@ -23,7 +21,7 @@ from peerload.model.gossip import LAN, GossipAck
 from peerload.model.messages import Identity
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, security_events
 
 
 async def until(predicate: Callable[[], object]) -> None:
@@ -55,9 +53,6 @@ class Links:
         self.learned.append(one)
 
 
-NOBODY: Any = SimpleNamespace(happened=lambda *_, **__: None)
-
-
 class Membership(list[Any]):
     def __init__(self) -> None:
         super().__init__()
@@ -68,20 +63,24 @@ class Membership(list[Any]):
 
 
 def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str = "n1") -> tuple[Members, Any]:
-    parts: Any = SimpleNamespace(
-        config=SimpleNamespace(listen=listen, advertise=""),
-        cluster=SimpleNamespace(is_local=True),
-        counters=collections.Counter(),
-        security=SecurityEvents(collections.Counter(), NOBODY),
-        peer_facts=PeerFacts(),
+    world: Any = SimpleNamespace(
         links=Links(taken),
         put=[],
-        trust=SimpleNamespace(hears=lambda _node, _boot: True),
         node=SimpleNamespace(membership=Membership(), state=SimpleNamespace(config=SimpleNamespace(gossip=LAN))),
     )
-    parts.inbox = SimpleNamespace(put=parts.put.append)
     sealer = Sealer(b"k" * KEY_BYTES, "c", node, "boot")
-    return Members(parts, sealer, directory / "addresses"), parts
+    local: Any = SimpleNamespace(cluster=SimpleNamespace(is_local=True), sealer=lambda _purpose: sealer)
+
+    def identity_of(name: str) -> Identity | None:
+        peer = world.node.membership.get(name)
+        return None if peer is None else peer.identity
+
+    local.identity_of = identity_of
+    info: Any = SimpleNamespace(config=SimpleNamespace(listen=listen, advertise="", state=str(directory)))
+    trust: Any = SimpleNamespace(admits=lambda _node, _boot: True)
+    inbox: Any = SimpleNamespace(put=world.put.append)
+    security = security_events(collections.Counter())
+    return Members(info, local, world.node, world.links, trust, inbox, security), world
 
 
 def test_both_ports_are_one_and_a_clash_is_tried_again(tmp_path: Path) -> None:
@@ -144,8 +143,8 @@ def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_pa
         for node, state in (("dead", PeerState.DEAD), ("gone", PeerState.LEFT), ("here", PeerState.ALIVE)):
             parts.node.membership.append(SimpleNamespace(identity=identity(node), state=state))
         parts.node.membership.gossip.anti_entropy.known["unmet"] = identity("unmet")
-        members.news()
-        members.news()
+        members.changed()
+        members.changed()
         await until(lambda: members.known)
         assert {one.node for one in members.known} == {"dead", "here", "unmet"}
         members.close()
@@ -160,27 +159,27 @@ def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_pa
 
 @each("port", ["99999", "٣", "-1", "", "9" * 5000])
 def test_a_kept_port_that_is_none_is_not_tried(tmp_path: Path, port: str) -> None:
-    kept = Addresses(tmp_path / "addresses")
-    kept.keep_listen(f"127.0.0.1:{port}")
-    assert Addresses(tmp_path / "addresses").port_of("127.0.0.1") == 0
-    kept.keep_listen("127.0.0.1:65535")
-    assert Addresses(tmp_path / "addresses").port_of("127.0.0.1") == 65535
+    kept = AddressFile(tmp_path / "addresses")
+    kept.set_listen(f"127.0.0.1:{port}")
+    assert AddressFile(tmp_path / "addresses").port_of("127.0.0.1") == 0
+    kept.set_listen("127.0.0.1:65535")
+    assert AddressFile(tmp_path / "addresses").port_of("127.0.0.1") == 65535
 
 
 def test_kept_addresses_are_the_owners_alone(tmp_path: Path) -> None:
     (tmp_path / "addresses.part").touch(0o644)
     before = os.umask(0o022)
     try:
-        Addresses(tmp_path / "addresses").keep_listen("127.0.0.1:1")
+        AddressFile(tmp_path / "addresses").set_listen("127.0.0.1:1")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "addresses").stat().st_mode) == PRIVATE
 
 
 def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:
-    addresses = Addresses(tmp_path / "addresses")
-    addresses.keep_only([identity(f"n{number}") for number in range(PEERS_KEPT_MAX + 5)])
-    assert len(Addresses(tmp_path / "addresses").peers) == PEERS_KEPT_MAX
+    addresses = AddressFile(tmp_path / "addresses")
+    addresses.set_peers([identity(f"n{number}") for number in range(PEERS_KEPT_MAX + 5)])
+    assert len(AddressFile(tmp_path / "addresses").peers) == PEERS_KEPT_MAX
     assert "n5" in addresses.peers
     (tmp_path / "addresses").write_bytes(b"\xc1 no such file")
-    assert Addresses(tmp_path / "addresses").peers == {}
+    assert AddressFile(tmp_path / "addresses").peers == {}

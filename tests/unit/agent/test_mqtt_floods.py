@@ -11,6 +11,8 @@ import pytest
 
 from peerload.agent.mqtt.flood_filter import FLOOD_MAX, MUTED_S, PUBLISHERS_MAX, WINDOW_S, FloodFilter
 from peerload.agent.mqtt.message_filter import Received
+from peerload.model import metrics
+from tests.support import security_events
 
 
 class Floods:
@@ -19,12 +21,12 @@ class Floods:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.counters: Counter[str] = Counter()
-        self.reported: list[tuple[str, str]] = []
-        self.filter = FloodFilter(self.counters, self._broken)
+        self.security = security_events(self.counters)
+        self.filter = FloodFilter(self.security)
 
-    def _broken(self, rule: str, who: str, _what: str, /, *, tolerated: int = 0) -> None:
-        assert not tolerated
-        self.reported.append((rule, who))
+    @property
+    def reported(self) -> list[tuple[str, str]]:
+        return list(self.security._culprits)
 
     def window(self, name: str, new: int, old: int) -> bool:
         """So many messages, then the first one of the next window → whether that is admitted."""
@@ -42,7 +44,7 @@ def test_who_floods_is_muted_for_a_minute_and_no_other() -> None:
     assert floods.reported == [("P2", "m")]
     assert floods.window("a", 5, 5)
     assert not floods.window("m", 0, 10 * FLOOD_MAX), "it goes on"
-    assert len(floods.reported) == 1, "it is reported once"
+    assert floods.counters[metrics.MQTT_PUBLISHERS_MUTED] == 1, "it is reported once"
     floods.now_s += MUTED_S
     assert floods.filter.admits("m", floods.now_s)
 
@@ -71,4 +73,4 @@ def test_what_a_muted_publisher_says_is_dropped_before_it_is_looked_at() -> None
         topic = f"peerload/c/s/{publisher}/to/me"
         queue.put_nowait(SimpleNamespace(topic=topic, payload=b"x", retain=retain))
     assert queue.qsize() == 2
-    assert floods.counters["mqtt dropped: its publisher floods"] == 1
+    assert floods.counters['mqtt_messages_dropped_total{reason="its publisher floods"}'] == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from peerload.model.resources import Profile
 from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each
+from tests.support import security_events
 
 CLUSTER = "lab"
 REPLY = ProbeReply(1, accepts=True, report=LoadReport())
@@ -28,22 +31,17 @@ def _sealer(node: str) -> Sealer:
 def test_a_member_may_not_speak_below_the_name_of_another(topic: str) -> None:
     """Sealed by n3 for that very topic and signed as n3: nothing but the topic is wrong."""
     counters: Counter[str] = Counter()
-    broken: list[tuple[str, str]] = []
     me = Identity("me", "me-boot", "m", "s", 1)
-
-    def tell(rule: str, who: str, what: str, tolerated: int = 0) -> None:
-        del what, tolerated
-        broken.append((rule, who))
-
-    ours = AdviceFilter(Topics(CLUSTER, "me"), me, _sealer("me"), counters, tell)
+    security = security_events(counters)
+    ours = AdviceFilter(Topics(CLUSTER, "me"), me, _sealer("me"), security)
     for number, node in enumerate(("n3", "n2"), start=1):
         told = Identity(node, f"{node}-boot", "m", "s", 1)
         body = State(told, Profile(node, 1, 1.0), LoadReport()) if topic == HERS.state else REPLY
         envelope = Envelope(v=1, cluster=CLUSTER, src=node, src_boot=told.boot, seq=number, body=body, dst="me")
         believed = ours.accept(topic, _sealer(node).seal(peer.encode(envelope), topic.encode()))
         assert (believed is not None) == (node == "n2")
-    assert counters["mqtt dropped: wrong source"] == 1
-    assert broken == [("M1", "n2")]
+    assert counters['mqtt_messages_dropped_total{reason="wrong source"}'] == 1
+    assert list(security._culprits) == [("M1", "n2")]
 
 
 def test_an_agent_with_a_copy_of_our_database_is_noticed_and_our_own_words_are_not() -> None:
@@ -51,7 +49,8 @@ def test_an_agent_with_a_copy_of_our_database_is_noticed_and_our_own_words_are_n
     found: list[str] = []
     topics = Topics(CLUSTER, "me")
     counters: Counter[str] = Counter()
-    ours = AdviceFilter(topics, me, _sealer("me"), counters, copied=lambda other: found.append(other.boot))
+    observer: Any = SimpleNamespace(copy_reported=lambda other: found.append(other.boot))
+    ours = AdviceFilter(topics, me, _sealer("me"), security_events(counters), observer)
 
     def hear(boot: str, store: str, incarnation: int) -> None:
         told = Identity("me", boot, "m", store, incarnation, "h:1")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from peerload.agent.joining import enrollment
 from peerload.agent.joining.enrollment import Enrollment
 from peerload.core.membership.membership import PeerState
 from peerload.model.instant import Instant
@@ -23,15 +24,18 @@ def joining(
         get=lambda _node: None if state is None else SimpleNamespace(state=state, since_s=since_s),
         gossip=SimpleNamespace(anti_entropy=contacts),
     )
-    trust = SimpleNamespace(was_revoked=lambda _node: revoked_at > 0, revoked_at=lambda _node: revoked_at)
     made = Enrollment.__new__(Enrollment)
-    made._parts = SimpleNamespace(  # type: ignore[assignment]
-        config=SimpleNamespace(node="ws1"),
-        node=SimpleNamespace(membership=membership),
-        trust=SimpleNamespace(trust=trust),
-        now=lambda: Instant(1000.0, time.time()),
+    made._info = cast("Any", SimpleNamespace(config=SimpleNamespace(node="ws1")))
+    made._node = cast("Any", SimpleNamespace(membership=membership))
+    made._trust = cast(
+        "Any", SimpleNamespace(was_revoked=lambda _node: revoked_at > 0, revoked_at=lambda _node: revoked_at)
     )
     return made
+
+
+@pytest.fixture(autouse=True)
+def boot_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrollment, "now", lambda: Instant(1000.0, time.time()))
 
 
 @pytest.mark.rule("J2")
@@ -48,20 +52,20 @@ def test_a_member_that_is_away_keeps_its_name(
     state: PeerState | None, known: tuple[str, ...], is_free: bool, says: str
 ) -> None:
     """Unless whoever invites says that it is for that name, or it was shut out."""
-    told = joining(state, known)._objection("ws2")
+    told = joining(state, known).name_objection("ws2")
     assert (told == "") == is_free
     assert says in told
     assert is_free or "peerload invite --node ws2" in told
-    assert joining(state, known)._objection("ws2", is_meant=True) == ""
-    assert joining(state, known, revoked_at=1.0)._objection("ws2") == ""
+    assert joining(state, known).name_objection("ws2", is_meant=True) == ""
+    assert joining(state, known, revoked_at=1.0).name_objection("ws2") == ""
 
 
 @pytest.mark.rule("J2")
 @each("state", [PeerState.ALIVE, PeerState.SUSPECT])
 def test_one_that_is_there_keeps_it_whatever_was_said(state: PeerState) -> None:
     for revoked_at in (0.0, 1.0):
-        assert state.value in joining(state, revoked_at=revoked_at)._objection("ws2", is_meant=True)
-    assert joining(None)._objection("ws1", is_meant=True)
+        assert state.value in joining(state, revoked_at=revoked_at).name_objection("ws2", is_meant=True)
+    assert joining(None).name_objection("ws1", is_meant=True)
 
 
 @pytest.mark.rule("J2")
@@ -69,7 +73,7 @@ def test_one_that_is_there_keeps_it_whatever_was_said(state: PeerState) -> None:
 def test_a_name_that_was_just_given_away_is_free_when_that_machine_has_come_and_gone(state: PeerState) -> None:
     let_in_at = time.time() - 30.0
     gone = joining(state, since_s=990.0)
-    assert gone._objection("ws2", let_in_at, is_meant=True) == ""
+    assert gone.name_objection("ws2", let_in_at, is_meant=True) == ""
     on_its_way = joining(state, since_s=900.0)  # it is the one of before that has left
-    assert on_its_way._objection("ws2", let_in_at, is_meant=True)
-    assert joining(None)._objection("ws2", let_in_at, is_meant=True)
+    assert on_its_way.name_objection("ws2", let_in_at, is_meant=True)
+    assert joining(None).name_objection("ws2", let_in_at, is_meant=True)

@@ -169,7 +169,7 @@ def test_serving_ends_when_the_guest_is_gone(tmp_path: Path) -> None:
         spool.keep(KEY, b"so far", b"")
         guests = {KEY: SimpleNamespace(home="n2", exit=None, phase=RemotePhase.HERE)}
         output = _output(spool, guests)
-        served = output.serve("n2", OutputRequest("n2/1", UID, 1, 0, 0, follow=True))
+        served = output.serve_output("n2", OutputRequest("n2/1", UID, 1, 0, 0, follow=True))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 assert await anext(served) == OutputChunk(1, 0, b"so far")

@@ -15,7 +15,6 @@ import uvloop
 
 from peerload.agent.peers.connection import PeerConnection, dial
 from peerload.model.errors import ConfigError, LinkUnavailable
-from peerload.model.messages import Identity
 from peerload.security.address import is_loopback, join_address, numeric, parse_address, plain_host
 from tests.conftest import require_program
 from tests.each import each
@@ -107,13 +106,12 @@ def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
     make: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def test() -> None:
-        identity = Identity("x", "boot", "machine", "store")
         with pytest.raises(LinkUnavailable):
             await dial(
                 "a..b:7117",
                 "y",
                 credentials_of("x"),
-                lambda: PeerConnection(cast("Owner", None), "default", identity, dialled=True),
+                lambda: PeerConnection(cast("Owner", None), credentials_of("x"), dialled=True),
             )
         with pytest.raises(OSError, match=r"no host name|not known"):
             await numeric("a..b")

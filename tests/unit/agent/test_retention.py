@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from peerload.agent.completion.retention import DATE_KEPT_EVERY_S, Retention, TaskRemover
 from peerload.agent.run_state import RunState
 from peerload.agent.store import schema
 from peerload.agent.store.pruning import MaintenanceRow
-from peerload.agent.store.retention import DATE_KEPT_EVERY_S, Retention, TaskRemover
 from peerload.agent.store.rows import SINGLE
 from peerload.agent.store.trusted_date import DateAnchor, TrustedDate
 from peerload.model.actions import Row
@@ -57,13 +57,13 @@ def retention_of(
             home=SimpleNamespace(arrays={}, tasks={}),
             eligibility=SimpleNamespace(remote_status=SimpleNamespace(is_watched=lambda _name: False)),
         ),
-        clients=SimpleNamespace(follows=lambda _name: False),
+        watches=SimpleNamespace(is_watched=lambda _name: False),
         output=SimpleNamespace(is_busy=lambda _key: False, cut_old=cut_old),
         spool=SimpleNamespace(drop=lambda _key: None),
     )
     store = parts.store
     store.path = opened.store.path
-    remover = TaskRemover(store, parts.spool, parts.node, parts.output, parts.clients, RunState())
+    remover = TaskRemover(store, parts.spool, parts.node, parts.output, parts.watches, RunState())
     made = Retention(parts, store, parts.disk, remover, parts.output, parts.journal)
     made.parts = parts  # type: ignore[attr-defined]
     return made
@@ -162,7 +162,7 @@ def test_what_is_in_use_stays_until_it_is_not(tmp_path: Path, why: str) -> None:
         parts: Any = retention.parts  # type: ignore[attr-defined]
         used: set[object] = {"ws1/1", uid(1000), execution_key(uid(1000), 1)}
         if why == "followed":
-            parts.clients.follows = used.__contains__
+            parts.watches.is_watched = used.__contains__
         elif why == "watched":
             parts.node.eligibility.remote_status.is_watched = used.__contains__
         elif why == "busy":

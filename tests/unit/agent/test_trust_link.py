@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.joining.distribution import TrustLink
+from peerload.agent.joining.distribution import TrustDistribution
+from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.core.membership.membership import PeerState
 from peerload.model import events, messages
+from peerload.security.keyring import Keyring
 from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, SealKey, Trust
-from tests.support import cluster_of
+from tests.support import cluster_of, security_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,41 +28,52 @@ def peer(node: str, *, issuer: bool = False) -> SimpleNamespace:
     return SimpleNamespace(identity=SimpleNamespace(node=node), profile=profile, state=PeerState.ALIVE)
 
 
-def link_of(
-    tmp_path: Path, *peers: SimpleNamespace, put: Callable[[Any], None] = lambda _event: None
-) -> tuple[TrustLink, list[tuple[str, messages.Message]]]:
-    """Of a node that knows these, and what it sends to whom."""
-    sent: list[tuple[str, messages.Message]] = []
-    links = SimpleNamespace(
+def _links(sent: list[tuple[str, messages.Message]]) -> Any:
+    return SimpleNamespace(
         send=lambda node, message: sent.append((node, message)),
         certificate_of=lambda _node: b"",
-        made=SimpleNamespace(cut_revoked=lambda: None),
+        close_revoked=lambda: None,
     )
-    parts = SimpleNamespace(
-        node=SimpleNamespace(membership=list(peers)),
-        links=links,
-        counters=Counter(),
+
+
+EVENTS: Any = SimpleNamespace(happened=lambda *_words, **_more: None)
+
+
+def link_of(
+    tmp_path: Path, *peers: SimpleNamespace, put: Callable[[Any], None] = lambda _event: None
+) -> tuple[TrustDistribution, list[tuple[str, messages.Message]]]:
+    """Of a node that knows these, and what it sends to whom."""
+    sent: list[tuple[str, messages.Message]] = []
+    local: Any = SimpleNamespace(
+        identity=SimpleNamespace(node="ws1"),
         cluster=cluster_of(),
-        config=SimpleNamespace(node="ws1"),
-        journal=SimpleNamespace(happened=lambda *_words, **_more: None),
-        tls=SimpleNamespace(facts=None),
-        bus=None,
-        inbox=SimpleNamespace(put=put),
+        reachable_peers=lambda: [one.identity.node for one in peers],
     )
-    return TrustLink(cast("Any", parts), Trust(cluster_of(), tmp_path / "trust")), sent
+    tls: Any = SimpleNamespace(is_revoked=False)
+    keyring = Keyring(Trust(cluster_of(), tmp_path / "trust"))
+    inbox: Any = SimpleNamespace(put=put)
+    return TrustDistribution(local, keyring, tls, _links(sent), EVENTS, inbox, security_events(Counter())), sent
+
+
+def renewal_of(*peers: SimpleNamespace) -> tuple[CertificateRenewal, list[tuple[str, messages.Message]]]:
+    """The same of its certificate."""
+    sent: list[tuple[str, messages.Message]] = []
+    node: Any = SimpleNamespace(membership=list(peers))
+    nothing = cast("Any", None)
+    return CertificateRenewal(nothing, nothing, _links(sent), node, EVENTS, Counter()), sent
 
 
 @pytest.mark.rule("J1")
-def test_who_is_told_that_nobody_can_renew_its_certificate_asks_all_the_same(tmp_path: Path) -> None:
+def test_who_is_told_that_nobody_can_renew_its_certificate_asks_all_the_same() -> None:
     """What a member can do is told by others, too, who may lie."""
-    link, sent = link_of(tmp_path, peer("ws2"), peer("ws3", issuer=True))
-    link.ask_for_another()
+    link, sent = renewal_of(peer("ws2"), peer("ws3", issuer=True))
+    link.request()
     assert sent == [("ws3", messages.CertificateRequest())]
-    link, sent = link_of(tmp_path, peer("ws2"), peer("ws3"))
-    link.ask_for_another()
+    link, sent = renewal_of(peer("ws2"), peer("ws3"))
+    link.request()
     assert sorted(node for node, _ in sent) == ["ws2", "ws3"]
-    link, sent = link_of(tmp_path)
-    link.ask_for_another()
+    link, sent = renewal_of()
+    link.request()
     assert sent == []
 
 
@@ -91,7 +104,7 @@ def test_who_is_shut_out_where_the_newest_key_was_not_known_does_not_keep_it(tmp
         assert other.newest == newest
         link.received("ws2", messages.Trust(other.signed))
         assert link.trust.newest == newest, "once"
-        link.close()
+        link._keyring.close()
 
     asyncio.run(run())
 
@@ -102,7 +115,7 @@ def test_nodes_with_the_cas_key_make_one_key_anew_and_not_each_its_own(tmp_path:
 
     async def run() -> None:
         names = [f"ws{number}" for number in range(1, 7)]
-        links: dict[str, TrustLink] = {}
+        links: dict[str, TrustDistribution] = {}
         said: dict[str, list[tuple[str, messages.Message]]] = {}
         for name in names:
             (tmp_path / name).mkdir()
@@ -116,7 +129,7 @@ def test_nodes_with_the_cas_key_make_one_key_anew_and_not_each_its_own(tmp_path:
                 for src, words in said.items():
                     if words:
                         node, message = words.pop(0)
-                        links[node].received(src, message)
+                        links[node].received(src, cast("messages.Trust", message))
 
         deliver()
         (tmp_path / "away").mkdir()
@@ -127,7 +140,7 @@ def test_nodes_with_the_cas_key_make_one_key_anew_and_not_each_its_own(tmp_path:
         assert len({link.trust.signed for link in links.values()}) == 1
         assert sum(isinstance(word, SealKey) and word.number == 3 for word, _ in links["ws1"].trust._held.values()) == 1
         for link in links.values():
-            link.close()
+            link._keyring.close()
 
     asyncio.run(run())
 
@@ -150,7 +163,7 @@ def test_who_was_let_in_anew_is_told_new_keys_also_while_no_link_stands(tmp_path
         ]
         link.rotate()
         assert len(sent) == 1, "it is shut out again"
-        link.close()
+        link._keyring.close()
 
     asyncio.run(run())
 
@@ -168,7 +181,7 @@ def test_the_core_is_told_to_end_the_tasks_of_who_is_shut_out_and_not_of_who_is_
         link._is_refused = lambda node: not node  # type: ignore[method-assign] # it shows a certificate that counts
         link.received("ws2", messages.Trust((other.revoke("ws3", [], time.time()),)))
         assert len(told) == 1
-        link.close()
+        link._keyring.close()
 
     asyncio.run(run())
 

@@ -151,7 +151,7 @@ def test_a_log_of_gnu_parallel_is_read(tmp_path: Path) -> None:
 def test_what_is_no_log_is_left_alone(tmp_path: Path, line: bytes) -> None:
     log = tmp_path / "log"
     log.write_bytes(line)
-    with pytest.raises(UsageError, match="is no joblog"):
+    with pytest.raises(UsageError, match="is not a joblog"):
         Joblog(str(log), resumes=True)
     assert log.read_bytes() == line
 

@@ -94,7 +94,7 @@ def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
         ("--tasks 3", "--tasks: 3 is not between 10 and"),
         ("--tasks 100 --warmup 100", "--warmup 100 leaves nothing of 100 tasks: allowed: 0 to 99"),
         ("--replications 0", "--replications: 0 is not between 1 and 1000"),
-        ("--seed x", "'x' is no whole number"),
+        ("--seed x", "'x' is not a whole number"),
         ("--arrivals bursts", "no arrivals 'bursts'; allowed: poisson, hotspot:K"),
         ("--arrivals hotspot:0", "hotspot:K (K from 1)"),
         ("--arrivals hotspot:21", "allowed: hotspot:1 to hotspot:20"),

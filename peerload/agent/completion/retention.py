@@ -89,10 +89,10 @@ class Removed:
         self.names += names
 
 
-class TaskFollowers(Protocol):
-    """Knows which tasks clients follow."""
+class WatchedTasks(Protocol):
+    """Knows which tasks clients watch."""
 
-    def follows(self, task: str, /) -> bool:
+    def is_watched(self, task: str, /) -> bool:
         """True if a client watches this task right now."""
 
 
@@ -100,13 +100,13 @@ class TaskRemover:
     """Removes ended tasks of one agent, or their outputs alone; from the loop's thread only."""
 
     def __init__(
-        self, store: Store, spool: Spool, node: Node, output: TaskOutputs, clients: TaskFollowers, run: RunState
+        self, store: Store, spool: Spool, node: Node, output: TaskOutputs, watches: WatchedTasks, run: RunState
     ) -> None:
         self._store = store
         self._spool = spool
         self._node = node
         self._output = output
-        self._clients = clients
+        self._watches = watches
         self._run = run
 
     async def remove(
@@ -177,7 +177,7 @@ class TaskRemover:
         name = self._name(task)
         if (
             task.uid in self._node.home.tasks
-            or self._clients.follows(name)
+            or self._watches.is_watched(name)
             or self._node.eligibility.remote_status.is_watched(name)
         ):
             return True

@@ -61,7 +61,7 @@ def cleaned(state: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _locked(state: Path) -> Iterator[None]:
-    """No agent starts there meanwhile."""
+    """Keep agents from starting in this state directory."""
     lock = os.open(state / "lock", os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
