@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Mediator(Protocol):
-    """What a machine may tell, or ask of, machines that are built after it."""
+    """Calls of a machine to machines that are built after it."""
 
     # -- tasks of this home --------------------------------------------------------------------------------------------
 
@@ -41,13 +41,13 @@ class Mediator(Protocol):
         """A task waits at the gate no more, and has not passed."""
 
     def rows_at_end(self, record: TaskRecord, /) -> Sequence[Row]:
-        """What is to be kept together with the end of this task."""
+        """The rows that are made durable together with the end of this task."""
 
     def task_ended(self, record: TaskRecord, /) -> None:
         """A task has ended, and its end is on its way to the disk."""
 
     def task_left(self, task: HomeTask, /) -> None:
-        """Nothing of a task is left in memory."""
+        """A task is over and leaves memory."""
 
     def submission_checked(self, event: TaskSubmitted, /) -> None:
         """All tasks that a submission waits for are known to exist."""
@@ -84,7 +84,7 @@ class Mediator(Protocol):
         """Whether the launcher still has an attempt that nobody here knows, and is ending it."""
 
     def accepts_offer(self, offer: Offer, /) -> bool:
-        """What the transfer policy says to an offer."""
+        """Whether the transfer policy accepts an offer."""
 
     def guest_arrived(self, guest: RemoteTask, /) -> None:
         """A task of another home was committed, and waits here."""

@@ -1,4 +1,4 @@
-"""The only door of the core, in one file to show every route: an event comes in with its moment, actions come out.
+"""The core of a node as one state machine: an event comes in with its moment, actions come out.
 
     node = Node(config, policies, identity, profile, random.Random(seed))
     actions = node.handle(now, event)
@@ -68,7 +68,7 @@ TO_HOME = (
     messages.Return,
     messages.Died,
 )
-"""What is said to the home of a task."""
+"""Messages to the home of a task."""
 
 
 class Node:
@@ -116,7 +116,11 @@ class Node:
         )
 
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
-        """What is to be done because of this event, in order. Raises InvariantBroken only for a bug of ours."""
+        """Decide about one event → the actions, in order. Raises InvariantBroken only for a bug of ours.
+
+        The order: the event is routed to the machine that it is for; then every machine settles, from eligibility to sharing,
+        since what one has changed may concern the next.
+        """
         state = self.state
         state.now = now
         self.ledger.now_s = now.boot_s

@@ -1,1 +1,1 @@
-"""What spans several machines of a node: intake and dispatch of tasks, what runs here, requests of clients, drain, shortage."""
+"""Flows across the machines of a node: intake and dispatch of tasks, running tasks, requests of clients, drain, shortage."""

@@ -1,4 +1,4 @@
-"""What clients want of the tasks of this home, and of this node: cancel, signal, hold, release, drain, forget.
+"""Requests of clients about the tasks of this home, and about this node: cancel, signal, hold, release, drain, forget.
 
 Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
 the actions. One about many tasks is carried out in `BatchedRequests`, and answered at its end.
@@ -165,7 +165,7 @@ class ClientRequests:
         self._answer(event.request, returned=returned, running=running)
 
     def undrain(self, event: events.UndrainRequested) -> None:
-        """It takes tasks again."""
+        """Undrain this node."""
         was_drained = self._state.profile.drained
         self._drain.end()
         self._answer(event.request, was_drained=was_drained)

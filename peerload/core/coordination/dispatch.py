@@ -44,14 +44,14 @@ class TaskDispatch:
         self._eligibility = eligibility
 
     def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
-        """A task of this home, new or from the store."""
+        """Add a task of this home, new or from the store."""
         self._home.adopt(task)
         self._eligibility.adopt(task)
         if not directory_here:
             task.cannot_here = _no_directory(task.spec)
 
     def arrives(self, task: HomeTask) -> None:
-        """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
+        """Dispatch an arriving task: it waits here, or looks for a place elsewhere. The load that decides does not count it."""
         if self._home.rests_until_sure(task) or not self._eligibility.admits(task):
             return
         spec = task.spec
@@ -99,7 +99,7 @@ class TaskDispatch:
         return is_waiting and task.uid not in self._queue and task.uid not in self._home.stranded
 
     def requeued(self, task: HomeTask, reason: str) -> None:
-        """Back in the queue: as an arrival, after the queue has it already."""
+        """Dispatch a task that is back in the queue, as an arrival."""
         del reason
         self._queue.remove(task)
         self.arrives(task)

@@ -1,4 +1,4 @@
-"""A node that takes no more tasks: those of others go home unstarted, its own look for a place elsewhere, what runs runs on.
+"""Drain of a node: tasks of others go home unstarted, its own look for a place elsewhere, running ones run on.
 
 It is durable, and a fact of the node's profile, so that peers know and say why. How its own waiting tasks leave is
 `leaving.py`'s.
@@ -72,7 +72,7 @@ class NodeDrain:
             self._awaiting[request] = None
 
     def await_no_more(self, request: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Forget a request whose client is gone."""
         self._awaiting.pop(request, None)
 
     def _refuse(self, request: int) -> None:
@@ -80,7 +80,7 @@ class NodeDrain:
         self._state.actions.append(Answer(request, error=error))
 
     def end(self) -> None:
-        """Tasks are taken, and start here, again."""
+        """End the drain: tasks are taken, and start here, again."""
         if not self._state.profile.drained:
             return
         for request in self._awaiting:

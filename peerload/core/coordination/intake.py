@@ -53,7 +53,7 @@ class Intake:
         self._batches.carry_out(event.request, self._submitted(event))
 
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[None]:
-        """It was submitted before. Whoever says so again is there for the tasks; the connection of then may be gone."""
+        """Answer a submission that was accepted before. Its client attends the tasks from now on; that of then may be gone."""
         if event.client:
             self._client_binding.submission_begun(event.client)
             for task in self._home.named(str(reply["id"])):

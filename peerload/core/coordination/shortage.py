@@ -57,7 +57,7 @@ class ResourceShortage:
         return f"{self._state.node} cannot start it: {self.reason}" if self._is_open else ""
 
     def began(self, reason: str) -> None:
-        """An attempt could not be started for want of something."""
+        """Open the breaker: an attempt could not be started for want of something."""
         if self._is_open:  # it was on its way when another failed
             return
         config, now_s = self._state.config, self._state.now.boot_s
@@ -82,12 +82,12 @@ class ResourceShortage:
             self._evacuation.over()
 
     def starting(self, key: str) -> None:
-        """This attempt is being started."""
+        """Note that this attempt is being started; while the breaker is half open it is the trial."""
         if self.reason:
             self._trial = key
 
     def started(self, key: str) -> None:
-        """It has a process."""
+        """Close the breaker if this attempt was the trial: its process has started."""
         if key == self._trial:
             self._trial = self.reason = ""
             self._closed_s = self._state.now.boot_s
@@ -95,7 +95,7 @@ class ResourceShortage:
             self._announce("")
 
     def gone(self, key: str) -> None:
-        """It is not to run here any more: if it was the trial, another one may be."""
+        """Note that an attempt is not to run here any more: if it was the trial, another one may be."""
         if key == self._trial:
             self._trial = ""
 

@@ -39,7 +39,7 @@ class TerminationTracker:
         self._lately: OrderedDict[str, str] = OrderedDict()
 
     def asked(self, event: EndAsked) -> None:
-        """Tell of each when it is gone; with ``query`` the nodes that have them are asked, too."""
+        """Report each attempt once it is gone; with ``query`` the nodes that have them are asked, too."""
         for attempt in event.attempts:
             key = execution_key(attempt.uid, attempt.attempt)
             is_own = attempt.node == self._state.node
@@ -56,7 +56,7 @@ class TerminationTracker:
                 self._state.send(attempt.node, Query(attempt.task, attempt.uid, attempt.attempt))
 
     def message_received(self, src: str, message: TerminationMessage) -> None:
-        """A node's word on an attempt; that on a task which is not over is for others."""
+        """Note that a node has proven the end of an attempt. Messages about a task that is not over are for others."""
         if message.uid in self._home.tasks:
             return
         key = execution_key(message.uid, message.attempt)

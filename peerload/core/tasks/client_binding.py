@@ -44,7 +44,7 @@ class ClientBinding:
         self._coming: dict[int, int] = {}
         """Clients whose submissions are being made, and how many of each."""
         self._gone: dict[int, None] = {}
-        """Those of them that are gone."""
+        """The clients among them that are gone."""
         self._expected: dict[bytes, None] = {}
         """Tasks whose client has a while to come back after a restart."""
 
@@ -87,13 +87,13 @@ class ClientBinding:
             self._state.clear_timer(timers.Client.of(task.uid))
 
     def left(self, task: HomeTask) -> None:
-        """Nothing of it is left."""
+        """Forget a task that is over."""
         for client in self._attending.pop(task.uid, ()):
             self._leave(client, task.uid)
         self._await_no_more(task)
 
     def attend(self, event: events.AttendRequested) -> None:
-        """A client is back."""
+        """Bind a task to a client that is back."""
         task = self._home.by_id.get(event.task)
         is_attended = task is not None and task.record.attended and not task.record.state.is_final
         if task is not None and is_attended:
@@ -111,7 +111,7 @@ class ClientBinding:
         self._state.actions.append(Answer(event.request, {}))
 
     def gone(self, client: int) -> None:
-        """This connection is closed. Many tasks end some at a time."""
+        """Cancel the tasks of a connection that is closed; many of them in batches."""
         if client in self._coming:
             self._gone[client] = None
         uids = self._clients.pop(client, None)
@@ -156,7 +156,7 @@ class ClientBinding:
                 self._state.set_timer_in(self._state.config.attended_s, timers.Client.of(task.uid))
 
     def timed_out(self, task: HomeTask) -> None:
-        """It had time to come back."""
+        """End a task whose client has not come back in time."""
         if self._is_awaited(task):
             del self._expected[task.uid]
             self._end(task, NOT_BACK)
@@ -168,7 +168,7 @@ class ClientBinding:
             self._home.become(task, CUT, input_is_cut=True)
 
     def input_came(self, uid: bytes) -> None:
-        """Its record says so from its next state on, and at the latest when it has ended: nobody asks before."""
+        """Note that its input has come. That is durable with its next state, at the latest with its end: nobody asks before."""
         task = self._home.tasks.get(uid)
         if task is not None and not task.record.input_came:
             task.record = msgspec.structs.replace(task.record, input_came=True)

@@ -31,7 +31,7 @@ STALE_MAX = 1000
 IN_QUEUE = (HomePhase.WAITING, HomePhase.OFFERED)
 
 Place = tuple[int, int, int]
-"""Where a task stands in the line of its group: the higher priority first, then as they were submitted."""
+"""Sort key of a task in the line of its group: the higher priority first, then the order of submission."""
 
 
 class TaskGroup:
@@ -63,7 +63,7 @@ class TaskGroup:
         return not slots or (len(self.taken) <= slots if uid in self.taken else len(self.taken) < slots)
 
     def first(self) -> HomeTask | None:
-        """Who is next of those that may go on, None if nobody may."""
+        """The next task that may go on, None if none may."""
         if self.settings.is_paused:
             return None
         while self.line:
@@ -115,7 +115,7 @@ class TaskGroups:
             self._groups[one.name] = TaskGroup(one)
 
     def adopt(self, task: HomeTask) -> None:
-        """A task of this home. One that a node has, or may have still, has its slot."""
+        """Take in a task of this home. A task that a node has, or may still have, has a slot."""
         name = task.terms.group
         if not name:
             return
@@ -129,7 +129,7 @@ class TaskGroups:
             group.taken[task.uid] = task
 
     def admits(self, task: HomeTask) -> bool:
-        """Whether this task may go on now; else it stands in the line of its group."""
+        """Give this task a slot if there is one → whether there is; else it joins the line of its group."""
         group = self._of(task)
         if group is None:
             return True
@@ -146,7 +146,7 @@ class TaskGroups:
         return False
 
     def moved(self, task: HomeTask) -> None:
-        """It has another priority: if it stands in the line, at another place."""
+        """Move a task in the line after its priority has changed."""
         group = self._of(task)
         if group is not None and task.uid in group.waiting:
             group.wait(task)
@@ -165,13 +165,13 @@ class TaskGroups:
         return None
 
     def waits_no_more(self, task: HomeTask) -> None:
-        """It stands in the line no more: a node has come back with it, or with its result; or it is over, or held."""
+        """Take a task out of the line: a node has come back with it or with its result, or it is over or held."""
         group = self._of(task)
         if group is not None:
             group.waiting.pop(task.uid, None)
 
     def release(self, task: HomeTask) -> None:
-        """It has no slot any more, and waits for none."""
+        """Free the slot of a task, and take it out of the line."""
         group = self._of(task)
         if group is not None:
             group.waiting.pop(task.uid, None)
@@ -179,7 +179,7 @@ class TaskGroups:
                 self._changed[group.settings.name] = None
 
     def left(self, task: HomeTask) -> None:
-        """It is over, and nothing of it runs here any more."""
+        """Forget a task that is over and of which nothing runs here any more."""
         group = self._of(task)
         if group is None:
             return
@@ -190,7 +190,7 @@ class TaskGroups:
             del self._groups[name]
 
     def regains(self, task: HomeTask) -> bool:
-        """Whether one that was held, and that a node has still, may have a slot again."""
+        """Give a held task that a node still has a slot again → whether there is one."""
         group = self._of(task)
         if group is None:
             return True
@@ -267,7 +267,7 @@ class TaskGroups:
         return group
 
     def _take_back(self, group: TaskGroup) -> Iterator[None]:
-        """Those that were let through and that no node has wait at the gate again, if they may not go on now: of a paused
+        """Gate tasks again that were let through and that no node has, if they may not go on now: of a paused
         group all, else the last that were let through beyond its slots."""
         waiting = [task for task in group.taken.values() if task.phase in IN_QUEUE]
         if not group.settings.is_paused:
@@ -299,7 +299,7 @@ class TaskGroups:
         return f"peerload group set {name} --slots {len(group.taken) + 1}" if group.is_next(task) else ""
 
     def reason(self, name: str) -> str:
-        """Why a task of this group waits at the gate."""
+        """The reason why tasks of this group are GATED."""
         group = self._groups.get(name)
         if group is None:
             return ""
@@ -310,12 +310,12 @@ class TaskGroups:
 
 
 def group_dict(group: TaskGroup) -> dict[str, object]:
-    """What a client is told of a group. slots: null = any number; waiting: for a slot, or for other tasks; queued: in all."""
+    """A group as clients get it. slots: null = any number; waiting: for a slot, or for other tasks; queued: in all."""
     return _as_dict(group, group.members.values(), group.running)
 
 
 def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, object] | None:
-    """The same of those of its tasks that somebody sees; None: there is none of them, and nobody has set the group. The slots
+    """A group as somebody gets it who sees some of its tasks only; None: there is none of them, and nobody has set the group. The slots
     taken are those of all, where there is a limit: it is one for all."""
     members = [task for task in group.members.values() if sees(task)]
     is_set = group.settings != GroupSettings(group.settings.name)

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit
 
 MORE = 1.5
-"""So many times what was too little."""
+"""Factor on the memory that was too little."""
 DOUBLINGS_MAX = 30
 SIGNAL_BASE = 128
-"""What a program that was ended by a signal adds to its number, to tell so with its exit code."""
+"""Added to the number of a signal in the exit code of a program that ended by it."""
 CUT = "it cannot be tried again, since its standard input is not kept whole"
 MEANT = "it was signalled by its user, so it is not tried again"
 
@@ -57,14 +57,14 @@ class LostAttempts:
         self._home = home
 
     def died(self, task: HomeTask, reason: str) -> None:
-        """It is proven that the attempt has ended and left nothing: its machine or its launcher went down under it."""
+        """Handle an attempt that is proven to have ended and left nothing: its machine or its launcher went down under it."""
         if task.spec.guarantee is Guarantee.ONCE:
             self._unknown(task, reason, is_gone=True)
         else:
             self._lose(task, reason, took_down=task.record.node)
 
     def never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
-        """Nothing is lost, so one that may run once only is queued again, too; after a pause, as the next start may fail
+        """Queue a task again that never started, --once too, since nothing is lost; after a pause, as the next start may fail
         for the same reason. ``is_short``: this node is short of something, and pauses longer than this task then
         (`shortage.py`), which looks for a place elsewhere meanwhile."""
         self._state.count(metrics.ATTEMPTS_NEVER_STARTED)
@@ -78,7 +78,7 @@ class LostAttempts:
         return self._pause_s(task.false_starts - 1) if task.false_starts > 1 else 0.0
 
     def device_failed(self, task: HomeTask, exit_: Exit) -> str:
-        """Its current attempt has failed because a device did: queue it again, durably: → "". Else why this is its result."""
+        """Queue a task again, durably, whose current attempt failed because a device did: → "". Else why this is its result."""
         record = task.record
         losses = record.losses + 1
         if task.spec.guarantee is Guarantee.ONCE:
@@ -92,7 +92,7 @@ class LostAttempts:
         return ""
 
     def expired(self, task: HomeTask) -> None:
-        """Its lease ran out: the node has frozen it for sure, and may come back with it."""
+        """Handle a lease that ran out: the node has frozen the task for sure, and may come back with it."""
         node = task.record.node
         reason = f"{node} was not heard of until its lease ran out"
         if task.spec.guarantee is Guarantee.ONCE:
@@ -101,7 +101,7 @@ class LostAttempts:
             self._lose(task, reason, took_down=node if self._hears_others(node) else "", last_node=node)
 
     def called_dead(self, task: HomeTask) -> None:
-        """Its node is called dead, which is no proof: enough for a task that asked for it."""
+        """Handle a node that is called dead. That is no proof; it is enough for a task that asked for it (--fast)."""
         if task.spec.guarantee is Guarantee.FAST and task.phase is HomePhase.AWAY:
             node = task.record.node
             self._lose(task, f"{node} is called dead", took_down="", last_node=node, rests=False)
@@ -231,7 +231,7 @@ class MemoryRetries:
         return node == self._state.node or (peer is not None and peer.knows_profile)
 
     def _more_bytes(self, task: HomeTask, exit_: Exit) -> int:
-        """What it asks for next: half as much again as it had, if there is so much."""
+        """The memory that it asks for next: half as much again as it had, if there is so much."""
         need_bytes = int(MORE * max(exit_.had_bytes, exit_.usage.gpu_memory_bytes_max))
         most_bytes = self._most_bytes(task)
         return need_bytes if most_bytes is None else min(need_bytes, most_bytes)

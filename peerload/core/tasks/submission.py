@@ -1,4 +1,4 @@
-"""What becomes of a `submit`: tokens, counters, members of arrays, and the refusal of what nobody could ever run."""
+"""Submissions: tokens, counters, members of arrays, and the refusal of tasks that no node could ever run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SubmissionInProgress:
         return max(len(self.event.indices), 1) - len(self.tasks)
 
     def clients(self) -> list[int]:
-        """Those that attend them, as often as each has said so."""
+        """The clients that attend these tasks, once for each submission that they sent."""
         return [event.client for event in (self.event, *self.repeated) if event.client]
 
     def add(self, member: str) -> HomeTask:
@@ -209,7 +209,7 @@ class SubmissionLog:
             state.actions.append(Answer(again.request, {**reply, "repeated": True}))
 
     def shared(self, spec: TaskSpec) -> TaskSpec:
-        """The same spec with its environment kept once in memory, however many tasks have an equal one."""
+        """An equal spec whose environment is shared in memory with all tasks that have the same."""
         kept = self._environments.get(spec.environment)
         if kept is None:
             self._environments[spec.environment] = spec.environment
