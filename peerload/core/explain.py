@@ -66,7 +66,7 @@ STEP = 10
 
 
 class EligibilityVerdict(msgspec.Struct, frozen=True, gc=False):
-    """What can be said of one node and one task. can_ever: whether it could ever run it; now: whether it would be admitted
+    """Verdict on one node and one task. can_ever: whether it could ever run it; now: whether it would be admitted
     there now; either None where nobody here can tell. age_s: how old the facts are, None for this node's own."""
 
     node: str
@@ -213,7 +213,7 @@ class WaitReasons:
         return f"; of this home: {some_of(holders)}" if holders else ""
 
     def _gone(self, peer: PeerInfo) -> str:
-        """That nobody is there to be asked."""
+        """The reason if the node is suspect or dead; "" if it is there."""
         since = duration_text(max(self._now_s - peer.since_s, 0.0))
         match peer.state:
             case PeerState.SUSPECT:
@@ -224,7 +224,7 @@ class WaitReasons:
                 return ""
 
     def _not_now_there(self, peer: PeerInfo) -> str:
-        """Why nothing is sent there now, whatever room it has."""
+        """The reason why nothing is sent there now, whatever room it has."""
         node, task = self._node, self._task
         name = peer.identity.node
         gone = self._gone(peer)
@@ -252,12 +252,12 @@ _ELSEWHERE = (HomePhase.AWAY, HomePhase.COLLECTING, HomePhase.UNKNOWN)
 
 
 def drained_reason(reason: str) -> str:
-    """That a node takes no tasks for now, and why."""
+    """The reason of a drained node."""
     return f'drained: "{reason}"' if reason else "drained"
 
 
 def uncollected_reason(task: HomeTask) -> str:
-    """That it has ended elsewhere, and why that cannot be recorded yet; "" if nothing is known of that."""
+    """The reason why the result of a task that has ended elsewhere cannot be recorded yet; "" if there is none."""
     collection = task.collection
     if collection is None or task.record.attempt != collection.attempt or task.phase not in _ELSEWHERE:
         return ""
@@ -267,7 +267,7 @@ def uncollected_reason(task: HomeTask) -> str:
 
 
 def holding_reason(task: HomeTask) -> str:
-    """What keeps a waiting task itself from being considered; "" if nothing does."""
+    """The reason why a waiting task is not considered at all; "" if it is."""
     match task.phase:
         case HomePhase.OFFERED:
             return f"it is offered to {task.offered_to}, which has not answered yet"
@@ -304,7 +304,7 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def cores_reason(ledger: Ledger, request: ResourceRequest, names: Mapping[str, str]) -> str:
-    """Why its cores and memory are not free; "" if they are."""
+    """The reason why its cores and memory are not free; "" if they are."""
     if ledger.has_cores(request):
         return ""
     profile = ledger.profile
@@ -337,7 +337,7 @@ def devices_reason(
     kept: Backfill | None,
     names: Mapping[str, str],
 ) -> str:
-    """Why its devices are not free; "" if they are. ``kept``: for others, as when this task was last looked at."""
+    """The reason why its devices are not free; "" if they are. ``kept``: for others, as when this task was last looked at."""
 
     def allows(state: DeviceState, asked: DeviceRequest) -> bool:
         return kept is None or kept.allows(state, asked, task)
@@ -381,7 +381,7 @@ def _gpus(count: int) -> str:
 
 
 def _why_not(ledger: Ledger, ask: DeviceRequest, task: str, kept: Backfill | None, state: DeviceState) -> str:
-    """Why this device is not to be had."""
+    """The reason why this device is not free; "" if it is."""
     words = state.why_not(ask, ledger.now_s)
     if words or kept is None or kept.allows(state, ask, task):
         return words
@@ -411,7 +411,7 @@ def _holders(busy: Mapping[DeviceState, str], names: Mapping[str, str], before: 
 
 
 def turn_reason(queue: WaitingQueue, task: HomeTask) -> str:
-    """Who has to start before it, though there is room for it; "" if nobody has."""
+    """The task that has to start before it, though there is room for it; "" if none has."""
     first = queue.goes_before(task)
     if first is None:
         return ""
@@ -430,7 +430,7 @@ def turn_reason(queue: WaitingQueue, task: HomeTask) -> str:
 
 
 def room_told(profile: Profile, report: LoadReport, request: ResourceRequest) -> Known:
-    """Whether it has room now, and what it told of that, in words."""
+    """Room of another node for a task: whether it has some now (None: not known), and the reason."""
     if report.region is Region.UNDERLOADED and not report.accepts:
         return False, "it takes no tasks of others now"
     cores, cores_text = _cores_there(profile, report, request)
@@ -525,7 +525,7 @@ def _with_waiting(report: LoadReport, words: str) -> str:
 
 
 def _has_room_there(gpu: Device, load: DeviceLoad | None, ask: DeviceRequest) -> bool | None:
-    """Whether this GPU has room for the task; None: that depends on what is not told."""
+    """True if this GPU has room for the task; None: that depends on what is not told."""
     if load is None:
         return None
     if not load.health.is_usable or load.mode is DeviceMode.EXCLUSIVE:
@@ -572,7 +572,7 @@ def _gpus_there(
 
 
 class Suggestion(msgspec.Struct, frozen=True, gc=False):
-    """What to change, as it is typed, and where the task would start then."""
+    """A change, as it is typed, and the node where the task would start then."""
 
     words: str
     node: str

@@ -61,7 +61,7 @@ class Mediator(Protocol):
         """An offer came to nothing."""
 
     def may_regain_lease(self, task: HomeTask, /) -> bool:
-        """Whether a task that was held may be leased again."""
+        """True if a task that was held may be leased again."""
 
     def run_again(self, task: HomeTask, exit_: Exit, /) -> str:
         """The process of a task has ended. Why it runs again; "": it does not."""
@@ -78,13 +78,13 @@ class Mediator(Protocol):
     # -- tasks of other homes ------------------------------------------------------------------------------------------
 
     def is_own_task(self, uid: bytes, /) -> bool:
-        """Whether an unfinished task of this home has this uid."""
+        """True if an unfinished task of this home has this uid."""
 
     def is_ending(self, key: str, /) -> bool:
-        """Whether the launcher still has an attempt that nobody here knows, and is ending it."""
+        """True if the launcher still has an attempt that nobody here knows, and is ending it."""
 
     def accepts_offer(self, offer: Offer, /) -> bool:
-        """Whether the transfer policy accepts an offer."""
+        """True if the transfer policy accepts an offer."""
 
     def guest_arrived(self, guest: RemoteTask, /) -> None:
         """A task of another home was committed, and waits here."""

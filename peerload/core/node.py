@@ -156,7 +156,7 @@ class Node:
             table.update(kept)
 
     def holds(self, key: str) -> bool:
-        """Whether this attempt is to run here."""
+        """True if this attempt is to run here."""
         return self.runs.holds(key)
 
     def _route(self, event: events.Event) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line an event

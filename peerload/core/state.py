@@ -116,7 +116,7 @@ class CoreState:
 
     @property
     def takes_guests(self) -> bool:
-        """Whether tasks of other homes may come here at all."""
+        """True if tasks of other homes may come here at all."""
         return not self.profile.drained and not self.profile.trouble and self.has_disk_room and not self.is_stuck
 
     def count(self, name: str, by: int = 1) -> None:

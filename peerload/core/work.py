@@ -394,7 +394,7 @@ class RemoteTask(Work):
 
     @property
     def may_move(self) -> bool:
-        """Whether its home would still place it elsewhere."""
+        """True if its home would still place it elsewhere."""
         return self.migrations_max < 0 or self.migrations < self.migrations_max
 
 

@@ -52,7 +52,7 @@ class GpuShare(enum.StrEnum):
 
 
 class Health(enum.IntEnum):
-    """Whether a device may be given to tasks. UNKNOWN: its driver does not answer; SICK: it must not be used."""
+    """True if a device may be given to tasks. UNKNOWN: its driver does not answer; SICK: it must not be used."""
 
     OK = 0
     DEGRADED = 1
@@ -61,7 +61,7 @@ class Health(enum.IntEnum):
 
     @property
     def is_usable(self) -> bool:
-        """Whether tasks may start on it."""
+        """True if tasks may start on it."""
         return self in (Health.OK, Health.DEGRADED)
 
 
@@ -174,5 +174,5 @@ class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_free(self) -> bool:
-        """Whether a task that wants it for itself could start on it."""
+        """True if a task that wants it for itself could start on it."""
         return self.mode is DeviceMode.FREE and self.health.is_usable and self.free_slots > 0

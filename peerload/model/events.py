@@ -298,7 +298,7 @@ class RemoteCancelRequested(_Event, frozen=True):
 
 
 class DiskRoomChanged(_Event, frozen=True):
-    """Whether the disk of this node's store has enough free room for more tasks."""
+    """True if the disk of this node's store has enough free room for more tasks."""
 
     has_room: bool
     trouble: str = ""

@@ -109,7 +109,7 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
         return self.incarnation, self.refutation, self.standing, self.boot
 
     def is_credible(self, believed: MembershipUpdate | None) -> bool:
-        """Whether anybody but the node itself may say this, given what is believed of it."""
+        """True if anybody but the node itself may say this, given what is believed of it."""
         if max(self.incarnation, self.refutation) <= CLAIM_MAX:
             return True
         numbers = self.incarnation, self.refutation

@@ -64,7 +64,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 
     @property
     def takes_devices(self) -> bool:
-        """Whether it needs more than cores and memory."""
+        """True if it needs more than cores and memory."""
         return self.gpus > 0 or bool(self.devices)
 
 

@@ -56,7 +56,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def awaits(self) -> bool:
-        """Whether its tasks wait for others."""
+        """True if its tasks wait for others."""
         return bool(self.after or self.after_ok)
 
     def again(self) -> SubmitOptions:
@@ -89,7 +89,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_news(self) -> bool:
-        """Whether anything has become of it."""
+        """True if anything has become of it."""
         return bool(self.is_over or self.failed or self.lost)
 
 

@@ -144,7 +144,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def needs_feeding(self) -> bool:
-        """Whether its node has to have something for it to read."""
+        """True if its node has to have something for it to read."""
         return self.takes_input or self.terminal is not None
 
     def __post_init__(self) -> None:

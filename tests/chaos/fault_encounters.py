@@ -43,7 +43,7 @@ def met_by_agent(cluster: Cluster, machine: Machine, what: str) -> None:
 
 
 def met_by_cut(cluster: Cluster, pairs: Pairs) -> None:
-    """Whether a partition stands between a home and a node that runs a task of it."""
+    """True if a partition stands between a home and a node that runs a task of it."""
     cut = set(pairs)
     for machine in cluster.machines.values():
         for guest in machine.node.executor.guests.values() if machine.node is not None else ():

@@ -74,7 +74,7 @@ def records_of(machine: Machine, name: str) -> list[TaskRecord]:
 
 
 def waits_in_vain(machines: dict[str, Machine], home: str, record: TaskRecord) -> bool:
-    """Whether a queued task waits for one that may never end, or such tasks have all slots of its group."""
+    """True if a queued task waits for one that may never end, or such tasks have all slots of its group."""
     terms, machine = terms_of(machines[home], record.task), machines[home]
     settings = machine.disk.groups.get(terms.group)
     if settings is not None and settings.slots:

@@ -301,5 +301,5 @@ class Invariants:
         return self._final.get(uid)
 
     def is_executing(self, uid: bytes) -> bool:
-        """Whether a copy of it executes now."""
+        """True if a copy of it executes now."""
         return uid.hex() in self._executing

@@ -38,7 +38,7 @@ class Rest:
         self._stuck: dict[bytes, TaskRecord] | None = None
 
     def has_come(self) -> bool:
-        """Whether all work is over and nothing is left of it. Raises InvariantBroken if the time for that has passed."""
+        """True if all work is over and nothing is left of it. Raises InvariantBroken if the time for that has passed."""
         cluster = self._cluster
         if self._stuck is None and cluster.now_s >= self._due_s:
             self._stuck = dict(self._at_rest())
@@ -120,13 +120,13 @@ class Rest:
         return ""
 
     def _is_orphan(self, uid: bytes, home: str) -> bool:
-        """Whether its home has lost its disk or is gone: nobody can say what is to become of it."""
+        """True if its home has lost its disk or is gone: nobody can say what is to become of it."""
         return uid not in self._cluster.checker.acknowledged and (
             self._cluster.machines[home].is_gone or self._cluster.machines[home].disk.number > 1
         )
 
     def _views(self) -> str:
-        """Whether each node that is there sees each other as alive (and nobody who is gone)."""
+        """True if each node that is there sees each other as alive (and nobody who is gone)."""
         machines = self._cluster.machines.values()
         for machine in machines:
             if machine.node is None:

@@ -91,7 +91,7 @@ class Machine:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether its agent gets no processor."""
+        """True if its agent gets no processor."""
         return self.is_paused or self.is_suspended
 
     # -- start and crash -----------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class Machine:
             self.handle(ready)
 
     def runs_guests(self) -> bool:
-        """Whether its launcher has a task of another home."""
+        """True if its launcher has a task of another home."""
         return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
 
     # -- facts ---------------------------------------------------------------------------------------------------------

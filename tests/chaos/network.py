@@ -108,11 +108,11 @@ class Network:
         return machines[link.ends[0]], machines[link.ends[1]]
 
     def is_cut(self, src: str, dst: str) -> bool:
-        """Whether a partition stands in this direction now."""
+        """True if a partition stands in this direction now."""
         return self._cuts[src, dst] > 0
 
     def _answers(self, link: Link) -> bool:
-        """Whether a connection could be made now."""
+        """True if a connection could be made now."""
         a, b = self._machines(link)
         for machine in (a, b):
             if machine.node is None or machine.is_asleep:
@@ -262,7 +262,7 @@ class Network:
         self._commits_lost[src, dst] = until_s
 
     def loses_commits(self, src: str, dst: str) -> bool:
-        """Whether they are lost just now."""
+        """True if they are lost just now."""
         return self._commits_lost.get((src, dst), 0.0) > self._cluster.now_s
 
     def announce(self, src: Machine, message: Broadcast) -> None:

@@ -391,7 +391,7 @@ class Plan(msgspec.Struct, frozen=True):
     ]
 
     def has_drift(self) -> bool:
-        """Whether clocks run at rates of their own."""
+        """True if clocks run at rates of their own."""
         return any(machine.rate != 1.0 for machine in self.machines)
 
     def lease_s_max(self) -> float:

@@ -52,7 +52,7 @@ class Provoked:
         self._busy_until_s = 0.0
 
     def is_over(self) -> bool:
-        """Whether what was last done to a home and a node with a task of it has ended, so that it can show its effect."""
+        """True if what was last done to a home and a node with a task of it has ended, so that it can show its effect."""
         return self._cluster.now_s >= self._busy_until_s
 
     def begins(self, for_s: float) -> None:
@@ -105,7 +105,7 @@ class Provoked:
         return guest is not None and guest.phase is RemotePhase.WAITING and guest.attempt == task.record.attempt
 
     def outlives(self, home: Machine, uid: bytes, more_s: float) -> bool:
-        """Whether this task may run twice but not at once, and for a lease and ``more_s`` yet, at least."""
+        """True if this task may run twice but not at once, and for a lease and ``more_s`` yet, at least."""
         task = home.node.home.tasks.get(uid) if home.node is not None else None
         if task is None or task.spec.guarantee is not Guarantee.AT_LEAST_ONCE:
             return False

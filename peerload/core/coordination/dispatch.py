@@ -94,7 +94,7 @@ class TaskDispatch:
                 self.arrives(task)
 
     def has_yet_to_arrive(self, task: HomeTask) -> bool:
-        """Whether this new task is neither dispatched nor changed by anybody so far."""
+        """True if this new task is neither dispatched nor changed by anybody so far."""
         is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
         return is_waiting and task.uid not in self._queue and task.uid not in self._home.stranded
 

@@ -62,18 +62,18 @@ class RunningTasks:
         self._devices_due_s = math.inf
 
     def holds(self, key: str) -> bool:
-        """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
+        """True if this attempt is to run here. A process decided upon before its launcher died must not be started by
         the next one: the attempt was reported as died meanwhile."""
         return key in self._works
 
     def is_ending(self, key: str) -> bool:
-        """Whether the launcher had this attempt running when it was last asked, nobody here knows it, and it has not
+        """True if the launcher had this attempt running when it was last asked, nobody here knows it, and it has not
         ended yet."""
         return key in self._strangers
 
     @property
     def has_launcher(self) -> bool:
-        """Whether anything can be started now."""
+        """True if anything can be started now."""
         return not self._launcher_away
 
     def works(self) -> Iterable[HomeTask | RemoteTask]:

@@ -48,7 +48,7 @@ class ResourceShortage:
 
     @property
     def may_start(self) -> bool:
-        """Whether an attempt may be started now."""
+        """True if an attempt may be started now."""
         return not self._is_open and not self._trial
 
     @property

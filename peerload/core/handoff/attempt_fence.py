@@ -67,7 +67,7 @@ class AttemptFences:
         return fence.home if fence is not None else ""
 
     def was_refused(self, uid: bytes, attempt: int) -> bool:
-        """Whether this very attempt was refused: then it has never started here."""
+        """True if this very attempt was refused: then it has never started here."""
         fence = self._fences.get(uid)
         return fence is not None and fence.attempt == attempt and fence.kind is FenceKind.REFUSED
 

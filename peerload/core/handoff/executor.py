@@ -228,7 +228,7 @@ class ExecutorHandoff:
         return ""
 
     def _is_promised(self, offer: Offer) -> bool:
-        """Whether this node has asked for it, and keeps room. What devices a promised task would take was not known when
+        """True if this node has asked for it, and keeps room. What devices a promised task would take was not known when
         it was promised: that is looked at now."""
         is_expected = offer.uid in self._ledger.inbound
         if is_expected and offer.spec.request.takes_devices:

@@ -190,7 +190,7 @@ class HomeHandoff:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
 
     def _may_report(self, task: HomeTask, src: str, message: NotStarted | Return | Died) -> bool:
-        """Whether src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
+        """True if src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
         has promised (R6); only its lease, or a new start of its machine, ends the attempt then."""
         record = task.record
         has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
@@ -227,13 +227,13 @@ class HomeHandoff:
         return tuple(grant for grant in task.record.grants if grant.attempt != task.record.attempt)
 
     def _was_granted(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """Whether src may have run this attempt. Records of earlier versions know the current grant and the last."""
+        """True if src may have run this attempt. Records of earlier versions know the current grant and the last."""
         record = task.record
         is_current = attempt == record.attempt and attempt > 0 and src in (record.node, record.last_node)
         return is_current or Grant(attempt, src) in record.grants
 
     def _may_have(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """Whether it is src's still, or may become so again (R11)."""
+        """True if it is src's still, or may become so again (R11)."""
         record = task.record
         return attempt == record.attempt and src in (record.node, record.last_node)
 

@@ -178,7 +178,7 @@ class HomeLeases:
         return True
 
     def _is_current(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """Whether src holds the current attempt; one that was given up but not granted anew is taken back (R11)."""
+        """True if src holds the current attempt; one that was given up but not granted anew is taken back (R11)."""
         record = task.record
         if attempt != record.attempt:
             return False

@@ -57,7 +57,7 @@ class TaskParking:
         self.is_away = False
 
     def is_answered(self, task: HomeTask, src: str, renewal: Renewal) -> bool:
-        """Whether a renewal of the current attempt is answered; it may be what ends PARKED."""
+        """True if a renewal of the current attempt is answered; it may be what ends PARKED."""
         parked_ts = task.record.parked_ts
         if not parked_ts:
             return True

@@ -59,7 +59,7 @@ class Detector:
 
     @property
     def may_judge(self) -> bool:
-        """Whether this node has run, and probed, since it last stood still."""
+        """True if this node has run, and probed, since it last stood still."""
         return not self._is_stale
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Detector:
             self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
 
     def gone(self, node: str) -> None:
-        """It is not there any more: it has no turn."""
+        """Remove a member from the ring."""
         if node in self._order:
             self._order.remove(node)
 
@@ -166,7 +166,7 @@ class Detector:
             self._shared.send(src, GossipAck(ping.sequence), address=address, with_load=True)
 
     def acked(self, src: str, sequence: int) -> None:
-        """It answers, this node or one of the helpers."""
+        """Note the answer of a member, to this node or to a helper."""
         helped = self._helped.pop(sequence, None)
         if helped is not None:
             asker, address, asked = helped
@@ -226,5 +226,5 @@ class Detector:
 
 
 def ring_place(node: str) -> tuple[int, str]:
-    """Where a name lies on the ring."""
+    """Position of a name on the ring."""
     return crc32(node.encode()), node

@@ -127,7 +127,7 @@ class Gossip:
         return True
 
     def _admits(self, rumour: MembershipUpdate) -> bool:
-        """Whether one more member may be kept. Names of those that are gone for good are kept only while there is room, and
+        """True if one more member may be kept. Names of those that are gone for good are kept only while there is room, and
         make it for whoever comes: the longest known first."""
         shared = self.shared
         is_gone = rumour.standing is MemberStatus.FORGOTTEN
@@ -206,7 +206,7 @@ class Gossip:
             )
 
     def forget(self, node: str) -> None:
-        """It is gone for good, says its operator: everybody is told, and nobody looks for it any more."""
+        """Forget a member that is gone for good, as its operator says: it is broadcast, and nobody looks for it any more."""
         member = self.shared.members.get(node)
         if member is not None:
             self.update_received(msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=()), "")
@@ -221,7 +221,7 @@ class Gossip:
             shared.changed()
 
     def _about_this_node(self, rumour: MembershipUpdate, src: str) -> None:
-        """What others say of this node: it is put right."""
+        """Refute what others say of this node, if it is wrong."""
         own = self.own
         if self._is_leaving:
             return
@@ -268,7 +268,7 @@ class Gossip:
             self.shared.arm(Kind.SPREAD, self.shared.preset.spread_s)
 
     def _pass_on_load(self, load: Load) -> None:
-        """It rides along; what is left after load_s has a datagram of its own."""
+        """Piggyback a load on other datagrams; what is left after load_s has one of its own."""
         self.shared.news.put_load(load)
         if not self.shared.is_armed(Kind.LOADS):
             self.shared.arm(Kind.LOADS, self.shared.preset.load_s)
@@ -283,7 +283,7 @@ class Gossip:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def handle(self, event: GossipReceived | LoopLagged) -> None:
-        """What came from outside."""
+        """Handle an event of gossip."""
         if isinstance(event, GossipReceived):
             self._received(event)
         else:
@@ -330,7 +330,7 @@ class Gossip:
             self._pass_on_load(load)
 
     def heard_from(self, node: str) -> None:
-        """It said something over its link."""
+        """Note that a member has sent something over its link."""
         member = self.shared.members.get(node)
         if member is not None:
             self._spoke(member, over_link=True)
@@ -402,7 +402,7 @@ class Gossip:
 
 
 def rumour_of(identity: Identity, profile: Profile, refutation: int) -> MembershipUpdate:
-    """That a run of a node is alive, as it says itself."""
+    """The update of a node that says itself that it is alive."""
     return MembershipUpdate(
         identity.node,
         identity.boot,

@@ -1,4 +1,4 @@
-"""Who is there: the peers this node knows, what they have and last said; one door for the rest of the core, so one file.
+"""Membership: the peers this node knows, their profiles and newest reports, for the rest of the core.
 
 Gossip (`gossip.py`) finds out who is alive. What it says is advice: it stops probes and offers to whoever is suspected
 or called dead; no task is ever taken back because of it.
@@ -62,7 +62,7 @@ BOOTS_KEPT_MAX = 8
 
 
 class PeerState(enum.StrEnum):
-    """What is believed of a peer."""
+    """Belief about a peer."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -95,14 +95,14 @@ class PeerInfo:
         self.boots: tuple[str, ...] = ()
 
     def was_later_than(self, identity: Identity) -> bool:
-        """Whether this is a late word of an earlier start. Where the disk was lost since, only its boot tells:
+        """True if this is a late word of an earlier start. Where the disk was lost since, only its boot tells:
         incarnations began anew."""
         mine = self.identity
         is_earlier = identity.store == mine.store and identity.incarnation < mine.incarnation
         return is_earlier or identity.boot in self.boots[:-1]
 
     def introduced(self, identity: Identity) -> None:
-        """It said so in person."""
+        """The peer has introduced itself."""
         if identity.boot not in self.boots:
             self.boots = (*self.boots, identity.boot)[-BOOTS_KEPT_MAX:]
 
@@ -148,7 +148,7 @@ class Profiles:
             self._arm(GATHER_S)
 
     def have(self, node: str) -> None:
-        """It is known, or there is nobody left to ask."""
+        """Stop asking for a profile."""
         self._wanted.pop(node, None)
 
     def _arm(self, seconds: float) -> None:
@@ -189,7 +189,7 @@ class Profiles:
             self._shared.core.send(src, ProfileTold(tuple(told)))
 
     def received(self, src: str, told: ProfileTold) -> bool:
-        """What was asked for, of whom it was asked; a node's word about itself always, and before any other. True if a
+        """Take in profiles that were asked for, from whom they were asked; a node's own profile always, and before any other. True if a
         peer became known by it, or has changed."""
         found = False
         for known in told.profiles:
@@ -251,11 +251,11 @@ class Membership:
         return self._listed(node) if peer is None and self._is_listed(node) else peer
 
     def has_any(self) -> bool:
-        """Whether any peer was ever met."""
+        """True if any peer was ever met."""
         return bool(self._names)
 
     def is_usable(self, node: str) -> bool:
-        """Whether probes and offers may go there."""
+        """True if probes and offers may go there."""
         peer = self._peers.get(node)
         if peer is None:
             return self._is_listed(node) and not self._directory.members[node][1].drained
@@ -297,7 +297,7 @@ class Membership:
         self.gossip.leave()
 
     def hello(self, report: LoadReport) -> Hello:
-        """How this node introduces itself."""
+        """The introduction of this node."""
         return Hello(self._state.identity, self._state.profile, report, refutation=self.gossip.refutation)
 
     # -- what was heard ------------------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ class Membership:
     # -- what gossip tells ---------------------------------------------------------------------------------------------
 
     def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
-        """What is believed of a peer has changed."""
+        """Note that the belief about a peer has changed."""
         node = now.node
         if now.standing is MemberStatus.FORGOTTEN:
             self._state.note("node", "forgotten", node=node, reason="an operator said so")
@@ -460,7 +460,7 @@ class Membership:
                 yield Load.of(node, heard.report, max(now_s - heard.at_s, 0.0))
 
     def has_room_for_member(self) -> bool:
-        """Whether there is room for one more peer; one that was lost longest ago makes it."""
+        """True if there is room for one more peer; one that was lost longest ago makes it."""
         if len(self._names) < self._state.config.peers_max:
             return True
         gone = [peer for peer in self._peers.values() if peer.state in (PeerState.DEAD, PeerState.LEFT)]
@@ -531,7 +531,7 @@ class Membership:
         return NamesWithout(left, self._state.node) if left else names
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:
-        """Whether any peer not known to have left could run this, also one that is silent or drained now, or whose file
+        """True if any peer not known to have left could run this, also one that is silent or drained now, or whose file
         system does not answer."""
         return any(
             peer.state is not PeerState.LEFT
@@ -567,7 +567,7 @@ class Membership:
             self._declined[(node, code, subject)] = now_s + lasts_s
 
     def has_declined(self, node: str, code: str, subject: bytes) -> bool:
-        """Whether this node declined that lately."""
+        """True if this node declined that lately."""
         return bool(self._declined) and self._declined.get((node, code, subject), 0.0) > self._state.now.boot_s
 
     def declined_code(self, node: str, spec: TaskSpec) -> str:
@@ -578,11 +578,11 @@ class Membership:
         return next(found, "")
 
     def will_decline(self, node: str, spec: TaskSpec) -> bool:
-        """Whether this node declined lately, for a lasting reason, what would be so of this task, too."""
+        """True if this node declined lately, for a lasting reason, what would be so of this task, too."""
         return bool(self.declined_code(node, spec))
 
     def why_declines(self, node: str, spec: TaskSpec) -> str:
-        """Why this node would decline this task, in words; "" if nothing is known against it."""
+        """The reason why this node would decline this task; "" if none is known."""
         directory = spec.directory.decode(errors="replace")
         match self.declined_code(node, spec):
             case "directory":
@@ -606,7 +606,7 @@ class Membership:
         return [(directory, user.decode()) for directory, _, user in parts]
 
     def any_declined(self) -> bool:
-        """Whether anything is remembered at all (the common case is no)."""
+        """True if anything is remembered at all (the common case is no)."""
         return bool(self._declined)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -635,7 +635,7 @@ class Membership:
 
 
 def _reason(now: MembershipUpdate, *, is_new: bool) -> str:
-    """Why a peer is believed to be what it is now, for people."""
+    """The reason for the belief about a peer, for people."""
     match now.standing:
         case MemberStatus.ALIVE:
             return "met" if is_new else "heard again"

@@ -1,4 +1,4 @@
-"""What this node is, as its peers are told: each change is another version of its profile."""
+"""Profile of this node: each change is another version, which peers fetch."""
 
 from __future__ import annotations
 

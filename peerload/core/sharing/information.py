@@ -149,31 +149,31 @@ class Information:
 
     @property
     def _is_index_steady(self) -> bool:
-        """Whether the load index changes only with the tasks here and with what the sensors read."""
+        """True if the load index changes only with the tasks here and with what the sensors read."""
         return bool(getattr(self._state.policies.load, "steady", False))
 
     def sends(self, uncounted: Work | None = None) -> bool:
-        """Whether an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
+        """True if an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
         return self.level(uncounted) >= self.thresholds().send_at * self._slots
 
     def accepts(self) -> bool:
-        """Whether a task of another home is welcome, as far as the load tells."""
+        """True if a task of another home is welcome, as far as the load tells."""
         below = self.thresholds().accept_below
         return self.level() < below * self._slots and (below > 1.0 or self._ledger.load_tasks < self._slots)
 
     def wants(self, expected: int = 0) -> bool:
-        """Whether this node is to ask for a task, beside so many that it has asked for already."""
+        """True if this node is to ask for a task, beside so many that it has asked for already."""
         thresholds = self.thresholds()
         if self.level() + expected >= thresholds.receive_below * self._slots + thresholds.prefetch:
             return False
         return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < self._slots + thresholds.prefetch
 
     def asks_ahead(self) -> bool:
-        """Whether a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
+        """True if a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
         return self.level() >= self.thresholds().receive_below * self._slots
 
     def gives(self) -> bool:
-        """Whether there are so many tasks here that one may go, if any waits."""
+        """True if there are so many tasks here that one may go, if any waits."""
         above = self.thresholds().give_above
         return self.level() > above * self._slots or (above <= 1.0 and self._ledger.load_tasks > self._slots)
 
@@ -255,7 +255,7 @@ class Information:
         return Region.OVERLOADED if is_full else Region.NORMAL
 
     def _gives(self) -> bool:
-        """Whether it has a task that may go."""
+        """True if it has a task that may go."""
         if self._stranded or self._ledger.waits_for_devices:
             return True
         return len(self._queue) > 0 and self.gives()

@@ -24,7 +24,7 @@ class PeerHints:
     def __init__(self, *, is_on: bool, by_refusal: bool = False) -> None:
         self._is_on = is_on
         self.leaves_footprints = is_on and not by_refusal
-        """Whether a search that found nothing tells those whom it asked."""
+        """True if a search that found nothing tells those whom it asked."""
         self._idle: list[str] = []
         self._busy: list[str] = []
 

@@ -68,7 +68,7 @@ class RemoteAdmission:
         return self.would_accept(home, need, offer.load_tasks_max)
 
     def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
-        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
+        """True if this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
         say."""
         profile = self._state.profile
         if not self._state.takes_guests:

@@ -63,7 +63,7 @@ class StateRequests:
             self._state.actions.append(Announce(Enough(answer.request)))
 
     def _is_still_useful(self, report: LoadReport) -> bool:
-        """Whether more nodes like this one would help: busy ones while there is room here, idle ones while there is
+        """True if more nodes like this one would help: busy ones while there is room here, idle ones while there is
         none."""
         return self._receiver.wants_more() if report.gives else not self._information.shown().accepts
 

@@ -69,7 +69,7 @@ class Sender:
     # -- which tasks look for a place ----------------------------------------------------------------------------------
 
     def sends(self, task: HomeTask) -> bool:
-        """Whether an arriving task (not counted itself) should go elsewhere."""
+        """True if an arriving task (not counted itself) should go elsewhere."""
         if self._state.policies.names["location.sender"] == "none":
             return False
         if not self._home.may_migrate(task) or task.spec.placement.local:
@@ -232,7 +232,7 @@ class Sender:
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
     def _stays(self, search: Search, step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
-        """Whether the task would stay, also because the policy names nobody who could run it."""
+        """True if the task would stay, also because the policy names nobody who could run it."""
         if isinstance(step, Transfer):
             return step.to not in peers
         if isinstance(step, Broadcast):
@@ -240,7 +240,7 @@ class Sender:
         return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
 
     def _has_joined_a_crowd(self, task: HomeTask) -> bool:
-        """Whether a task that waits for devices has been moved before. From then on it goes only where it can start: what
+        """True if a task that waits for devices has been moved before. From then on it goes only where it can start: what
         it may move is not spent on going from one crowd to the next."""
         return task.spec.request.takes_devices and task.record.migrations > 0 and not task.stranded_because
 
@@ -377,7 +377,7 @@ class Sender:
 
     @property
     def passes_on(self) -> bool:
-        """Whether the policy places without asking, so that its test comes where the task is."""
+        """True if the policy places without asking, so that its test comes where the task is."""
         return bool(getattr(self._state.policies.sender, "passes_on", False))
 
     def forward(self, task: HomeTask, to: str) -> None:

@@ -78,7 +78,7 @@ class ClientBinding:
         self._await_no_more(task)
 
     def _is_awaited(self, task: HomeTask) -> bool:
-        """Whether its client has a while still to come back after a restart."""
+        """True if its client has a while still to come back after a restart."""
         return task.uid in self._expected
 
     def _await_no_more(self, task: HomeTask) -> None:

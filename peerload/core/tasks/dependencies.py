@@ -321,7 +321,7 @@ class Dependencies:
         self._state.set_timer_in(self._state.config.await_s, timers.Awaited(home))
 
     def waits_on(self, node: str) -> bool:
-        """Whether a task here waits for one of that home."""
+        """True if a task here waits for one of that home."""
         return bool(self._elsewhere.get(node))
 
 

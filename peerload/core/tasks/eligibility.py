@@ -85,7 +85,7 @@ class Eligibility:
         return self.dependencies.verdict(task.terms)[0] != OPEN
 
     def is_lost(self, task: HomeTask) -> bool:
-        """Whether the outcome of a task that it waits for can no longer be known."""
+        """True if the outcome of a task that it waits for can no longer be known."""
         return task.terms.awaits and self.dependencies.verdict(task.terms)[0] == LOST
 
     def prioritized(self, task: HomeTask) -> None:

@@ -49,7 +49,7 @@ class TaskGroup:
 
     @property
     def has_slot(self) -> bool:
-        """Whether one more may be let through, as far as slots go."""
+        """True if one more may be let through, as far as slots go."""
         return not self.settings.slots or len(self.taken) < self.settings.slots
 
     @property
@@ -58,7 +58,7 @@ class TaskGroup:
         return sum(task.running_at > 0 for task in self.taken.values())
 
     def may_pass(self, uid: bytes) -> bool:
-        """Whether this one may go on, as far as slots go: it has one that is not one too many, or there is a free one."""
+        """True if this one may go on, as far as slots go: it has one that is not one too many, or there is a free one."""
         slots = self.settings.slots
         return not slots or (len(self.taken) <= slots if uid in self.taken else len(self.taken) < slots)
 
@@ -77,7 +77,7 @@ class TaskGroup:
         return None
 
     def is_next(self, task: HomeTask) -> bool:
-        """Whether nobody stands before it in the line."""
+        """True if nobody stands before it in the line."""
         while self.line and self.waiting.get(self.line[0][1]) != self.line[0][0]:
             heapq.heappop(self.line)
         return bool(self.line) and self.line[0][1] == task.uid

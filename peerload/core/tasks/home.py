@@ -75,7 +75,7 @@ class Home:
         self._being_made.pop(array, None)
 
     def is_being_made(self, name: str) -> bool:
-        """Whether this is an array whose members are not durable yet, or one of them."""
+        """True if this is an array whose members are not durable yet, or one of them."""
         return (_array(name) or name) in self._being_made
 
     def named(self, name: str) -> list[HomeTask]:
@@ -92,7 +92,7 @@ class Home:
         return limit if limit is not None else self._state.config.migrations_max
 
     def may_migrate(self, task: HomeTask) -> bool:
-        """Whether one more placement by choice is allowed; none is without room on the disk for what it takes."""
+        """True if one more placement by choice is allowed; none is without room on the disk for what it takes."""
         if not self._state.has_disk_room:
             return False
         return task.record.migrations < self.migrations_max(task)
@@ -160,7 +160,7 @@ class Home:
             self.mediator.task_requeued(task, reason)
 
     def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
-        """Whether it has failed, since its input was read and is not kept: nothing is run on half an input."""
+        """True if it has failed, since its input was read and is not kept: nothing is run on half an input."""
         if not task.record.input_is_cut:
             return False
         self.fail(task, f"{reason}; it cannot be repeated, since its standard input is not kept whole")
@@ -274,7 +274,7 @@ class Home:
         return max(after, self._state.attempts_from) if self._is_older_than_loss(task) else after
 
     def may_be_lost(self, task: HomeTask, attempt: int) -> bool:
-        """Whether this attempt may have been granted by commits that the database has lost, and to anybody."""
+        """True if this attempt may have been granted by commits that the database has lost, and to anybody."""
         return attempt < self._state.attempts_from and self._is_older_than_loss(task)
 
     def _is_older_than_loss(self, task: HomeTask) -> bool:
@@ -441,7 +441,7 @@ class Home:
             self._obeying.popitem(last=False)
 
     def may_obey(self, uid: bytes, attempt: int) -> bool:
-        """Whether the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews
+        """True if the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews
         it meanwhile is not told to kill them."""
         key = execution_key(uid, attempt)
         until_s = self._obeying.get(key)

@@ -203,7 +203,7 @@ class WaitingQueue:
         return sum(1 for _ in islice(earlier, at_most))
 
     def _has_urgent(self) -> bool:
-        """Whether work has come that takes devices and would have them before others that wait."""
+        """True if work has come that takes devices and would have them before others that wait."""
         if len(self._arrived) > ARRIVED_MAX:
             return True
         return bool(self._arrived) and any(work.spec.priority > min(self._levels) for work in self._arrived)

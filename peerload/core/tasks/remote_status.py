@@ -213,7 +213,7 @@ class RemoteStatusQueries:
             self._state.actions.append(FindTasks(tuple(unknown)))
 
     def is_watched(self, task: str) -> bool:
-        """Whether another home has asked after this task of this home, or after its array, and was not told yet that it is over."""
+        """True if another home has asked after this task of this home, or after its array, and was not told yet that it is over."""
         return task in self._watched or task.rpartition(".")[0] in self._watched
 
     def found(self, event: TasksFound) -> None:

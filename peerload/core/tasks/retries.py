@@ -119,7 +119,7 @@ class LostAttempts:
             self._home.hold(task, reason, last_node=node)
 
     def rest_after_restart(self, task: HomeTask) -> bool:
-        """Whether a queued task has to pause (once more): how long it has done so is not known any more."""
+        """True if a queued task has to pause (once more): how long it has done so is not known any more."""
         record = task.record
         unsure_s = self._state.unsure_until_s - self._state.now.boot_s
         if not record.losses and not record.failures and unsure_s <= 0.0:
@@ -175,7 +175,7 @@ class LostAttempts:
         return min(config.loss_backoff_s * 2.0**doublings, config.loss_backoff_s_max)
 
     def _hears_others(self, node: str) -> bool:
-        """Whether a node that is silent is so alone: else it may be this home that nobody hears."""
+        """True if a node that is silent is so alone: else it may be this home that nobody hears."""
         return any(peer.state is PeerState.ALIVE and peer.identity.node != node for peer in self._membership)
 
 
@@ -189,7 +189,7 @@ class MemoryRetries:
 
     @staticmethod
     def concerns(task: HomeTask, exit_: Exit) -> bool:
-        """Whether it is a task that is tried again at all when it ran out of GPU memory, as it did."""
+        """True if it is a task that is tried again at all when it ran out of GPU memory, as it did."""
         request = task.spec.request
         is_repeatable = task.spec.guarantee is not Guarantee.ONCE and request.gpus > 0 and request.gpu_oom_retries > 0
         return is_repeatable and exit_.out_of == OUT_OF_GPU_MEMORY
@@ -226,7 +226,7 @@ class MemoryRetries:
         return ""
 
     def _is_known(self, node: str) -> bool:
-        """Whether it is known what that node has; not, perhaps, at once after this home's start."""
+        """True if it is known what that node has; not, perhaps, at once after this home's start."""
         peer = self._membership.get(node)
         return node == self._state.node or (peer is not None and peer.knows_profile)
 
@@ -256,7 +256,7 @@ class Retries:
         self._lost_attempts = lost_attempts
 
     def concerns(self, task: HomeTask, exit_: Exit) -> bool:
-        """Whether it is a task that is tried again at all when it has ended so."""
+        """True if it is a task that is tried again at all when it has ended so."""
         is_failure = exit_.exit_code != 0 and (task.terms.retries > 0 or bool(exit_.failed_device))
         return is_failure or self._memory.concerns(task, exit_)
 
@@ -291,7 +291,7 @@ class Retries:
 
 
 def _was_meant(task: HomeTask, exit_: Exit) -> bool:
-    """Whether its current attempt ended by a signal that a user has sent it."""
+    """True if its current attempt ended by a signal that a user has sent it."""
     attempt, signals = task.signalled
     return attempt == task.record.attempt and (exit_.signal or exit_.exit_code - SIGNAL_BASE) in signals
 

@@ -136,11 +136,11 @@ class SubmissionLog:
         return self._counter
 
     def is_known(self, event: TaskSubmitted) -> bool:
-        """Whether a submission with this token was accepted before, or is being made."""
+        """True if a submission with this token was accepted before, or is being made."""
         return event.token in self._tokens or event.before is not None or event.token in self._under_way
 
     def is_under_way(self, event: TaskSubmitted) -> bool:
-        """Whether an array with this token is being made: then it is answered with that. Raises BadRequest if it is another
+        """True if an array with this token is being made: then it is answered with that. Raises BadRequest if it is another
         command."""
         made = self._under_way.get(event.token)
         if made is None:
@@ -286,7 +286,7 @@ def _members(membership: Membership) -> Iterator[PeerInfo]:
 
 
 def _why_never_there(peer: PeerInfo, never: str) -> str:
-    """Whether anybody is there comes first."""
+    """True if anybody is there comes first."""
     gone = "" if peer.state is PeerState.ALIVE else peer.state.value
     return ", ".join(filter(None, (gone, never)))
 
