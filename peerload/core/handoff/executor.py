@@ -135,7 +135,7 @@ class ExecutorHandoff:
         self._accept(guest)
 
     def _objection(self, src: str, task: str, uid: bytes) -> str:
-        """Why src has no say about this task; "" if it has. Launcher, spool and queue know an attempt by its task's uid, so
+        """The reason why src may not send messages about this task; "" if it may. Launcher, spool and queue know an attempt by its task's uid, so
         that one uid is never two homes'."""
         if task_home(task) != src:
             return "only its home may offer a task, start it or ask for it"
@@ -146,7 +146,7 @@ class ExecutorHandoff:
         return ""
 
     def _guest_of(self, src: str, uid: bytes) -> RemoteTask | None:
-        """What is here of a task of src. That another speaks of it is counted."""
+        """The attempt here of a task of src. A message of another node about it is counted."""
         guest = self.by_uid.get(uid)
         if guest is None or guest.home == src:
             return guest
@@ -163,7 +163,7 @@ class ExecutorHandoff:
         return True
 
     def _accept(self, guest: RemoteTask) -> None:
-        """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
+        """Send ACCEPT, again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
         accept = Accept(
             guest.task,
             guest.uid,
@@ -237,7 +237,7 @@ class ExecutorHandoff:
         return is_expected
 
     def commit_received(self, src: str, commit: Commit) -> None:
-        """Run it, if it answers the live reservation; else refuse for good."""
+        """Queue an attempt, if the COMMIT answers its live reservation; else refuse it for good."""
         if self._is_unauthorized(src, commit.task, commit.uid):
             return
         guest = self.by_uid.get(commit.uid)
@@ -263,7 +263,7 @@ class ExecutorHandoff:
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
 
     def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
-        """What to say of an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED. Nothing yet of
+        """Answer about an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED. Nothing yet of
         one that the launcher is still ending (R8): home asks again."""
         if self._mediator.is_ending(execution_key(uid, attempt)):
             return
@@ -277,7 +277,7 @@ class ExecutorHandoff:
             self._state.send(src, Died(task, uid, attempt, "nothing is left of it there", store))
 
     def not_committed(self, key: str) -> None:
-        """No COMMIT came so far: said again, or the reservation ends."""
+        """Send ACCEPT again, or end the reservation, since no COMMIT has come."""
         guest = self.guests.get(key)
         if guest is None or guest.phase is not RemotePhase.RESERVED:
             return
@@ -336,7 +336,7 @@ class ExecutorHandoff:
         self._report(guest)
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
-        """Recorded at home."""
+        """Handle RESULT_ACK: the result is recorded at home."""
         guest = self._guest_of(src, ack.uid)
         if ack.uid not in self.by_uid and not self._is_unauthorized(src, ack.task, ack.uid):
             self.fences.noted(ack.uid, ack.attempt)  # that it died
@@ -344,7 +344,7 @@ class ExecutorHandoff:
             self.results.acknowledged(guest)
 
     def _report(self, guest: RemoteTask) -> None:
-        """What its home should know of an attempt that is here."""
+        """Send its home the state of an attempt that is here."""
         if guest.phase is RemotePhase.ENDED:
             self.results.send(guest)
         elif guest.phase is not RemotePhase.RESERVED:
@@ -413,12 +413,12 @@ class ExecutorHandoff:
         self._state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
 
     def _end(self, guest: RemoteTask, signal: int) -> None:
-        """Its processes get a signal, and later SIGKILL."""
+        """Send a signal to the processes of an attempt, and later SIGKILL."""
         self._state.actions.append(SignalTask(guest.key, signal))
         self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(guest.key))
 
     def signal_received(self, src: str, message: Signal) -> None:
-        """Pass a signal on."""
+        """Pass a signal on to a running attempt."""
         guest = self._guest_of(src, message.uid)
         if guest is None or guest.attempt != message.attempt:
             return
@@ -426,7 +426,7 @@ class ExecutorHandoff:
             self._state.actions.append(SignalTask(guest.key, message.signal))
 
     def prioritize(self, guest: RemoteTask, priority: int) -> None:
-        """Its user wants another priority: one that has not started stands elsewhere in the queue from now on."""
+        """Change the priority of an attempt that has not started: it moves in the queue."""
         if guest.spec.priority == priority or guest.phase not in (RemotePhase.RESERVED, RemotePhase.WAITING):
             return
         self._queue.prioritize(guest, priority)
@@ -443,7 +443,7 @@ class ExecutorHandoff:
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
 
     def give_all_back(self, reason: str) -> int:
-        """Nothing of others is to start here any more → how many went home; room that was kept is not kept any longer."""
+        """Return all waiting attempts to their homes and drop all reservations → how many went home."""
         guests = list(self.guests.values())
         for guest in guests:
             if guest.phase is RemotePhase.RESERVED:
@@ -453,20 +453,20 @@ class ExecutorHandoff:
         return sum(guest.phase is RemotePhase.WAITING for guest in guests)
 
     def give_unrunnable_back(self) -> None:
-        """Those that wait here for what this node has no more."""
+        """Return attempts that wait here for what this node has no more."""
         for guest in [guest for guest in self.guests.values() if guest.phase is RemotePhase.WAITING]:
             never = why_never(self._state.profile, guest.spec.request, guest.spec.placement, guest.home)
             if never:
                 self.give_back(guest, never)
 
     def give_waiting_back(self) -> None:
-        """Nobody can say when those that wait here could start."""
+        """Return all waiting attempts: nobody can say when they could start."""
         for guest in list(self.guests.values()):
             if guest.phase is RemotePhase.WAITING:
                 self.give_back(guest, STUCK)
 
     def home_is_back(self, home: str) -> None:
-        """Another start of a home: say at once what is here of its tasks."""
+        """Send a home that has started again, at once, the state of its tasks here."""
         for guest in list(self.guests.values()):
             if guest.home == home:
                 guest.repeat_s = self._state.config.repeat_s
@@ -485,7 +485,7 @@ class ExecutorHandoff:
         return guest
 
     def adopted_running(self, guest: RemoteTask, started_at: float, ts: float) -> None:
-        """It runs on: hold its room, tell its home. ts: the newest that the launcher was told with its deadline."""
+        """Go on with an attempt that runs on after a restart: hold its room, tell its home. ts: the newest that the launcher has."""
         guest.ts = max(guest.ts, ts)
         self._holds_room(guest)
         self.started(guest, started_at, "it runs on; the agent is back")

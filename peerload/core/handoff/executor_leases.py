@@ -1,4 +1,4 @@
-"""How long the guests of this node may run: renewals asked for and granted, and homes that go away (R1, R12).
+"""Leases of attempts of other homes on this node: renewals asked for and granted, and homes that go away (R1, R12).
 
 A lease counts from the moment this node *sent* the message that was granted, never from when the answer came (R1). What
 is granted or told is applied in the order of ``ts``, which only this node's clock writes; the launcher enforces the
@@ -47,7 +47,7 @@ class ExecutorLeases:
         self._renew_at_s = math.inf
 
     def began(self, guest: RemoteTask) -> None:
-        """A lease that has to be renewed from here on."""
+        """Begin to renew the lease of an attempt."""
         self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
 
     def _renew_within(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class ExecutorLeases:
             self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
     def renew_one(self, guest: RemoteTask) -> None:
-        """Out of turn: its home has asked, or should know."""
+        """Send one renewal out of turn: its home has asked, or should know."""
         devices = guest.devices if guest.phase is RemotePhase.HERE else ()
         self._state.send(guest.home, Renew((self._renewal(guest, devices),)))
 
@@ -111,7 +111,7 @@ class ExecutorLeases:
                 self._report(guest)
 
     def park_received(self, src: str, message: Park) -> None:
-        """Its home goes away: no deadline until it is back. Ignored if it is older than what the home has answered since;
+        """Park attempts: their home goes away, and there is no deadline until it is back. Ignored if it is older than what the home has answered since;
         of the same age it counts, as the home said it after its answer."""
         for parking in message.parkings:
             guest = self._guest_of(src, parking.uid)

@@ -87,7 +87,7 @@ class HomeHandoff:
         self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
 
     def accept_received(self, src: str, message: Accept) -> None:
-        """Room is reserved there: grant the attempt durably, then COMMIT. Said again, it has had no COMMIT yet."""
+        """Grant the attempt durably, then send COMMIT: room is reserved there. An ACCEPT that is repeated has had no COMMIT yet."""
         task = self._home.tasks.get(message.uid)
         offering = task.offering if task is not None else None
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
@@ -131,7 +131,7 @@ class HomeHandoff:
         return task.phase is HomePhase.AWAY and (src, message.attempt, message.nonce) == granted
 
     def _commit(self, task: HomeTask, ts: float) -> None:
-        """Say COMMIT; the deadline moves first (R2)."""
+        """Send COMMIT; the deadline moves first (R2)."""
         lease_s = min(self.leases.first_s(task.spec), task.record.lease_s)
         self.leases.extend(task, lease_s)
         lease = granted(task)
@@ -141,7 +141,7 @@ class HomeHandoff:
         self._state.set_timer_in(lease.repeat_s, timers.Query.of(task.uid))
 
     def decline_received(self, src: str, message: Decline) -> None:
-        """No room there after all, or never."""
+        """Handle DECLINE: no room there after all, or never."""
         task = self._home.tasks.get(message.uid)
         offering = task.offering if task is not None else None
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
@@ -157,7 +157,7 @@ class HomeHandoff:
         self._mediator.offer_declined(task, offering, reason)
 
     def offer_failed(self, node: str, uid: bytes) -> None:
-        """No answer in time, or the offer never left: as a decline."""
+        """Handle an offer without an answer in time, or that never left, like a decline."""
         task = self._home.tasks.get(uid)
         offering = task.offering if task is not None else None
         if task is not None and offering is not None and offering.node == node:
@@ -179,7 +179,7 @@ class HomeHandoff:
         return message.to if isinstance(message, Return) else ""
 
     def died_received(self, src: str, message: Died) -> None:
-        """The attempt started, its processes are gone, and there is no result."""
+        """Handle DIED: the attempt started, its processes are gone, and there is no result."""
         task = self._home.tasks.get(message.uid)
         if task is not None and self._may_report(task, src, message):
             reason = f"{src}: {message.reason or 'the attempt died'}"
@@ -314,7 +314,7 @@ class HomeHandoff:
         return None
 
     def output_arrived(self, uid: bytes, attempt: int, error: str, missing: tuple[int, int] = (0, 0)) -> None:
-        """Its output lies here, synced: record the result (D5), then acknowledge it."""
+        """Record a result whose output is here, synced (D5), then acknowledge it."""
         task = self._home.tasks.get(uid)
         collection = task.collection if task is not None and task.phase is HomePhase.COLLECTING else None
         if task is None or collection is None or collection.attempt != attempt:

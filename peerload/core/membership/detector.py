@@ -143,7 +143,7 @@ class Detector:
         shared.arm(Kind.VERDICT, shared.preset.indirect_timeout_s * shared.health.factor, str(sequence))
 
     def failed(self, sequence: int) -> None:
-        """Nobody has heard of it."""
+        """End a probe that failed, indirect probes included."""
         probe = self._probes.pop(sequence, None)
         if probe is None:
             return

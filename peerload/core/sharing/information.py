@@ -1,4 +1,4 @@
-"""What this node knows and tells of its own load: the load index, the thresholds, the region, the report, announcements.
+"""Load information of this node: the load index, the thresholds, the region, the report, announcements.
 
 The information policy says what it watches: the load region, n, or nothing. A load region, or that there is a task to
 give by now, is told when it has held for settle_s and the information policy says so, and besides at the policy's
@@ -102,7 +102,7 @@ class Information:
         uncounted: Work | None = None,
         request: ResourceRequest | None = None,
     ) -> View:
-        """What a policy sees of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
+        """The view that a policy gets of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
         leaves out. request: of the task that is to be placed."""
         view = self._view(peers, uncounted)
         view.for_request = request if request is not None and request.gpus else None
@@ -182,14 +182,14 @@ class Information:
         return self._ledger.profile.slots
 
     def report(self) -> LoadReport:
-        """What this node says of itself now."""
+        """The load report of this node now, to be sent."""
         self._sequence += 1
         report = self._described(self.thresholds())
         self.report_sent(report)
         return report
 
     def shown(self) -> LoadReport:
-        """What this node said of itself, or would have, at the end of the last event; changes nothing."""
+        """The load report of this node as of the end of the last event; changes nothing."""
         return self._described(self._thresholds)
 
     def report_sent(self, report: LoadReport) -> None:
@@ -239,7 +239,7 @@ class Information:
         )
 
     def _standing(self, report: LoadReport) -> Standing:
-        """What is told when it has changed: the region and, where reports choose whom to ask, whether this node has a
+        """The part of a report that is announced when it has changed: the region and, where reports choose whom to ask, whether this node has a
         task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten. And
         whether it has a GPU that nobody uses: whoever waits for one elsewhere hears of it."""
         guides = self._state.policies.information.reports_guide_probing
@@ -272,7 +272,7 @@ class Information:
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """After every event: has anything changed that the information policy watches?"""
+        """Notice changes of what the information policy watches, after every event."""
         self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
         if self._told is None:
             self.announce()
@@ -319,7 +319,7 @@ class Information:
         self._is_quiet = False
 
     def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
-        """What the information policy makes of a change."""
+        """Announce a change, or ask others, as the information policy says."""
         before, self._before = self._before, now
         self._settled_version = NOT_SETTLED
         policy = self._state.policies.information

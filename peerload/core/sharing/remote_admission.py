@@ -35,7 +35,7 @@ class RemoteAdmission:
         self._hints = hints
 
     def probe_received(self, src: str, probe: Probe) -> None:
-        """Would this node accept it now? Advice: nothing is reserved."""
+        """Answer a probe with advice: whether this node would accept the task now; nothing is reserved."""
         self._membership.report_received(src, probe.report)
         accepts = self.would_accept(src, probe.need)
         if not accepts:
@@ -63,7 +63,7 @@ class RemoteAdmission:
         return wait_s + expected_s / view.speed
 
     def accepts_offer(self, offer: Offer) -> bool:
-        """The same question, asked when it counts."""
+        """True if this node accepts the task of an offer."""
         home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
         return self.would_accept(home, need, offer.load_tasks_max)
 

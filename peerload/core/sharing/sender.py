@@ -82,7 +82,7 @@ class Sender:
         return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
-        """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
+        """Strand a task that its home cannot run: it is placed elsewhere, and looked for again until it is. ``searches``: at once, too."""
         task.stranded_because = reason
         task.backoff_s = self._state.config.stranded_backoff_s
         self._home.stranded[task.uid] = task
@@ -91,7 +91,7 @@ class Sender:
         self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
 
     def unstrand(self, task: HomeTask) -> None:
-        """It was placed, cancelled or can run here after all."""
+        """Stop looking for a task that was placed or cancelled, or can run here after all."""
         if self._home.stranded.pop(task.uid, None) is not None:
             self._state.clear_timer(timers.Stranded.of(task.uid))
 
@@ -304,7 +304,7 @@ class Sender:
         self._searches.wait(search)
 
     def _expected_s(self, task: HomeTask) -> float:
-        """What bidders are told of the task: its expected duration on the reference machine; 0 where no bids are wanted."""
+        """The expected duration of a task on the reference machine, which bidders get; 0 where no bids are wanted."""
         history = self._state.history
         return (history.expected_s(history.keys_of(task)) or history.mean_s) if self._wants_bids else 0.0
 
@@ -337,7 +337,7 @@ class Sender:
             self.step(search, task)
 
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
-        """It goes back to the policy as a reply; it costs no probe."""
+        """Pass a declined offer on to the policy as a reply; it costs no probe."""
         search = self._searches.of(task)
         if search is not None:
             search.add(offering.node, accepts=False)
@@ -348,7 +348,7 @@ class Sender:
             task.stranded_because = reason or task.stranded_because
 
     def placed(self, task: HomeTask, node: str) -> None:
-        """It needs no place any more: its search, if any, is over. ``node``: where it is now, "" if it has ended."""
+        """End the search for a task that needs no place any more. ``node``: where it is now, "" if it has ended."""
         search = self._searches.of(task)
         if search is not None:
             self._searches.decide(search, node or "over", f"{node} takes it" if node else "the task is over")
@@ -393,7 +393,7 @@ class Sender:
 
 
 def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:
-    """Why a search ends here."""
+    """The reason why a search ends."""
     match step:
         case Keep():
             return step.reason
