@@ -1,4 +1,4 @@
-"""What a node wants done, in the imperative. `Node.handle` returns these; a driver carries them out in order.
+"""Actions: what a node wants done, in the imperative. `Node.handle` returns these; a driver carries them out in order.
 
 *Outward* actions (`OUTWARD`) can be seen from outside. Those that follow a `Persist` are released only when it is
 durable, in order; the consumer of events does not wait for the disk. A granted lease waits for rows of its own tasks
@@ -128,7 +128,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
 }
-"""What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
+"""The kinds of events, and the states of each. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
 
 
 class DropFloors(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -150,7 +150,7 @@ class PutFate(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropFates(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Nobody here waits for these any more."""
+    """Forget tasks that nobody here waits for any more."""
 
     tasks: tuple[str, ...]
 
@@ -372,7 +372,7 @@ class Note(_Action, frozen=True):
 
 
 class Decided(_Action, frozen=True):
-    """Why a decision was as it was: the policy, the inputs with their age in seconds, the choice and the reason."""
+    """Record of a decision: the policy, the inputs with their age in seconds, the choice and the reason."""
 
     task: str
     policy: str
