@@ -1,4 +1,4 @@
-"""What a fault has met, counted: the rows of the table of crash points are true only if something was under way."""
+"""Conditions that faults have met, counted: the rows of the table of crash points are true only if something was under way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GUEST_PHASES = {
 
 
 def met_by_agent(cluster: Cluster, machine: Machine, what: str) -> None:
-    """What befalls this node's agent, or all of the machine, meets these conditions there."""
+    """Count the conditions that a fault of this node's agent, or of the whole machine, meets."""
     node, gauges = machine.node, cluster.gauges
     if machine.runs_guests():
         gauges.count(f"row {what}: it runs tasks of others")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEASES_MAX = 3.0
 """So many times lease and grace after the last fault has ended, everything is finished or running."""
 STUCK_S = 5.0
-"""What has not moved for so long then is stuck."""
+"""A task that has not moved for so long then is stuck."""
 VIEWS_S = 60.0
 """So long after that at the latest all nodes agree on who is there."""
 
@@ -92,7 +92,7 @@ class Rest:
     # -- nothing left over -------------------------------------------------------------------------------------------
 
     def _left_over(self) -> str:
-        """What is not as it was before there was any work; "" at rest."""
+        """A difference from the state before there was any work; "" at rest."""
         cluster = self._cluster
         for home, task in cluster.checker.acknowledged.values():
             record = cluster.machines[home].disk.tasks[task]

@@ -109,7 +109,7 @@ class Release:
         return False
 
     def make_durable(self, persist: actions.Persist) -> None:
-        """They are on disk."""
+        """Note that these rows are on disk."""
         machine = self._machine
         for row in persist.rows:
             machine.disk.apply(row)

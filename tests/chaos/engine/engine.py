@@ -40,7 +40,7 @@ ASK_AGAIN_S = 1.0
 
 
 class WorldOptions(NamedTuple):
-    """What is around the nodes. codec: what every message passes (the wire's, in tests); disk_s: how long it takes until something is
+    """The environment of the nodes. codec: what every message passes (the wire's, in tests); disk_s: how long it takes until something is
     durable; notice_s: how long after a process's end its agent knows."""
 
     network: NetworkOptions = NetworkOptions()
@@ -175,7 +175,7 @@ class Simulation:
             self.after(self.world.network.delay_s, lambda: host.handle(met))
 
     def crash(self, host: Host, down_s: float, *, machine: bool = False) -> None:
-        """Its agent (or the whole machine) is gone, and back after ``down_s``."""
+        """Crash an agent (or the whole machine); it is back after ``down_s``."""
         self._collect_counts(host)
         self.traced(host.name, "machine crashed" if machine else "agent crashed")
         if machine:
@@ -241,7 +241,7 @@ class Simulation:
                 self._counts[name] = self._counts.get(name, 0) + value
 
     def report(self) -> Report:
-        """What was seen so far."""
+        """The report so far."""
         before = dict(self._counts)
         for host in self.hosts.values():
             self._collect_counts(host)

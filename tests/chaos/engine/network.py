@@ -1,4 +1,4 @@
-"""What becomes of a message on its way: every evil is a named option with one meaning."""
+"""Simulated network: every fault of a message on its way is a named option with one meaning."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SimNetwork:
         self.lost = 0
 
     def arrivals(self, at_s: float, src: str, dst: str) -> list[float]:
-        """When the copies of a message sent now arrive; [] if it is lost."""
+        """The times at which the copies of a message sent now arrive; [] if it is lost."""
         options, rng = self._options, self._rng
         self.sent += 1
         if self.is_cut(at_s, src, dst):
