@@ -31,7 +31,7 @@ class BackgroundTasks:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a bug", exc_info=error)
+            log.error("bug in a background task", exc_info=error)
             self._run.fail(f"a bug: {error!r}")
 
     async def close(self) -> None:

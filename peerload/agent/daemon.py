@@ -265,7 +265,7 @@ class Daemon:
             self.store.close()
             device_locks.close()
         if self.run_state.refusal is not None:
-            exit_reason.leave(config.socket, self.run_state.refusal)
+            exit_reason.write(config.socket, self.run_state.refusal)
             raise self.run_state.refusal
         if self.run_state.has_failed and self._has_lost_its_state:
             raise self._state_is_gone()
@@ -286,7 +286,7 @@ class Daemon:
             why="it was removed, with all that this node knew of its tasks; the agent stops",
             hint=f"{end}a new agent:  peerload up",
         )
-        exit_reason.leave(self.config.socket, error)
+        exit_reason.write(self.config.socket, error)
         return error
 
     # -- composition ---------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Daemon:
         trust = Trust(cluster, state / "trust")
         life = timedelta(seconds=self.config.certificate_s)
         self.tls = Credentials(cluster, self.config.node, state / "tls", life, trust)
-        if self.tls.was_elsewhere:
+        if self.tls.was_of_other_cluster:
             self.info.notices.append(
                 f"its state was last used in another cluster; now it is {cluster.name}"
                 " (another: peerload up --cluster DIR)"
@@ -344,15 +344,15 @@ class Daemon:
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)
-        self.pulls = pulls = StdinFetches(launcher, links, spool, run)
-        stdin = StdinForwarding(node, launcher, inbox, spool, inputs, pulls)
+        self.fetches = fetches = StdinFetches(launcher, links, spool, run)
+        stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
-        self.notices = notices = NotifyHooks(info, store, launcher, spool, users)
-        self.jobs = jobs = CompletionJobs(info, store, event_log, run, saving, notices)
+        self.notify_hooks = notify_hooks = NotifyHooks(info, store, launcher, spool, users)
+        self.jobs = jobs = CompletionJobs(info, store, event_log, run, saving, notify_hooks)
         watches = TaskWatches()
         remover = TaskRemover(store, spool, node, output, watches, run)
         self.retention = Retention(info, store, disk, remover, output, event_log)
@@ -424,8 +424,8 @@ class Daemon:
 
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk)
-        self.settler = settler = ExitSettler(self.exits, inbox, node, pulls, output, gpus, run)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notices, commands))
+        self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
+        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
         starter = TaskStarter(info, node, spool, stdin, launcher, settler)
@@ -433,7 +433,7 @@ class Daemon:
             outbox,
             Timers(inbox, outbox),
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, pulls, spool, output, gpus),
+            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus),
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, run),
             clients,
@@ -498,7 +498,7 @@ class Daemon:
             self.keyring.refresh()
             self.members.start()
             await self.socket.start(self._manager.listener(self.config.socket))
-            exit_reason.forget(self.config.socket)
+            exit_reason.remove(self.config.socket)
             background.append(group.create_task(self.socket.watch()))
             background.append(group.create_task(self._up(loop, address).run()))
             await self.run_state.stopping()
@@ -525,7 +525,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.run_state.stop)
         self.launcher.tell()
-        self.notices.forget_strangers()
+        self.notify_hooks.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
         self.event_log.happened(
             "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"
@@ -596,10 +596,10 @@ class Daemon:
                 if not self.run_state.has_failed:
                     await self.performer.drained(self.inbox)
         except TimeoutError:
-            log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
+            log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
         await self.saving.close()
         await self.output.close()
-        await self.pulls.close()
+        await self.fetches.close()
         await self.stdin_server.close()
         await self.performer.close()
         await self.settler.close()

@@ -298,7 +298,7 @@ class RecordEffects:
                 try:
                     found.append(self._store.found(task))
                 except StoreError as error:
-                    log.warning("%s", error)
+                    log.warning("cannot read a task: error=%s", error)
             if found:
                 self._inbox.put(events.TasksFound(tuple(found)))
             await asyncio.sleep(0)
@@ -448,7 +448,7 @@ class TaskEffects:
         starter: TaskStarter,
         launcher: LauncherLink,
         stdin: StdinForwarding,
-        pulls: StdinFetches,
+        fetches: StdinFetches,
         spool: Spool,
         output: TaskOutputs,
         gpus: Gpus,
@@ -456,7 +456,7 @@ class TaskEffects:
         self._starter = starter
         self._launcher = launcher
         self._stdin = stdin
-        self._pulls = pulls
+        self._fetches = fetches
         self._spool = spool
         self._output = output
         self._gpus = gpus
@@ -477,7 +477,7 @@ class TaskEffects:
     def forget(self, action: actions.ForgetTask) -> None:
         """Forget an attempt that has ended."""
         self._launcher.forget(action.key)
-        self._pulls.end(action.key)
+        self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
         self._spool.drop_scratch(action.key)
@@ -485,11 +485,11 @@ class TaskEffects:
     def dropped(self, rows: tuple[Row, ...]) -> None:
         """End the outputs of attempts that are gone from here by these rows."""
         if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in rows):
-            self._output.guests_left()
+            self._output.remote_attempts_gone()
 
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
-        self._output.pace.signalled(action.key, action.signal)
+        self._output.backpressure.signalled(action.key, action.signal)
         self._launcher.signal(action.key, action.signal)
 
     def set_lease(self, action: actions.SetLease) -> None:

@@ -105,7 +105,7 @@ class ExitSettler:
         records: ExitRecords,
         inbox: Inbox,
         node: Node,
-        pulls: StdinFetches,
+        fetches: StdinFetches,
         output: TaskOutputs,
         gpus: Gpus,
         run: RunState,
@@ -113,14 +113,14 @@ class ExitSettler:
         self._records = records
         self._inbox = inbox
         self._node = node
-        self._pulls = pulls
+        self._fetches = fetches
         self._output = output
         self._gpus = gpus
         self._background = BackgroundTasks(run)
 
     def settle(self, event: events.TaskEnded) -> None:
         """An attempt has ended."""
-        self._pulls.end(event.key)
+        self._fetches.end(event.key)
         has_output = event.exit.stdout_bytes or event.exit.stderr_bytes
         if has_output or (event.exit.exit_code and (self._records.disk_is_full or self._holds_devices(event.key))):
             self._background.start(self._settle(event))
@@ -151,7 +151,7 @@ class ExitSettler:
     def not_started(self, key: str, what: str, error: Exception) -> None:
         """The launcher was not asked to start this attempt: the node is short of something, or it never can be started."""
         if isinstance(error, OSError) and (shortage := SHORTAGES.get(error.errno or 0)):
-            log.warning("%s is not started: %s: %s", key, what, error)
+            log.warning("attempt not started: key=%s reason=%s error=%s", key, what, error)
             self._inbox.put(events.TaskLost(key, shortage, never_started=True, shortage=shortage))
         else:
             why = str(getattr(error, "strerror", None) or error)
@@ -234,7 +234,7 @@ class DiskEvents:
 
     def changed(self, state: str, reason: str) -> None:
         """The state of the disk is another."""
-        log.warning("the disk of %s is %s: %s", self._info.config.state, state, reason)
+        log.warning("disk state changed: directory=%s state=%s reason=%s", self._info.config.state, state, reason)
         self._journal.happened("disk", state, reason=reason)
         self._inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 

@@ -10,7 +10,7 @@ from peerload.model.errors import ConfigError, PeerloadError
 from peerload.wire.frame import LAST_WORDS_BYTES_MAX, LAST_WORDS_ENDING
 
 
-def leave(socket: str, error: PeerloadError) -> None:
+def write(socket: str, error: PeerloadError) -> None:
     """Write why the agent ends. If the file cannot be written, the log alone has the reason."""
     said = str(error.says if isinstance(error, ConfigError) else error)
     words = " ".join(said.split()) + "\n" + " ".join(error.hint.split()) + "\n"
@@ -22,7 +22,7 @@ def leave(socket: str, error: PeerloadError) -> None:
             file.write(words.encode("utf-8", "replace")[:LAST_WORDS_BYTES_MAX])
 
 
-def forget(socket: str) -> None:
+def remove(socket: str) -> None:
     """Remove the file, since an agent runs again."""
     with contextlib.suppress(OSError):
         _path(socket).unlink(missing_ok=True)

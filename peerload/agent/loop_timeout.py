@@ -13,7 +13,7 @@ STEP_S = 0.1
 """Bound on the time that counts of one turn of the loop."""
 
 
-async def comes_within(answer: asyncio.Future[Any], seconds: float) -> bool:
+async def done_within(answer: asyncio.Future[Any], seconds: float) -> bool:
     """Wait for an answer, which is neither taken nor cancelled → whether it is there, after ``seconds`` at the latest in which
     the loop could have seen it: while a busy loop or machine stood still, nothing is held against who answers."""
     left_s = seconds

@@ -70,7 +70,7 @@ def open_more_files() -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except (OSError, ValueError) as error:
-        log.warning("no more than %d files can be open: %s", before, error)
+        log.warning("cannot raise the limit of open files: limit=%d error=%s", before, error)
     return before
 
 

@@ -47,7 +47,7 @@ class Recorder:
             raise ConfigError("record", f"{path} is there", why=str(error), hint="choose another file") from None
         first = recording.encode(started)
         if self._size + len(first) > bytes_max:
-            log.warning("%s has reached %d bytes; nothing is recorded", path, bytes_max)
+            log.warning("recording is full, nothing is recorded: file=%s bytes=%d", path, bytes_max)
             self._forget()
             return
         self._buffer += first if self._size else recording.MAGIC + first
@@ -60,11 +60,11 @@ class Recorder:
         try:
             frame = recording.encode_handled(now, event, actions, failure)
         except (TypeError, ValueError, OverflowError) as error:
-            log.warning("%s cannot be recorded (%s); nothing more is", type(event).__name__, error)
+            log.warning("cannot record an event, recording ends: event=%s error=%s", type(event).__name__, error)
             self._end(f"{type(event).__name__} could not be recorded")
             return
         if self._size + len(self._buffer) + len(frame) > self._bytes_max:
-            log.warning("%s has reached %d bytes; nothing more is recorded", self._path, self._bytes_max)
+            log.warning("recording is full, recording ends: file=%s bytes=%d", self._path, self._bytes_max)
             self._end(f"it had reached its bound of {self._bytes_max} bytes")
             return
         self._buffer += frame
@@ -81,7 +81,7 @@ class Recorder:
                 self._size += written
                 del self._buffer[:written]
         except OSError as error:
-            log.warning("%s cannot be written (%s); nothing more is recorded", self._path, error.strerror)
+            log.warning("cannot write the recording, recording ends: file=%s error=%s", self._path, error.strerror)
             self._forget()
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Recorder:
     def _end(self, reason: str) -> None:
         if self._descriptor is None:
             return
-        self._buffer += recording.encode(recording.Ended(reason))
+        self._buffer += recording.encode(recording.RecordingEnd(reason))
         self.flush()
         self._forget()
 
@@ -114,7 +114,7 @@ def _open(path: str) -> tuple[int, int]:
         with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             whole = recording.whole_bytes(view)
         if whole < size:
-            log.info("%s: the last %d bytes were not whole and are cut off", path, size - whole)
+            log.info("incomplete end of a recording cut off: file=%s bytes=%d", path, size - whole)
             os.ftruncate(descriptor, whole)
         os.fchmod(descriptor, PRIVATE)
     except BaseException:

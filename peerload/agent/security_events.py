@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from peerload.model import metrics
 from peerload.model.actions import EVENTS
 from peerload.model.text import printable
 
@@ -33,17 +34,6 @@ WHAT_CHARS_MAX = 300
 """Bound on the description; a longer one is cut off."""
 
 _log = logging.getLogger("peerload.security")
-
-
-class Tell(Protocol):
-    """`SecurityEvents.tell`, for those who have something to tell and need not know to whom."""
-
-    def __call__(self, rule: str, who: str, what: str, /, *, tolerated: int = 0) -> None:
-        """Something was refused by a rule."""
-
-
-def untold(rule: str, who: str, what: str, /, *, tolerated: int = 0) -> None:
-    """Ignore the refusal; for classes that are tried alone."""
 
 
 class _Culprit:
@@ -76,8 +66,8 @@ class SecurityEvents:
         be nobody's fault (a datagram that the network has doubled): they are counted, and are no events.
         """
         assert rule in RULES, rule
-        self.counters["security events"] += 1
-        self.counters[f"security: {rule}"] += 1
+        self.counters[metrics.SECURITY_EVENTS] += 1
+        self.counters[metrics.labelled(metrics.SECURITY_EVENTS, rule=rule)] += 1
         who, what = printable(who[:WHO_CHARS_MAX]), printable(what[:WHAT_CHARS_MAX])
         now_s = self._clock()
         culprit = self._culprit(rule, who, now_s)

@@ -62,7 +62,9 @@ class Workers(Executor):
                 thread.start()
             except RuntimeError as error:
                 if not self._is_short:
-                    log.warning("%d of %d threads are there: %s", len(self._threads), self._count, error)
+                    log.warning(
+                        "cannot start a thread: running=%d wanted=%d error=%s", len(self._threads), self._count, error
+                    )
                 self._is_short = True
                 return
             self._threads.append(thread)

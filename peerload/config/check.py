@@ -122,5 +122,5 @@ def told(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]
 
 
 def _plain(key: str, value: object) -> object:
-    plain = msgspec.json.decode(msgspec.json.encode(value))  # as the other end of a socket has it: lists, no tuples
+    plain = msgspec.json.decode(msgspec.json.encode(value))  # as after a socket: lists, no tuples
     return [without_password(url) for url in plain] if key == "mqtt" else plain

@@ -65,7 +65,7 @@ def load_with_origins(
     layers.append((ENVIRONMENT, _environment(environment)))
     layers.append((FLAG, given))
     state, where = _last(layers, "state"), _last(layers, "cluster")
-    is_path = isinstance(state, str | os.PathLike) and "\0" not in str(state)  # if not, that is said below
+    is_path = isinstance(state, str | os.PathLike) and "\0" not in str(state)  # otherwise it is refused below
     joined_as = node_identity_file.settings(Path(state)) if is_path and state else {}
     if joined_as and where in (None, "", joined_as["cluster"]):
         layers.insert(1, (str(Path(state, node_identity_file.NAME)), joined_as))
@@ -97,7 +97,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
     """Convert one value at a time, so that the message names the key and where it was set. Variables are text,
     whatever the type of the setting: `PEERLOAD_NODE=17` names a node, `PEERLOAD_SLOTS=17` is a number."""
     converted = {key: converted_value(key, value, origin[key]) for key, value in merged.items()}
-    if "state" in converted:  # the launcher, and what it starts, is in another directory
+    if "state" in converted:  # the launcher and its tasks run in another directory
         converted["state"] = str(Path(converted["state"]).absolute())
     config = AgentConfig(**converted)
     for key, check in (("gpu", lambda: gpu_config(config.gpu)), ("device", lambda: configured_devices(config.device))):
@@ -111,7 +111,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
 def converted_value(key: str, value: object, place: str) -> Any:  # noqa: ANN401 -- of the setting's own type
     """Convert the value of one setting. Raises ConfigError."""
     one = {"node": "n", "state": "s", "socket": "s", key: value}
-    if place != ENVIRONMENT and (why := objection(key, value)):  # what the launcher of all users would say of it
+    if place != ENVIRONMENT and (why := objection(key, value)):  # the system launcher's objection
         raise ConfigError(
             key, f"{'this' if isinstance(value, dict) else repr(value)} cannot be used ({place})", why=why
         )
@@ -194,7 +194,7 @@ def _is_there(path: Path) -> bool:
     entered."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a name that no file can have
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name that no file can have
         return False
     except OSError as error:
         raise ConfigError("config", f"{path} cannot be read", why=str(error.strerror)) from None

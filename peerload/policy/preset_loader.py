@@ -158,7 +158,7 @@ class PresetLoader:
     def _made(self, path: tuple[str, ...], name: str, chosen: type, values: dict[str, Any]) -> object:
         try:
             policy = made(chosen, values)
-        except msgspec.ValidationError as error:  # the class says what contradicts what
+        except msgspec.ValidationError as error:  # the class checks its parameters together
             self._wrong(path, f"{name!r} refuses this", why=str(error))
             return None
         except Exception as error:  # noqa: BLE001 -- a user's class may fail in any way
@@ -203,7 +203,7 @@ def _why_no_method(asked: Any, have: Any) -> str:  # noqa: ANN401 -- whatever th
         inspect.signature(have).bind(*names)
     except TypeError as error:
         return f"cannot be called so: {error}"
-    except ValueError:  # of a method that is not written in Python nothing is known
+    except ValueError:  # a method that is not written in Python has no signature
         return ""
     return ""
 

@@ -1,5 +1,7 @@
-"""Addresses of peer links: `HOST:PORT`, or `[HOST]:PORT` for IPv6; of this machine alone where the agent has no cluster
-directory (rule J6)."""
+"""Network addresses: parsing of `HOST:PORT` (`[HOST]:PORT` for IPv6), resolution, and the addresses of this machine.
+
+An agent without a cluster directory uses loopback addresses only (rule J6).
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,21 @@ from peerload.model.errors import ConfigError
 PORT_MAX = 0xFFFF
 DISCARD_PORT = 9
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses that stand for any other machine (RFC 5737, 3849); nothing is ever sent there."""
+"""Addresses of other machines for questions to the routing table (RFC 5737, 3849); nothing is sent there."""
 LABEL_CHARACTERS_MAX = 63
 ANY = ("0.0.0.0", "::")  # noqa: S104 -- nothing is bound here
-"""What stands for every address of a machine."""
+"""The unspecified addresses: every address of a machine."""
 _PREFERENCES, _PUBLIC = 72, 2
-"""IPV6_ADDR_PREFERENCES and IPV6_PREFER_SRC_PUBLIC of linux/in6.h, which the module socket has no names for."""
+"""IPV6_ADDR_PREFERENCES and IPV6_PREFER_SRC_PUBLIC of linux/in6.h; the module socket does not define them."""
 _EXAMPLES = "for example 127.0.0.1:7117, or [fd00::1]:7117"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
 
 def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int]:
-    """`HOST:PORT` or `[HOST]:PORT`; HOST may be a name, and an IPv6 address has the brackets → HOST as sockets take it (an
-    IPv4 address that is written as IPv6 is IPv4). Raises ConfigError naming ``key``.
+    """Parse `HOST:PORT` or `[HOST]:PORT` → host and port as sockets take them (an IPv4-mapped IPv6 address becomes IPv4).
+    HOST may be a name. Raises ConfigError for the setting ``key``.
 
-    loopback_only: another machine's is an error too, which says how to get a cluster directory.
+    loopback_only: an address of another machine is an error, too.
     """
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -40,21 +42,21 @@ def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int
     if _ip(text) is not None or (":" in host and not is_bracketed and _ip(host) is not None):
         inside, number = (text, "7117") if _ip(host) is None or not port.isdigit() else (host, port)
         hint = f"for example [{inside[:100]}]:{number}"
-        raise ConfigError(key, f"{text[:100]!r} is not HOST:PORT", why="an IPv6 address wants brackets", hint=hint)
+        raise ConfigError(key, f"{text[:100]!r} is not HOST:PORT", why="an IPv6 address needs brackets", hint=hint)
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
         raise ConfigError(key, f"{text[:100]!r} is not HOST:PORT", hint=_EXAMPLES)
     if host == "localhost":
         host = "127.0.0.1"
     ip = _ip(host)
     if ip is None and not _is_name(host):
-        raise ConfigError(key, f"{host[:100]!r} is no host", hint=_EXAMPLES)
+        raise ConfigError(key, f"{host[:100]!r} is not a host name or address", hint=_EXAMPLES)
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.is_link_local or ip.scope_id is not None:
             raise ConfigError(
                 key,
-                f"{host[:100]!r} is an address of one link alone",
-                why="what it means depends on the machine that reads it",
-                hint="name one that means the same everywhere: a global one, or a unique local one (fd00::/8)",
+                f"{host[:100]!r} is a link-local address",
+                why="it means something different on each machine",
+                hint="use a global address, or a unique local one (fd00::/8)",
             )
         host = str(ip.ipv4_mapped or ip)
         ip = ip.ipv4_mapped or ip
@@ -62,7 +64,7 @@ def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int
         raise ConfigError(
             key,
             f"{host[:100]!r} is not a loopback address",
-            why="without a cluster directory an agent meets those of its user on its own machine alone",
+            why="without a cluster directory an agent connects only to agents of its user on this machine",
             hint="peerload invite  makes one, and prints what to type elsewhere",
         )
     return host, int(port)
@@ -79,50 +81,49 @@ def network_of(address: str) -> str:
 
 
 def join_address(host: str, port: int) -> str:
-    """`HOST:PORT`, with brackets where the host has colons."""
+    """Format `HOST:PORT`, with brackets for IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def plain_host(host: str) -> str:
-    """What a socket calls the other end, as people and settings do: IPv4 by its own name, although a socket for both kinds
-    says it in IPv6's (`::ffff:192.0.2.7`)."""
+    """The address of a socket's other end without the IPv6 mapping (`::ffff:192.0.2.7`) of IPv4 addresses."""
     ip = _ip(host) if ":" in host else None
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return str(mapped) if mapped is not None else host
 
 
 def is_loopback(address: str) -> bool:
-    """Whether this `HOST:PORT` of numbers is on this machine. A name is not looked up: no."""
+    """True if this is a numeric `HOST:PORT` of the loopback interface. Names are not resolved."""
     ip = _ip(plain_host(address.rpartition(":")[0].strip("[]")))
     return ip is not None and ip.is_loopback
 
 
-async def numeric(host: str) -> str:
-    """The IP address of this host. Raises OSError if it has none."""
+async def resolve_one(host: str) -> str:
+    """The first IP address of this host. Raises OSError if it has none."""
     if _ip(host) is not None:
         return host
     try:
-        found = await looked_up(host, 0, socket.SOCK_STREAM)
+        found = await resolve(host, 0, socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"no host name: {error}") from None
+        raise OSError(f"not a host name: {error}") from None
     return str(found[0][4][0])
 
 
-async def looked_up(
+async def resolve(
     host: str, port: int | None, kind: socket.SocketKind, family: int = socket.AF_UNSPEC
 ) -> list[tuple[Any, ...]]:
-    """What `socket.getaddrinfo` says, asked in a worker unless ``host`` is a number. Not by the event loop's own: that
-    makes threads when it is first used, and ends the process if it cannot. Raises OSError, UnicodeError."""
+    """`socket.getaddrinfo`, in a worker thread unless ``host`` is numeric. The event loop's own version is not used: it
+    starts threads at its first use, and ends the process if it cannot. Raises OSError, UnicodeError."""
     if _ip(plain_host(host)) is not None:
         return socket.getaddrinfo(host, port, family, kind, flags=socket.AI_NUMERICHOST)
     return await asyncio.to_thread(socket.getaddrinfo, host, port, family, kind)
 
 
-async def connected(host: str, port: int) -> socket.socket:
-    """A TCP connection to the first address of this host that takes one; it does not block. Raises OSError, UnicodeError."""
+async def open_tcp(host: str, port: int) -> socket.socket:
+    """A non-blocking TCP connection to the first address of this host that accepts one. Raises OSError, UnicodeError."""
     loop = asyncio.get_running_loop()
     last = OSError("the name has no address")
-    for family, kind, proto, _, address in await looked_up(host, port, socket.SOCK_STREAM):
+    for family, kind, proto, _, address in await resolve(host, port, socket.SOCK_STREAM):
         sock = socket.socket(family, kind, proto)
         try:
             sock.setblocking(False)
@@ -140,25 +141,26 @@ async def connected(host: str, port: int) -> socket.socket:
 
 
 def reachable(host: str) -> str:
-    """Where others reach a socket bound to this IP address: itself; for "any", this machine's own address towards
-    others, or where it knows no way to all of them the only one it has. Raises OSError if it has none, or several."""
+    """The address at which others reach a socket bound to this IP address. For an unspecified address that is the source
+    address of the default route, or without one the only address of the machine. Raises OSError if there is none, or
+    more than one."""
     ip = _ip(host)
     if ip is None or not ip.is_unspecified:
         return host
     family = socket.AF_INET6 if isinstance(ip, ipaddress.IPv6Address) else socket.AF_INET
     try:
-        found = towards(ELSEWHERE[family == socket.AF_INET6])
+        found = source_address(ELSEWHERE[family == socket.AF_INET6])
     except OSError:
         if (only := _only_address(family)) is not None:
             return only
         raise
     if ":" in found and ipaddress.IPv6Address(found).is_link_local:
-        raise OSError(errno.EADDRNOTAVAIL, "no address but for one link")
+        raise OSError(errno.EADDRNOTAVAIL, "only a link-local address")
     return found
 
 
 def reachable_anywhere() -> str:
-    """This machine's own address towards others: of IPv4, or where it has none of IPv6. Raises OSError if it has neither."""
+    """The address at which others reach this machine: IPv4, else IPv6. Raises OSError if it has neither."""
     try:
         return reachable(ANY[0])
     except OSError:
@@ -166,7 +168,7 @@ def reachable_anywhere() -> str:
 
 
 def reachable_by_both(listen: str, port: int) -> tuple[str, ...]:
-    """Where a node that listens at every address of both kinds is reached by each: `HOST:PORT`; nothing for any other."""
+    """For a node that listens at `[::]`: its `HOST:PORT` for IPv4 and for IPv6. Empty for any other."""
     found = []
     for host in ANY if listen.startswith("[::]:") else ():
         with contextlib.suppress(OSError):
@@ -174,22 +176,22 @@ def reachable_by_both(listen: str, port: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def towards(host: str) -> str:
-    """This machine's own address towards that IP address; of IPv6 one that lasts, not one made up for a day (RFC 8981).
-    Raises OSError if it knows no way."""
+def source_address(host: str) -> str:
+    """The source address of packets to this IP address; for IPv6 not a temporary one (RFC 8981). Raises OSError without a
+    route."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         if family == socket.AF_INET6:
-            with contextlib.suppress(OSError):  # a kernel without it chooses as it likes
+            with contextlib.suppress(OSError):  # not supported by every kernel
                 probe.setsockopt(socket.IPPROTO_IPV6, _PREFERENCES, _PUBLIC)
-        probe.connect((host, DISCARD_PORT))  # asks the routing table; a datagram needs no more
+        probe.connect((host, DISCARD_PORT))  # only asks the routing table
         return str(probe.getsockname()[0])
 
 
 def _only_address(family: int) -> str | None:
-    """The address of a machine on a network without a gateway, such as two machines and a cable; None if that is not one."""
-    told = [one.address for named in psutil.net_if_addrs().values() for one in named if one.family == family]
-    usable = [ip for ip in map(_ip, told) if ip is not None and not ip.is_loopback and not ip.is_link_local]
+    """The address of a machine on a network without a gateway; None unless there is exactly one."""
+    addresses = [one.address for named in psutil.net_if_addrs().values() for one in named if one.family == family]
+    usable = [ip for ip in map(_ip, addresses) if ip is not None and not ip.is_loopback and not ip.is_link_local]
     return str(usable[0]) if len(usable) == 1 else None
 
 

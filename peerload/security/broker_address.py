@@ -1,4 +1,4 @@
-"""Where a broker is, and who we are to it."""
+"""Broker addresses, and the user and password for a broker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _EXAMPLE_IPV6 = "for example mqtts://[fd00::5]:8883"
 
 
 class BrokerUrl(NamedTuple):
-    """``text`` is for people and logs: it holds no password. ``tls``: whether the way to it is encrypted; there is no
-    falling back from one to the other."""
+    """``text`` is for people and logs: it has no password. ``tls``: True for mqtts://; there is no fallback."""
 
     text: str
     host: str
@@ -35,8 +34,8 @@ class BrokerUrl(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> BrokerUrl:
-        """From `mqtts://[user[:password]@]host[:port]`, or `mqtt://` for one that is reached without TLS. Raises
-        ConfigError, never with the password in it."""
+        """Parse `mqtts://[user[:password]@]host[:port]`, or `mqtt://` for a broker without TLS. Raises ConfigError, which
+        never contains the password."""
         scheme = url.partition("://")[0]
         if scheme not in {"mqtt", "mqtts"}:
             raise ConfigError("mqtt", "a broker's address starts with mqtts:// or mqtt://", hint=_EXAMPLE)
@@ -48,9 +47,9 @@ class BrokerUrl(NamedTuple):
             wants_brackets = url.partition("://")[2].rpartition("@")[2].count(":") > 1
             hint = _EXAMPLE_IPV6 if wants_brackets else _EXAMPLE
             raise ConfigError("mqtt", "not a broker's address", hint=hint) from None
-        if host and _is_of_one_link(host):
-            why = "what it means depends on the machine that reads it"
-            raise ConfigError("mqtt", "an address of one link alone", why=why, hint=_EXAMPLE_IPV6)
+        if host and _is_link_local(host):
+            why = "it means something different on each machine"
+            raise ConfigError("mqtt", "a link-local address", why=why, hint=_EXAMPLE_IPV6)
         if not host or port == 0 or parts.path not in {"", "/"} or parts.query or parts.fragment:
             raise ConfigError("mqtt", "not a broker's address", hint=_EXAMPLE)
         user = unquote(parts.username) if parts.username else None
@@ -59,15 +58,15 @@ class BrokerUrl(NamedTuple):
         return cls(f"{scheme}://{shown}:{port}", host, port, user, password, tls)
 
     def known_as(self, password_file: str) -> BrokerUrl:
-        """The same with the user and password of a file, where this address names none. Raises ConfigError."""
+        """The same address with the user and password of a file, if it has none itself. Raises ConfigError."""
         if not password_file or self.password is not None:
             return self
         user, password = read_password(Path(password_file))
         return self if self.user not in {None, user} else self._replace(user=user, password=password)
 
 
-def _is_of_one_link(host: str) -> bool:
-    """Whether it is an IPv6 address that means nothing without an interface of one machine."""
+def _is_link_local(host: str) -> bool:
+    """True if this is an IPv6 address that is valid on one link only."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -76,14 +75,14 @@ def _is_of_one_link(host: str) -> bool:
 
 
 def read_password(path: Path) -> tuple[str, str]:
-    """Who we are to a broker, of a file with one line `USER:PASSWORD` that nobody else can read. Raises ConfigError,
-    never with anything of that line in it."""
+    """User and password from a file with one line `USER:PASSWORD` that nobody else can read. Raises ConfigError, which
+    never contains anything of that line."""
     if not path.is_absolute():
-        raise _unusable(path, "it is no whole path", "such as /etc/peerload/mqtt-password")
+        raise _unusable(path, "it is not an absolute path", "such as /etc/peerload/mqtt-password")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        why = "it is a link" if path.is_symlink() else str(error.strerror)
+        why = "it is a symbolic link" if path.is_symlink() else str(error.strerror)
         hint = "one line, USER:PASSWORD, in a file with mode 0600"
         if isinstance(error, PermissionError):
             hint = f"chown it to the user of this agent (uid {os.getuid()})"
@@ -91,9 +90,11 @@ def read_password(path: Path) -> tuple[str, str]:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _unusable(path, "it is no file", "name a file with one line, USER:PASSWORD")
+            raise _unusable(path, "it is not a regular file", "name a file with one line, USER:PASSWORD")
         if status.st_uid not in {0, os.getuid()}:
-            raise _unusable(path, "it is somebody else's", f"chown it to the user of this agent (uid {os.getuid()})")
+            raise _unusable(
+                path, "it belongs to another user", f"chown it to the user of this agent (uid {os.getuid()})"
+            )
         if status.st_mode & 0o077:
             raise _unusable(path, "others may read or change it", f"chmod 600 {path}")
         raw = os.read(descriptor, PASSWORD_BYTES_MAX + 1)
@@ -111,7 +112,9 @@ def read_password(path: Path) -> tuple[str, str]:
         or "\0" in user + password
         or len(raw) > PASSWORD_BYTES_MAX
     ):
-        raise _unusable(path, "it does not hold one line USER:PASSWORD", "write it anew, then: chmod 600 FILE")
+        raise _unusable(
+            path, "it does not hold one line USER:PASSWORD", "write one line USER:PASSWORD, then: chmod 600 FILE"
+        )
     return user, password
 
 
@@ -120,7 +123,7 @@ def _unusable(path: Path, why: str, hint: str) -> ConfigError:
 
 
 def without_password(url: str) -> str:
-    """A broker's address as it may be shown."""
+    """The address of a broker without its password."""
     try:
         parts = urlsplit(url)
         if parts.password is None:

@@ -1,8 +1,8 @@
-"""The way to a broker by TLS: whom we believe, the certificate that we show, and the handshake.
+"""TLS connections to a broker.
 
-The broker is verified by its name or address and a CA: the cluster's own, those of a file, or those of the system. If
-that fails there is no connection, and never one without TLS. Nodes show their own certificate, so that a broker that
-asks for one knows each by its name.
+The broker's certificate has to match its name or address and a CA: that of the cluster, those of a file, or those of the
+system. There is no fallback without TLS. Nodes show their own certificate to a broker that asks for one, which then knows
+each by its name.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ if TYPE_CHECKING:
     from peerload.security.broker_address import BrokerUrl
 
 SYSTEM = "system"
-"""As the setting `mqtt_ca`: whoever the system believes."""
-_FAULTS = {
+"""Value of the setting `mqtt_ca`: the CAs of the system."""
+_VERIFY_ERRORS = {
     9: "its certificate is not valid yet; compare the clocks",
     10: "its certificate has expired",
-    18: "its certificate is signed by itself alone",
-    19: "its certificate is of a CA that is not believed (mqtt_ca)",
-    20: "its certificate is of a CA that is not believed (mqtt_ca)",
-    21: "its certificate is of a CA that is not believed (mqtt_ca)",
-    62: "its certificate is for another name than that of its address",
+    18: "its certificate is self-signed",
+    19: "its certificate is of a CA that is not trusted (mqtt_ca)",
+    20: "its certificate is of a CA that is not trusted (mqtt_ca)",
+    21: "its certificate is of a CA that is not trusted (mqtt_ca)",
+    62: "its certificate is for another name than its address",
     64: "its certificate is for another address",
 }
-"""OpenSSL's verification codes (X509_V_ERR_…) in words."""
-_REASONS = {
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate that we do not have",
-    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refuses us, perhaps for want of a certificate",
-    "TLSV1_ALERT_UNKNOWN_CA": "it says that our certificate is of a CA it does not believe",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that our certificate has expired",
-    "SSLV3_ALERT_CERTIFICATE_REVOKED": "it says that our certificate was revoked",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses our certificate",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it refuses our certificate",
+"""Text of OpenSSL's verification errors (X509_V_ERR_…)."""
+_TLS_ERRORS = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate, and this node has none",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refuses this node, perhaps for want of a certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "it says that this node's certificate is of a CA that it does not trust",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that this node's certificate has expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "it says that this node's certificate was revoked",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses this node's certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it refuses this node's certificate",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
     "RECORD_LAYER_FAILURE": "it does not speak TLS",
-    "UNSUPPORTED_PROTOCOL": "it speaks no TLS that is safe",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks no TLS that is safe",
+    "UNSUPPORTED_PROTOCOL": "it does not speak a safe version of TLS",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "it does not speak a safe version of TLS",
 }
 
 
 class SecuredBroker(ssl.SSLSocket):
-    """A socket that remembers why the other end broke it off: what reads from it tells nobody."""
+    """A socket that keeps the TLS error with which the other end closed it, because the library does not report it."""
 
-    fault: ssl.SSLError | None = None
-    on_fault: Callable[[], None] | None = None
+    error: ssl.SSLError | None = None
+    on_error: Callable[[], None] | None = None
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """As a socket's; what TLS has to say stays in ``fault``."""
+        """Receive as a socket does; an error of TLS stays in ``error``."""
         try:
             return super().recv(buflen, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            self.fault = error
-            if self.on_fault is not None:
-                self.on_fault()
+            self.error = error
+            if self.on_error is not None:
+                self.on_error()
             raise
 
     def do_handshake(self, block: bool = False) -> None:
@@ -92,9 +92,9 @@ class BrokerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         context.sslsocket_class = SecuredBroker
-        hint = f"the whole path of the file of the CA that signed the broker's certificate, or {SYSTEM}"
+        hint = f"the absolute path of the file of the CA that signed the broker's certificate, or {SYSTEM}"
         if self._ca not in {"", SYSTEM} and not Path(self._ca).is_absolute():
-            raise ConfigError("mqtt_ca", f"{self._ca!r} cannot be used", why="it is no whole path", hint=hint)
+            raise ConfigError("mqtt_ca", f"{self._ca!r} cannot be used", why="it is not an absolute path", hint=hint)
         try:
             if self._ca == SYSTEM:
                 context.load_default_certs(ssl.Purpose.SERVER_AUTH)
@@ -117,14 +117,14 @@ class BrokerTls:
 
 
 def check_ca(ca: str) -> None:
-    """That the setting `mqtt_ca` can be used. Raises ConfigError."""
+    """Check that the setting `mqtt_ca` can be used. Raises ConfigError."""
     if ca:
         BrokerTls(ca, b"", None).context()
 
 
 async def secured(sock: socket.socket, url: BrokerUrl, tls: BrokerTls) -> SecuredBroker:
-    """The same connection, encrypted, its other end proven to be who the address names. Closes it, and raises OSError
-    or ConfigError, if that cannot be."""
+    """Do the TLS handshake on a connection, and verify the broker. Closes it, and raises OSError or ConfigError, on
+    failure."""
     try:
         wrapped = tls.context().wrap_socket(sock, server_hostname=url.host, do_handshake_on_connect=False)
     except BaseException:
@@ -148,7 +148,7 @@ async def secured(sock: socket.socket, url: BrokerUrl, tls: BrokerTls) -> Secure
 
 
 async def _ready(add: Callable[..., Any], remove: Callable[[int], Any], descriptor: int) -> None:
-    """Wait until the socket can go on."""
+    """Wait until the socket is ready."""
     event = asyncio.Event()
     add(descriptor, event.set)
     try:
@@ -158,17 +158,17 @@ async def _ready(add: Callable[..., Any], remove: Callable[[int], Any], descript
 
 
 def broker_valid_until(sock: object) -> float | None:
-    """When the certificate ends that the other end of a socket has shown (Unix s); None without TLS."""
+    """When the certificate of the other end of a socket expires (Unix s); None without TLS."""
     shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
     return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else None
 
 
-def broker_says(error: BaseException) -> str:
-    """Why a broker could not be reached safely, in words; "" if TLS has nothing to do with it."""
+def broker_error_text(error: BaseException) -> str:
+    """Text of a TLS error on the way to a broker; empty for other errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _FAULTS.get(error.verify_code, f"its certificate is refused (X509_V_ERR {error.verify_code})")
+        return _VERIFY_ERRORS.get(error.verify_code, f"its certificate is refused (X509_V_ERR {error.verify_code})")
     if isinstance(error, ssl.SSLEOFError):
-        return "it broke off the TLS handshake"
+        return "it disconnected during the TLS handshake"
     if isinstance(error, ssl.SSLError):
-        return _REASONS.get(error.reason or "", "TLS failed" + (f" ({error.reason})" if error.reason else ""))
+        return _TLS_ERRORS.get(error.reason or "", "TLS failed" + (f" ({error.reason})" if error.reason else ""))
     return ""

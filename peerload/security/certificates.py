@@ -1,7 +1,7 @@
-"""X.509 as the cluster needs it: a CA of its own, and a certificate that says which node somebody is.
+"""X.509 certificates of a cluster: its own CA, the nodes, and MQTT brokers.
 
-Everything is Ed25519. A node's certificate names it in one DNS entry of its subjectAltName, and nothing else in it is
-believed. Certificates are valid from a day before they are made, so that clocks may differ by that much.
+All keys are Ed25519. A node's certificate names the node in the only entry (DNS) of its subjectAltName; nothing else of it is
+used. Certificates are valid from a day before they are made, so that clocks may differ by that much.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ UNREADABLE = (
     *(UnsupportedAlgorithm, InternalError, TypeError),
     *(x509.InvalidVersion, x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""What the library raises, beside ValueError, for certificates, requests and keys that nobody here has made."""
+"""Exceptions of the library, beside ValueError, for malformed certificates, requests and keys."""
 SKEW = timedelta(days=1)
 CA_LIFE = timedelta(days=3650)
 NODE_LIFE = timedelta(days=90)
 BROKER_LIFE = timedelta(days=730)
 BROKER_MARK = "peerload:broker"
-"""In the certificate of a broker, so that nobody takes it for that of a node."""
+"""A name in certificates of brokers: no certificate of a node has it."""
 RENEWED_AT = 2 / 3
-"""The part of a certificate's life after which it is made anew."""
+"""Part of a certificate's life after which it is renewed."""
 
 
 class KeyPair(NamedTuple):
-    """A certificate and its key, as PEM; the key of a CA is empty where it is not had."""
+    """A certificate and its key as PEM; the key of a CA is empty on nodes that do not have it."""
 
     certificate: bytes
     key: bytes
 
     def __repr__(self) -> str:
-        return "Pair(…)"
+        return "KeyPair(…)"
 
 
 class CertificateInfo(NamedTuple):
-    """What a certificate says: who it is for (a CA: the cluster's id), from when until when, its SHA-256, and that of its
+    """Content of a certificate. name: the node (of a CA: the cluster's id); fingerprint: its SHA-256; key: SHA-256 of its
     public key."""
 
     name: str
@@ -66,17 +66,17 @@ class CertificateInfo(NamedTuple):
 
     @property
     def issued_at(self) -> datetime:
-        """When it was made; it is valid from a day before."""
+        """When the certificate was made."""
         return self.valid_from + SKEW
 
     @property
     def due_at(self) -> datetime:
-        """From when on it is to be made anew."""
+        """When the certificate is to be renewed."""
         return self.issued_at + (self.valid_until - self.issued_at) * RENEWED_AT
 
 
 def make_ca(name: str, cluster_id: str, now: datetime) -> KeyPair:
-    """The certificate authority of a new cluster."""
+    """Make the CA of a new cluster."""
     key = Ed25519PrivateKey.generate()
     subject = x509.Name(
         [
@@ -93,23 +93,23 @@ def make_ca(name: str, cluster_id: str, now: datetime) -> KeyPair:
 
 
 def new_key() -> bytes:
-    """A key, as PEM."""
+    """Make a key (PEM)."""
     return _key_pem(Ed25519PrivateKey.generate())
 
 
 def issue(authority: KeyPair, node: str, now: datetime, life: timedelta = NODE_LIFE) -> KeyPair:
-    """A key and certificate for a node, to be used at both ends of its links."""
+    """Make a key and certificate for a node."""
     key = Ed25519PrivateKey.generate()
     return KeyPair(certify(authority, node, key.public_key(), now, life), _key_pem(key))
 
 
 def certify(authority: KeyPair, node: str, key: Ed25519PublicKey, now: datetime, life: timedelta = NODE_LIFE) -> bytes:
-    """The certificate (PEM) by which this key speaks for this node."""
+    """Make a certificate (PEM) for this node and key."""
     ca = _of_pem(authority.certificate)
     ca_key = private_key(authority.key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
     until = now + life
-    if ca.not_valid_after_utc > now:  # where it is not, no date is looked at: it is the local cluster's
+    if ca.not_valid_after_utc > now:  # else it is a local cluster, which checks no dates
         until = min(until, ca.not_valid_after_utc)
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
     builder = (
@@ -124,8 +124,8 @@ def certify(authority: KeyPair, node: str, key: Ed25519PublicKey, now: datetime,
 
 
 def certify_broker(authority: KeyPair, hosts: Sequence[str], now: datetime, life: timedelta = BROKER_LIFE) -> KeyPair:
-    """A key and certificate for an MQTT broker that is reached by these names and addresses. It is no node's: its use as
-    one is ruled out by its purpose, and by BROKER_MARK among its names, of which a node's has one alone."""
+    """Make a key and certificate for an MQTT broker at these names and addresses. Its purpose and BROKER_MARK, a second
+    name, keep it from being used as a node's."""
     names = [*map(_general_name, hosts), x509.UniformResourceIdentifier(BROKER_MARK)]
     ca, ca_key = _of_pem(authority.certificate), private_key(authority.key)
     key = Ed25519PrivateKey.generate()
@@ -149,31 +149,31 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _of_pem(certificate: bytes) -> x509.Certificate:
-    """Raises ValueError, whatever the bytes are."""
+    """Parse a certificate (PEM). Raises ValueError, whatever the bytes are."""
     try:
         return x509.load_pem_x509_certificate(certificate)
     except UNREADABLE as error:
-        raise ValueError("not a certificate that can be read") from error
+        raise ValueError("not a readable certificate") from error
 
 
 def _of_der(certificate: bytes) -> x509.Certificate:
-    """The same."""
+    """Parse a certificate (DER). Raises ValueError, whatever the bytes are."""
     try:
         return x509.load_der_x509_certificate(certificate)
     except UNREADABLE as error:
-        raise ValueError("not a certificate that can be read") from error
+        raise ValueError("not a readable certificate") from error
 
 
 def request(key: bytes, node: str) -> bytes:
-    """A certificate request (PKCS #10, DER) for this key (PEM)."""
+    """Make a certificate request (PKCS #10, DER) for this key (PEM)."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
     made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(private_key(key), None)
     return made.public_bytes(Encoding.DER)
 
 
 def requested_key(csr: bytes) -> Ed25519PublicKey:
-    """The key that a certificate is requested for, by whoever has it; nothing else of the request is believed. Raises
-    ValueError, whatever the bytes are."""
+    """The key of a certificate request, whose signature is checked; nothing else of the request is used. Raises ValueError,
+    whatever the bytes are."""
     try:
         found = x509.load_der_x509_csr(csr)
         key = found.public_key()
@@ -188,12 +188,12 @@ def key_of(certificate: bytes) -> Ed25519PublicKey:
     """The key of a certificate (DER). Raises ValueError if it is not Ed25519."""
     key = _public_key(_of_der(certificate))
     if not isinstance(key, Ed25519PublicKey):
-        raise ValueError("not an Ed25519 key")  # noqa: TRY004 -- the certificate's fault, not a caller's
+        raise ValueError("not an Ed25519 key")  # noqa: TRY004 -- the input is wrong, not the caller
     return key
 
 
 def _public_key(found: x509.Certificate) -> CertificatePublicKeyTypes:
-    """Raises ValueError if it is of a kind that nobody here knows."""
+    """The public key of a certificate. Raises ValueError if its kind is not supported."""
     try:
         return found.public_key()
     except UNREADABLE as error:
@@ -201,22 +201,22 @@ def _public_key(found: x509.Certificate) -> CertificatePublicKeyTypes:
 
 
 def key_fingerprint(key: Ed25519PublicKey) -> str:
-    """By which a key is told from others: SHA-256 of it, hexadecimal."""
+    """SHA-256 of a key, hexadecimal."""
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 def ca_key_of(authority: KeyPair) -> Ed25519PublicKey:
-    """The public key of a CA. Raises ValueError if it is none of ours."""
+    """The public key of a CA. Raises ValueError if it is not Ed25519."""
     return key_of(der_of(authority.certificate))
 
 
 def der_of(certificate: bytes) -> bytes:
-    """A certificate (PEM) as DER. Raises ValueError."""
+    """Convert a certificate from PEM to DER. Raises ValueError."""
     return _of_pem(certificate).public_bytes(Encoding.DER)
 
 
-def ca_facts(authority: KeyPair) -> CertificateInfo:
-    """What a CA's certificate says. Raises ValueError if it is none of ours, or its key (where it is had) is another's."""
+def ca_info(authority: KeyPair) -> CertificateInfo:
+    """Content of a CA's certificate. Raises ValueError if it is not of a cluster, or the key is of another certificate."""
     ca = _of_pem(authority.certificate)
     ids = ca.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
     if len(ids) != 1 or (authority.key and private_key(authority.key).public_key() != _public_key(ca)):
@@ -227,23 +227,23 @@ def ca_facts(authority: KeyPair) -> CertificateInfo:
 
 
 def valid_until(certificate: bytes) -> datetime:
-    """When a certificate (PEM) ends. Raises ValueError."""
+    """When a certificate (PEM) expires. Raises ValueError."""
     return _of_pem(certificate).not_valid_after_utc
 
 
-def node_facts(authority: KeyPair, certificate: bytes) -> CertificateInfo:
-    """What a node's certificate (PEM) of this CA says. Raises ValueError if it is none."""
+def verified_info(authority: KeyPair, certificate: bytes) -> CertificateInfo:
+    """Verify a node's certificate (PEM) of this CA → its content. Raises ValueError."""
     ca = _of_pem(authority.certificate)
     found = _of_pem(certificate)
     try:
         found.verify_directly_issued_by(ca)
     except (InvalidSignature, *UNREADABLE) as error:
-        raise ValueError("not a certificate of this cluster's") from error
+        raise ValueError("not a certificate of this cluster") from error
     return _facts(found)
 
 
-def proven_facts(certificate: bytes) -> CertificateInfo:
-    """What a certificate (DER) says that TLS has verified already. Raises ValueError if it is no node's."""
+def proven_info(certificate: bytes) -> CertificateInfo:
+    """Content of a node's certificate (DER) that TLS has verified. Raises ValueError if it is not of a node."""
     return _facts(_of_der(certificate))
 
 
@@ -267,18 +267,18 @@ def _facts(found: x509.Certificate) -> CertificateInfo:
 
 
 def private_key(pem: bytes) -> Ed25519PrivateKey:
-    """The key in a file. Raises ValueError if it is no Ed25519 key."""
+    """Parse a private key (PEM). Raises ValueError if it is not Ed25519."""
     try:
         key = load_pem_private_key(pem, None)
-    except UNREADABLE as error:  # a TypeError of one with a password
+    except UNREADABLE as error:  # TypeError: the key has a password
         raise ValueError("not an Ed25519 key") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ValueError("not an Ed25519 key")  # noqa: TRY004 -- the file's fault, not a caller's
+        raise ValueError("not an Ed25519 key")  # noqa: TRY004 -- the input is wrong, not the caller
     return key
 
 
 def private_key_pem(pem: bytes) -> bytes:
-    """The key alone, of a file that holds a certificate, too. Raises ValueError."""
+    """The private key (PEM) of a file that may have a certificate, too. Raises ValueError."""
     return _key_pem(private_key(pem))
 
 

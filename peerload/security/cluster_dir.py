@@ -1,8 +1,8 @@
-"""The cluster's directory: whoever has it is a member. Read and verified here, made here, nowhere else.
+"""Cluster directory: the keys and certificates that make a node a member of a cluster. It is read, verified and made here.
 
-It holds the certificate of the cluster's own CA, the key that gossip and MQTT are sealed with, and the cluster's name and
-id, in files that only their owner can read; and where the node may let others in, the CA's key. An agent for whom none is named or found uses one of
-this user's own on this machine, made at first need; with that one it meets no other machine (rule J6).
+It has the certificate of the cluster's CA, the seal key of gossip and MQTT, and the cluster's name and id, in files that
+only their owner can read; and on nodes that let others in, the CA's key. An agent without a configured directory uses a
+local one of its user on this machine, and connects to no other machine with it (rule J6).
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import stat
-import tempfile
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from peerload.model.errors import BadRequest, ConfigError
 from peerload.security import certificates
 from peerload.security.certificates import KeyPair
-from peerload.security.node_identity_file import write_private
+from peerload.security.private_files import make_directory, write_private
 from peerload.wire.seal import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 FILE_BYTES_MAX = 64 << 10
 FACTS, CA, CA_KEY, SEAL_KEY = "cluster.toml", "ca.pem", "ca.key", "seal.key"
 FILES = (FACTS, CA, SEAL_KEY)
-"""Those that have to be there."""
+"""The required files."""
 SYSTEM_DIRECTORY = Path("/etc/peerload/cluster")
 LOCAL_NAME = "local"
 FORMAT = 1
@@ -39,8 +37,8 @@ _NAME = re.compile(r"[a-z0-9-]{1,40}")
 
 
 class ClusterDirectory(NamedTuple):
-    """What a cluster's directory holds. ``is_local``: it never leaves this machine; ``fingerprint``: of its CA.
-    ``authority``: the CA; its key is empty where this node cannot let others in."""
+    """Content of a cluster directory. ``is_local``: the cluster never leaves this machine. ``fingerprint``: of the CA's
+    certificate. ``authority``: the CA; its key is empty if this node cannot make certificates."""
 
     directory: Path
     name: str
@@ -53,7 +51,7 @@ class ClusterDirectory(NamedTuple):
 
     @property
     def is_issuer(self) -> bool:
-        """Whether certificates can be made here."""
+        """True if this node has the CA's key, and can make certificates."""
         return bool(self.authority.key)
 
     def __repr__(self) -> str:
@@ -61,12 +59,12 @@ class ClusterDirectory(NamedTuple):
 
 
 def find(named: str, environment: Mapping[str, str]) -> ClusterDirectory:
-    """The cluster of an agent: the directory named, else this user's, else the system's if it is ours, else the local
-    one. Raises ConfigError."""
+    """The cluster of an agent: the configured directory, else that of this user, else that of the system if this user owns
+    it, else the local one. Raises ConfigError."""
     if named:
         directory = Path(named).expanduser()
         if not directory.is_absolute():
-            what = f"{named[:100]!r} is not the whole path of a directory"
+            what = f"{named[:100]!r} is not an absolute path"
             raise ConfigError("cluster", what, hint="make one:  peerload cluster init DIR")
         return read(directory)
     own = own_directory(environment)
@@ -80,85 +78,73 @@ def find(named: str, environment: Mapping[str, str]) -> ClusterDirectory:
 
 
 def make(directory: Path, name: str) -> ClusterDirectory:
-    """A new cluster in a directory that does not exist yet. Raises BadRequest, and leaves nothing then."""
+    """Make a new cluster in a directory that does not exist yet. Raises BadRequest, and leaves nothing then."""
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"{name!r} cannot be a cluster's name", why="a-z, 0-9 and - alone, at most 40", hint="--name lab"
+            f"{name!r} cannot be a cluster's name", why="only a-z, 0-9 and -, at most 40", hint="--name lab"
         )
     if os.path.lexists(directory):
         why = "it exists"
-        hint = "name another directory: a key that is replaced shuts out every member"
+        hint = "name another directory: replacing the key would lock out every member"
         raise BadRequest(f"no cluster is made in {directory}", why=why, hint=hint)
     now = _now()
     cluster_id = secrets.token_hex(ID_BYTES)
     authority = certificates.make_ca(name, cluster_id, now)
-    _lay_down(directory, name, cluster_id, authority, secrets.token_bytes(KEY_BYTES))
+    _make_directory(directory, name, cluster_id, authority, secrets.token_bytes(KEY_BYTES))
     return read(directory)
 
 
 def install(directory: Path, name: str, cluster_id: str, authority: KeyPair, key: bytes) -> ClusterDirectory:
-    """The directory of a cluster that this node was let into; its place is free, or that of the same cluster, to which
-    the CA's key is added where that was given. Raises BadRequest or ConfigError, and changes nothing then."""
+    """Make the directory of a cluster that this node has joined. If it exists for the same cluster, the CA's key is added
+    if given. Raises BadRequest or ConfigError, and changes nothing then."""
     if os.path.lexists(directory):
         found = read(directory)
         if found.authority.certificate != authority.certificate:
             raise BadRequest(
                 f"{directory} is of another cluster ({found.name})",
-                why="a machine is of one cluster at a time, and nothing is written over",
-                hint=f"take it out first:  peerload leave ; mv {directory} {directory}.old        or name another place:  --cluster DIR",
+                why="a machine belongs to one cluster at a time, and nothing is overwritten",
+                hint=f"leave that cluster first:  peerload leave ; mv {directory} {directory}.old        or name another place:  --cluster DIR",
             )
         if authority.key and not found.is_issuer:
             try:
-                write_private(directory / CA_KEY, authority.key)  # whole, or not at all: a part would be damage
+                write_private(directory / CA_KEY, authority.key)  # atomic: a partial file would be damage
             except OSError as error:
                 raise _unusable(directory, str(error.strerror)) from None
         return read(directory)
-    _lay_down(directory, name, cluster_id, authority, key)
+    _make_directory(directory, name, cluster_id, authority, key)
     return read(directory)
 
 
-def _lay_down(directory: Path, name: str, cluster_id: str, authority: KeyPair, key: bytes) -> None:
-    """Have all files appear at once. Raises BadRequest."""
+def _make_directory(directory: Path, name: str, cluster_id: str, authority: KeyPair, key: bytes) -> None:
     contents = {
         FACTS: f'format = {FORMAT}\nname = "{name}"\nid = "{cluster_id}"\n'.encode(),
         CA: authority.certificate,
         CA_KEY: authority.key,
         SEAL_KEY: key.hex().encode() + b"\n",
     }
-    part: str | None = None
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent)  # with mode 0700
-        for file_name, data in contents.items():
-            if data:
-                _write(Path(part, file_name), data)
-        _sync(Path(part))
-        Path(part).rename(directory)
-        _sync(directory.parent)
+        make_directory(directory, {file: data for file, data in contents.items() if data})
     except OSError as error:
         raise BadRequest(f"no cluster is made in {directory}", why=str(error.strerror)) from None
-    finally:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)  # gone by now if all went well
 
 
 def read(directory: Path, *, is_local: bool = False) -> ClusterDirectory:
-    """A cluster's directory, verified: its owner, its modes, no links, and that its parts belong together. Raises
-    ConfigError."""
+    """Read a cluster directory, and check owner, modes, links, and that its files belong together. Raises ConfigError."""
     files = _read_files(directory)
     try:
         facts = tomllib.loads(files[FACTS].decode())
         name, cluster_id, kind = str(facts["name"]), str(facts["id"]), facts["format"]
         key = bytes.fromhex(files[SEAL_KEY].decode())
         authority = KeyPair(files[CA], files.get(CA_KEY, b""))
-        certified = certificates.ca_facts(authority)
+        certified = certificates.ca_info(authority)
     except (ValueError, KeyError, TypeError) as error:
         raise _unusable(directory, f"it is damaged ({type(error).__name__})", _COPY_ANEW) from None
     if kind != FORMAT:
-        raise _unusable(directory, f"it is of format {kind!r}", "a newer peerload has made it: upgrade this one")
+        raise _unusable(directory, f"it has format {kind!r}", "it was made by a newer peerload: upgrade this one")
     if certified.name != cluster_id or len(key) != KEY_BYTES or not _NAME.fullmatch(name):
         raise _unusable(directory, "its files do not belong together", _COPY_ANEW)
-    if not is_local:  # there all have the same clock, which may be wrong, and nothing of it leaves the machine
+    if not is_local:  # all its nodes share one clock, which may be wrong
         _check_clock(directory, certified)
     return ClusterDirectory(
         directory, name, cluster_id, authority, key, certified.valid_until, certified.fingerprint, is_local
@@ -166,7 +152,7 @@ def read(directory: Path, *, is_local: bool = False) -> ClusterDirectory:
 
 
 def own_directory(environment: Mapping[str, str]) -> Path:
-    """Where the cluster of this user lies on this machine, if there is one beyond it."""
+    """The path of this user's cluster directory."""
     home = Path(environment.get("HOME", "/"))
     return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
 
@@ -182,13 +168,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def _local(directory: Path) -> ClusterDirectory:
-    """This user's own cluster on this machine, made by whichever agent comes first."""
+    """The local cluster of this user; the first agent makes it."""
     if not os.path.lexists(directory):
         try:
             make(directory, LOCAL_NAME)
         except BadRequest as error:
-            if not os.path.lexists(directory):  # else another agent has made it at the same moment
-                hint = "have HOME, or XDG_STATE_HOME, name a directory of yours"
+            if not os.path.lexists(directory):  # else another agent has made it meanwhile
+                hint = "set HOME, or XDG_STATE_HOME, to a directory of yours"
                 raise ConfigError("cluster", error.what, why=error.why, hint=hint) from None
     return read(directory, is_local=True)
 
@@ -213,13 +199,17 @@ def _unusable(path: Path, why: str, hint: str = "") -> ConfigError:
 
 
 def _read_files(directory: Path) -> dict[str, bytes]:
-    """Each file of the directory, opened in a way that follows no link. Raises ConfigError."""
+    """Read each file of the directory without following links. Raises ConfigError."""
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise _unusable(directory, "it does not exist", f"make it:  peerload cluster init {directory}") from None
     except OSError as error:
-        why = "it is a link, or no directory" if directory.is_symlink() or directory.exists() else str(error.strerror)
+        why = (
+            "it is a symbolic link, or not a directory"
+            if directory.is_symlink() or directory.exists()
+            else str(error.strerror)
+        )
         raise _unusable(directory, why, "name the directory itself") from None
     try:
         _check_private(directory, os.fstat(handle), is_directory=True)
@@ -232,12 +222,12 @@ def _read_files(directory: Path) -> dict[str, bytes]:
 def _read_file(directory: Path, name: str, handle: int) -> bytes:
     path = directory / name
     try:
-        # Not waiting for whoever would write into a pipe that lies there.
+        # O_NONBLOCK: the path may be a pipe, which nobody writes to.
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
     except FileNotFoundError:
         raise _unusable(path, "it does not exist", _COPY_ANEW) from None
     except OSError as error:
-        raise _unusable(path, "it is a link" if path.is_symlink() else str(error.strerror)) from None
+        raise _unusable(path, "it is a symbolic link" if path.is_symlink() else str(error.strerror)) from None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         _check_private(path, status, is_directory=False)
@@ -250,27 +240,10 @@ def _read_file(directory: Path, name: str, handle: int) -> bytes:
 
 
 def _check_private(path: Path, status: os.stat_result, *, is_directory: bool) -> None:
-    """What lies there is believed, and whoever reads it is a member: so it is its owner's alone."""
+    """Check that a path is its owner's alone: its content is trusted, and whoever reads it is a member."""
     if not (stat.S_ISDIR if is_directory else stat.S_ISREG)(status.st_mode):
-        raise _unusable(path, "it is no directory" if is_directory else "it is no file")
+        raise _unusable(path, "it is not a directory" if is_directory else "it is not a regular file")
     if status.st_uid != os.getuid():
-        raise _unusable(path, "it is somebody else's", f"chown it to the user of this agent (uid {os.getuid()})")
+        raise _unusable(path, "it belongs to another user", f"chown it to the user of this agent (uid {os.getuid()})")
     if status.st_mode & 0o077:
         raise _unusable(path, "others may read or change it", f"chmod -R go= {path if is_directory else path.parent}")
-
-
-def _sync(directory: Path) -> None:
-    """Have the names in it on disk: a copy elsewhere must not outlive the original."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""The open invitations of this node: STATE/invites, durable, without a secret.
+"""The open invitations of this node, in STATE/invites.
 
-Of a token's secret only the public half of the key that it gives is kept, so that whoever reads the file cannot join with
-it. A use is on disk before it is answered. Whoever has used an invitation, by its key and name, may use it again until it
-ends: an answer that was lost on the way locks nobody out, and lets nobody else in.
+The file has no secret: only the public half of the key that is derived from a token's secret. A use is written before it is
+answered. A newcomer may repeat its use, with the same key and name, until the invitation expires: an answer that was lost
+locks nobody out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from peerload.model.errors import BadRequest, ConfigError
 from peerload.security import certificates
-from peerload.security.node_identity_file import write_private
+from peerload.security.private_files import write_private
 from peerload.wire import join
 from peerload.wire.token import ID_BYTES, SECRET_BYTES
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Objection(Protocol):
-        """Why nobody may be let in by a name; see `Invitations.redeem`."""
+        """Objection to a name; see `Invitations.redeem`."""
 
         def __call__(self, node: str, at: float, /, *, is_meant: bool) -> str:
-            """In words; "" if somebody may."""
+            """Why no newcomer may have this name; empty if one may."""
 
 
 INVITES_MAX = 100
-"""Open at a time."""
+"""Open invitations at a time."""
 USES_MAX = 1000
 LIFE_S_MAX = 7 * 86_400.0
 FILE_BYTES_MAX = 1 << 20
 CLOCK_BACK_S_MAX = 60.0
-"""An invitation that was made so much later than it is now says that the clock was set back: it counts as over."""
+"""An invitation made so much later than now shows that the clock was set back: it counts as expired."""
 
 _log = logging.getLogger("peerload.join")
 
 
 class InvitationUse(msgspec.Struct, frozen=True):
-    """Who was let in: a name, the SHA-256 of its key, and when (Unix s)."""
+    """A newcomer that was let in: its name, the SHA-256 of its key, and when (Unix s)."""
 
     node: str
     key: str
@@ -53,8 +53,8 @@ class InvitationUse(msgspec.Struct, frozen=True):
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """key: the public half of what the secret gives; uses: how many may still use it; node: who alone may, "" for anyone;
-    issuer: who is let in gets the CA's key, too."""
+    """key: the public key derived from the token's secret; uses: how many are left; node: the only name it is for, "" for
+    any; issuer: newcomers get the CA's key, too."""
 
     id: bytes
     key: bytes
@@ -66,13 +66,13 @@ class Invitation(msgspec.Struct, frozen=True):
     used: tuple[InvitationUse, ...] = ()
 
     def is_open(self, now: float) -> bool:
-        """Whether its time has not ended."""
+        """True if the invitation has not expired."""
         return self.made_at - CLOCK_BACK_S_MAX <= now < self.ends_at
 
 
 class InvitationRefused(Exception):
-    """Not let in. ``code`` as in `JoinRefused`; ``why`` is for our own events, ``what`` for the newcomer, who is told
-    something of use only after it has proven to be invited."""
+    """A newcomer is refused. ``code`` as in `JoinRefused`; ``why`` is for this node's events, ``what`` for the newcomer,
+    which gets details only after it has proven that it is invited."""
 
     def __init__(self, code: str, why: str, what: str = "") -> None:
         super().__init__(why)
@@ -82,13 +82,13 @@ class InvitationRefused(Exception):
 
 
 class Invitations:
-    """``path``: of the file. Raises ConfigError if there is one that cannot be read."""
+    """The invitations in the file ``path``. Raises ConfigError if it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._invites: dict[bytes, Invitation] = {}
         self._nobody = Ed25519PrivateKey.generate().public_key()
-        """Stands for the key of a token that is not known, so that the answer takes as long."""
+        """Key for the check of an unknown token, so that its answer takes the same time."""
         try:
             with path.open("rb") as file:
                 kept = msgspec.msgpack.decode(file.read(FILE_BYTES_MAX), type=tuple[Invitation, ...])
@@ -98,23 +98,21 @@ class Invitations:
             raise ConfigError("state", f"{path} cannot be read", why=str(error.strerror)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             kept = ()
-            _log.warning("%s is damaged: open invitations are void; invite again", path)
+            _log.warning("invitations are damaged, open ones are void; invite again: path=%s", path)
         self._invites = {invite.id: invite for invite in kept[:INVITES_MAX]}
-
-    def open(self, now: float) -> int:
-        """How many there are that can be used."""
-        return sum(invite.uses > 0 and invite.is_open(now) for invite in self._invites.values())
 
     def make(
         self, now: float, *, life_s: float, uses: int, node: str = "", issuer: bool = False
     ) -> tuple[bytes, bytes]:
-        """A new one → (id, secret). Raises BadRequest if there are too many, or it cannot be kept."""
-        self._drop_ended(now)
+        """Make an invitation → (id, secret). Raises BadRequest if there are too many; OSError if it cannot be written."""
+        self._drop_expired(now)
         if len(self._invites) >= INVITES_MAX:
-            raise BadRequest("too many invitations are open", why=f"at most {INVITES_MAX}", hint="wait until some end")
+            raise BadRequest(
+                "too many invitations are open", why=f"at most {INVITES_MAX}", hint="wait until some expire"
+            )
         token_id, secret = secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES)
         key = join.proof_key(token_id, secret).public_key().public_bytes_raw()
-        self._keep(Invitation(token_id, key, now, now + life_s, uses, node, issuer))
+        self._save(Invitation(token_id, key, now, now + life_s, uses, node, issuer))
         return token_id, secret
 
     def redeem(
@@ -125,23 +123,23 @@ class Invitations:
         now: float,
         objection: Objection,
     ) -> tuple[Invitation, Ed25519PublicKey]:
-        """Use one → (the invitation, the key to be certified), when that is on disk.
+        """Use an invitation → (the invitation, the key to certify), once the use is written.
 
-        certificate, nonce: what this node has shown in this connection; objection(name, at, is_meant): why nobody may be let in by that
-        name now, "" if somebody may; at: when somebody was last let in by it, 0 if that is not known; is_meant: the invitation is for that
-        name alone. Raises Refused; OSError if the use cannot be kept (then it was none).
+        certificate, nonce: what this node has sent over this connection. objection(name, at, is_meant): why no newcomer may
+        have this name, "" if one may; at: when one last got it (Unix s), 0 if not known; is_meant: the invitation is for
+        this name only. Raises InvitationRefused; OSError if the use cannot be written (then it does not count).
         """
         invite = self._invites.get(request.token)
         known = Ed25519PublicKey.from_public_bytes(invite.key) if invite is not None else self._nobody
-        said = join.transcript(certificate, nonce, request.token, request.node, request.csr)
+        transcript = join.transcript(certificate, nonce, request.token, request.node, request.csr)
         try:
-            known.verify(request.proof, said)
+            known.verify(request.proof, transcript)
         except InvalidSignature:
             why = "its proof is wrong" if invite is not None else "its token is not known"
             raise InvitationRefused("token", why) from None
         assert invite is not None
         if not invite.is_open(now):
-            raise InvitationRefused("token", "its token's time has ended")
+            raise InvitationRefused("token", "its token has expired")
         try:
             key = certificates.requested_key(request.csr)
         except ValueError as error:
@@ -160,10 +158,10 @@ class Invitations:
             raise InvitationRefused(
                 "name", f"{request.node}: {why_not}", f"no node can be called {request.node}: {why_not}"
             )
-        self._keep(msgspec.structs.replace(invite, uses=invite.uses - 1, used=(*invite.used, use)))
+        self._save(msgspec.structs.replace(invite, uses=invite.uses - 1, used=(*invite.used, use)))
         return invite, key
 
-    def _keep(self, invite: Invitation) -> None:
+    def _save(self, invite: Invitation) -> None:
         before = self._invites.get(invite.id)
         self._invites[invite.id] = invite
         try:
@@ -175,5 +173,5 @@ class Invitations:
                 self._invites[invite.id] = before
             raise
 
-    def _drop_ended(self, now: float) -> None:
+    def _drop_expired(self, now: float) -> None:
         self._invites = {key: invite for key, invite in self._invites.items() if invite.is_open(now)}

@@ -1,8 +1,8 @@
-"""The newcomer's side of joining: know the cluster, prove the invitation, come back with a certificate.
+"""Client of the join protocol: verifies the cluster, proves the invitation, and gets a certificate.
 
-It runs in the `peerload join` command, before there is an agent that belongs to anything. The cluster is recognised by the
-hash in the token before a word is said that could be of use to anybody; then a connection that only a member of that very
-cluster can have at its other end gets the proof, which is good there alone. The key never leaves this machine.
+It runs in the `peerload join` command. The cluster is verified by the hash of its CA in the token before anything secret is
+sent. The proof of the invitation is sent over a second connection, which only a member of that cluster can accept, and it is
+valid for that connection only. The node's key never leaves this machine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.model.errors import BadRequest, ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.security import certificates
-from peerload.security.address import parse_address, towards
-from peerload.security.node_identity_file import write_private
-from peerload.security.tls import JOINED_FILE, tls_says
+from peerload.security.address import parse_address, source_address
+from peerload.security.private_files import write_private
+from peerload.security.tls import JOINED_FILE, tls_error_text
 from peerload.wire import join
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _NEW = "a new token, on a machine of the cluster:  peerload invite"
 
 
 class Admission(NamedTuple):
-    """What joining has brought. host: this machine's address towards the member that let it in; key: this node's (PEM);
-    ca: the cluster's certificate (PEM)."""
+    """Result of joining. host: this machine's address on the link to the member; address: that member's; key: this node's
+    (PEM); ca: the cluster's certificate (PEM)."""
 
     welcome: JoinWelcome
     key: bytes
@@ -44,8 +44,8 @@ class Admission(NamedTuple):
     address: str
 
 
-def ask(token: Token, node: str, state: Path) -> Admission:
-    """Be let in under this name; the key is kept in STATE meanwhile. Raises PeerloadError."""
+def join_cluster(token: Token, node: str, state: Path) -> Admission:
+    """Join with this name; the key is kept in STATE meanwhile. Raises PeerloadError."""
     key = _key(state / JOINED_FILE)
     failures: list[str] = []
     for address in token.addresses:
@@ -57,8 +57,8 @@ def ask(token: Token, node: str, state: Path) -> Admission:
 
 
 def _key(path: Path) -> bytes:
-    """This node's key: that of a join that broke off, else a new one, on disk before it is spoken of. So who was let in,
-    and never heard so, is let in again."""
+    """This node's key: that of an interrupted join, else a new one, which is written before it is used. So a node whose
+    answer was lost can join again."""
     try:
         found = certificates.private_key_pem(path.read_bytes())
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def _key(path: Path) -> bytes:
 
 def _ask_at(address: str, token: Token, node: str, key: bytes) -> Admission:
     with _connection(address, _unproven()) as (link, _):
-        ca = _said_who(link, address).ca
+        ca = _identify(link, address).ca
     try:
         der = certificates.der_of(ca)
     except ValueError:
@@ -86,36 +86,38 @@ def _ask_at(address: str, token: Token, node: str, key: bytes) -> Admission:
         raise _impostor(address)
     with _connection(address, _proven(ca)) as (link, host):
         shown = link.getpeercert(binary_form=True)
-        who = _said_who(link, address)
+        who = _identify(link, address)
         csr = certificates.request(key, node)
-        said = join.transcript(shown or b"", who.nonce, token.id, node, csr)
-        proof = join.proof_key(token.id, token.secret).sign(said)
+        transcript = join.transcript(shown or b"", who.nonce, token.id, node, csr)
+        proof = join.proof_key(token.id, token.secret).sign(transcript)
         answer = _exchange(link, join.JoinRequest(token.id, node, csr, proof), address)
     if isinstance(answer, join.JoinRefused):
         raise _refusal(answer)
     if not isinstance(answer, join.JoinWelcome):
-        raise LinkUnavailable("", "no answer", why=f"{address}: it says something that is no answer")
+        raise LinkUnavailable("", "no answer", why=f"{address}: unexpected message")
     _check(answer, ca, node, key)
     return Admission(answer, key, ca, host, address)
 
 
 def _check(welcome: JoinWelcome, ca: bytes, node: str, key: bytes) -> None:
-    """That it is a certificate of this cluster for this node and this key: only its CA can have made it."""
+    """Check that the certificate is of this cluster, for this node and this key. Raises PeerloadError."""
     try:
-        facts = certificates.node_facts(certificates.KeyPair(ca, welcome.ca_key), welcome.certificate)
-        named = certificates.ca_facts(certificates.KeyPair(ca, welcome.ca_key))
+        facts = certificates.verified_info(certificates.KeyPair(ca, welcome.ca_key), welcome.certificate)
+        named = certificates.ca_info(certificates.KeyPair(ca, welcome.ca_key))
         ours = certificates.key_fingerprint(certificates.private_key(key).public_key())
     except ValueError as error:
-        raise PeerloadError("the answer of the cluster cannot be believed", why=str(error), hint=_NEW) from None
+        raise PeerloadError("the answer of the cluster is not valid", why=str(error), hint=_NEW) from None
     if (facts.name, facts.key, named.name) != (node, ours, welcome.cluster):
-        raise PeerloadError("the answer of the cluster cannot be believed", why="it is for somebody else", hint=_NEW)
+        raise PeerloadError(
+            "the answer of the cluster is not valid", why="it is for another node, key or cluster", hint=_NEW
+        )
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------------
 
 
 def _unproven() -> ssl.SSLContext:
-    """To ask who is there: nothing that is heard or said on such a connection needs to be true or secret."""
+    """TLS without verification, for the first question: nothing on such a connection is secret or trusted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -125,7 +127,7 @@ def _unproven() -> ssl.SSLContext:
 
 
 def _proven(ca: bytes) -> ssl.SSLContext:
-    """To a member of the cluster whose CA this is, and to nobody else."""
+    """TLS to members of the cluster with this CA only."""
     context = _unproven()
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -134,16 +136,16 @@ def _proven(ca: bytes) -> ssl.SSLContext:
 
 
 def _own_address(link: ssl.SSLSocket) -> str:
-    """This machine's own address on this link; of IPv6 one that lasts."""
+    """This machine's address on this link; for IPv6 not a temporary one."""
     own, other = str(link.getsockname()[0]), str(link.getpeername()[0])
     with contextlib.suppress(OSError):
-        return towards(other) if ":" in other else own
+        return source_address(other) if ":" in other else own
     return own
 
 
 @contextlib.contextmanager
 def _connection(address: str, context: ssl.SSLContext):  # type: ignore[no-untyped-def]  # noqa: ANN202 -- below
-    """→ (the link, this machine's own address on it). Raises LinkUnavailable."""
+    """Connect → (the link, this machine's address on it). Raises LinkUnavailable."""
     try:
         host, port = parse_address("join", address, loopback_only=False)
         with socket.create_connection((host, port), CONNECT_S) as plain:
@@ -155,7 +157,7 @@ def _connection(address: str, context: ssl.SSLContext):  # type: ignore[no-untyp
     except TimeoutError:
         raise LinkUnavailable("", "no answer", why=f"{address} does not answer") from None
     except ssl.SSLError as error:
-        raise LinkUnavailable("", "no answer", why=f"{address}: {tls_says(error)}") from None
+        raise LinkUnavailable("", "no answer", why=f"{address}: {tls_error_text(error)}") from None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise LinkUnavailable("", "no answer", why=f"{address}: {why}") from None
@@ -163,12 +165,12 @@ def _connection(address: str, context: ssl.SSLContext):  # type: ignore[no-untyp
         raise LinkUnavailable("", "no answer", why=error.says) from None
 
 
-def _said_who(link: ssl.SSLSocket, address: str) -> join.JoinWho:
+def _identify(link: ssl.SSLSocket, address: str) -> join.JoinWho:
     answer = _exchange(link, join.JoinAsk(), address)
     if isinstance(answer, join.JoinRefused):
         raise _refusal(answer)
     if not isinstance(answer, join.JoinWho):
-        raise LinkUnavailable("", "no answer", why=f"{address}: it says something that is no answer")
+        raise LinkUnavailable("", "no answer", why=f"{address}: unexpected message")
     return answer
 
 
@@ -182,7 +184,7 @@ def _exchange(link: ssl.SSLSocket, message: join.FromNewcomer, address: str) -> 
     except ProtocolError as error:
         raise LinkUnavailable("", "no answer", why=f"{address}: {error}") from None
     except EOFError:
-        why = f"{address} hung up; after ten refusals within a minute it hears nobody from here"
+        why = f"{address} closed the connection; after ten refusals within a minute it refuses this address for a while"
         raise LinkUnavailable("", "no answer", why=why) from None
 
 
@@ -199,14 +201,14 @@ def _read(link: ssl.SSLSocket, size: int) -> bytes:
 def _impostor(address: str) -> BadRequest:
     return BadRequest(
         f"{address} is not of the cluster of this token",
-        why="its CA's certificate is another one; nothing was said to it",
-        hint="is another cluster running there, or somebody in between?  " + _NEW,
+        why="it has the certificate of another CA; nothing was sent to it",
+        hint="another cluster may run there, or somebody is in between;  " + _NEW,
     )
 
 
 def _refusal(answer: join.JoinRefused) -> BadRequest:
     if answer.code == "token":
-        why = "the token was used before, its time has ended, or it is not the cluster's"
+        why = "the token was used before, has expired, or is of another cluster"
         return BadRequest(_NOT_LET_IN, why=why, hint=_NEW)
     hint = "the same token with another name:  peerload join --node NAME TOKEN" if answer.code == "name" else _NEW
-    return BadRequest(_NOT_LET_IN, why=answer.what or "it does not understand this one", hint=hint)
+    return BadRequest(_NOT_LET_IN, why=answer.what or "it does not understand the request", hint=hint)

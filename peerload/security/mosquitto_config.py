@@ -1,26 +1,25 @@
-"""What a Mosquitto needs to serve a cluster by TLS: a certificate of the cluster's CA, who may write what, and how to listen."""
+"""Files for a Mosquitto that serves a cluster by TLS: certificate and key, access rights, and configuration."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import re
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.model.errors import BadRequest
 from peerload.security import certificates
+from peerload.security.private_files import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
+    from pathlib import Path
 
     from peerload.security.cluster_dir import ClusterDirectory
 
 PLACE = "/etc/mosquitto/peerload"
-"""Where the files are to lie on the broker's machine."""
+"""The directory of the files on the broker's machine."""
 HOSTS_MAX = 16
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*", re.ASCII)
 _HOST_LENGTH_MAX = 253
@@ -74,18 +73,16 @@ max_keepalive 120
 
 
 def make(cluster: ClusterDirectory, directory: Path, hosts: Sequence[str], now: datetime) -> datetime:
-    """Make ``directory`` with ca.pem, broker.pem, broker.key, mosquitto.acl and mosquitto.conf → until when the
-    certificate is valid. hosts: the names and addresses by which nodes reach the broker. Raises BadRequest, and leaves
+    """Make ``directory`` with ca.pem, broker.pem, broker.key, mosquitto.acl and mosquitto.conf → the end of the
+    certificate's validity. hosts: names and addresses by which nodes reach the broker. Raises BadRequest, and leaves
     nothing then."""
     for host in hosts:
         if not _is_host(host):
-            raise BadRequest(f"{host[:100]!r} is no name or address of a machine", hint="--host broker.lab")
+            raise BadRequest(f"{host[:100]!r} is not a host name or address", hint="--host broker.lab")
     if not 0 < len(hosts) <= HOSTS_MAX:
-        raise BadRequest(
-            f"1 to {HOSTS_MAX} names are wanted, by which nodes reach the broker", hint="--host broker.lab"
-        )
+        raise BadRequest(f"name 1 to {HOSTS_MAX} hosts by which nodes reach the broker", hint="--host broker.lab")
     if os.path.lexists(directory):
-        raise BadRequest(f"{directory} is there already", why="nothing is written over", hint="name another directory")
+        raise BadRequest(f"{directory} exists", why="nothing is overwritten", hint="name another directory")
     pair = certificates.certify_broker(cluster.authority, hosts, now)
     contents = {
         "ca.pem": cluster.authority.certificate,
@@ -94,19 +91,10 @@ def make(cluster: ClusterDirectory, directory: Path, hosts: Sequence[str], now: 
         "mosquitto.acl": ACL.encode(),
         "mosquitto.conf": CONFIGURATION.encode(),
     }
-    part: str | None = None
     try:
-        part = tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent)  # with mode 0700
-        for name, data in contents.items():
-            descriptor = os.open(Path(part, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-        Path(part).rename(directory)
+        make_directory(directory, contents)
     except OSError as error:
         raise BadRequest(f"{directory} cannot be made", why=str(error.strerror)) from None
-    finally:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)  # gone by now if all went well
     return certificates.valid_until(pair.certificate)
 
 

@@ -1,34 +1,39 @@
-"""What an agent asks of the machine before it starts: a directory of its own, and which start of the machine this is."""
+"""Private files and directories: readable by their owner only, replaced atomically, durable. And the boot id of the machine."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 IN_THE_STATE = ("spool", "scratch", "launcher", "tls")
 """The directories within the state directory."""
 
 
 def directory_in(state: Path, name: str) -> Path:
-    """One of IN_THE_STATE: made with mode 0700 if absent. Raises ConfigError if something else has its name."""
+    """One of IN_THE_STATE, made with mode 0700 if absent. Raises ConfigError if it cannot be made."""
     path = state / name
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
-        raise ConfigError(
-            "state", f"{path} is no directory", why="the agent keeps its own there", hint=f"mv {path} {path}.aside"
-        ) from None
+        why = "the agent needs a directory of this name"
+        raise ConfigError("state", f"{path} is not a directory", why=why, hint=f"mv {path} {path}.aside") from None
     except OSError as error:
         raise ConfigError("state", f"{path} cannot be made", why=str(error.strerror)) from None
     return path
 
 
 def private_directory(path: Path) -> Path:
-    """The state directory: made with mode 0700 if absent. Raises ConfigError if it is a link, somebody else's or open
-    to others (what lies there is run and believed)."""
+    """The state directory, made with mode 0700 if absent. Raises ConfigError if it is a link, belongs to another user or
+    is writable by others: what lies there is executed and trusted."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()
@@ -41,6 +46,47 @@ def private_directory(path: Path) -> Path:
     return path
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file atomically and durably, with mode 0600. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    try:
+        _write_new(part, data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def make_directory(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Make a directory with these files, all with private modes; it appears complete or not at all. Raises OSError."""
+    part = tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent)  # with mode 0700
+    try:
+        for name, data in contents.items():
+            _write_new(Path(part, name), data)
+        _sync_directory(Path(part))
+        Path(part).rename(path)
+        _sync_directory(path.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # gone after a success
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def machine_boot_id() -> str:
-    """Random for each start of this machine, as the kernel tells it."""
+    """The boot id of the machine, as the kernel reports it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,8 +1,8 @@
-"""What the cluster's CA has said since it was made: who is shut out, and which keys seal. STATE/trust keeps it.
+"""Revocations and seal keys: the signed statements of the cluster's CA, kept in STATE/trust.
 
-Each word is signed by the CA and stands for itself, so any member may pass it on and none can forge, change or undo one:
-the set only grows, until a word means nothing any more. Nothing is taken on trust from whoever brought it. What is not
-signed is the wrapping of word and signature: it has one form, so that nobody can make many words of one.
+Each statement is signed by the CA and complete in itself. So any member may pass it on, and none can forge, change or undo
+one: the set only grows, until a statement is obsolete. The encoding of statement and signature is not signed, but has to be
+canonical: otherwise one statement could be turned into many.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peerload.model.errors import BadRequest, ConfigError
 from peerload.model.messages import SIGNED_MAX
 from peerload.model.resources import NodeName
 from peerload.security import certificates
-from peerload.security.node_identity_file import write_private
+from peerload.security.private_files import write_private
 from peerload.wire.seal import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 REVOCATIONS_MAX = SIGNED_MAX - 4
 KEYS_KEPT_MAX = 2
-"""Of the keys that came after the one in the cluster's directory."""
+"""Seal keys that are kept, beside the first one in the cluster directory."""
 FILE_BYTES_MAX = 1 << 20
 SPREAD_S = 5.0
-"""A new key opens at once, and seals after this: by then all that can be reached have it."""
-NEWS_S = 60.0
-"""A key that was made so long ago is no news: it seals at once."""
+"""Delay before a new key seals; it opens at once. By then all reachable members have it."""
+FRESH_S = 60.0
+"""A key older than this seals at once."""
 OVERLAP_S = 3600.0
-"""So long after a new key the one before it still opens."""
+"""How long the key before a new one still opens."""
 OVERLAP_REVOKED_S = 30.0
-"""The same where the key is changed because somebody who has it was shut out."""
+"""The same if the key is changed because a node that has it was revoked."""
 CLOCKS_S = 3600.0
-"""By so much the clocks of two nodes with the CA's key may differ, or one of them hear late of a revocation: what it makes
-meanwhile for who was shut out is covered, too. Who is let in anew gets a certificate that says it was made after that."""
-LET_IN_S = 1.0
-"""Who is let in anew has a certificate that says it was made so long after what is covered."""
+"""Tolerated difference of the clocks of nodes with the CA's key, and delay of a revocation between them: a revocation covers
+certificates made within this time after it."""
+READMIT_S = 1.0
+"""A node that is let in again gets a certificate dated so long after the covered time."""
 CLOCK_BACK_S_MAX = 60.0
-"""A key that came so much later than it is now says that the clock was set back: it counts as come long ago. What is less
-than that only makes the key before it last so much longer."""
+"""If a key was received so much later than now, the clock was set back: the key counts as received long ago. A smaller
+difference only makes the key before it last longer."""
 ENDS_AFTER_S = 2 * (certificates.NODE_LIFE + certificates.SKEW).total_seconds()
-"""A revocation so old is dropped: every certificate that it was about has ended."""
+"""A revocation older than this is dropped: every certificate that it covers has expired."""
 FINGERPRINTS_MAX = 8
 DIGEST_BYTES = 16
 _CONTEXT = b"peerload trust 1\0"
@@ -62,7 +62,7 @@ Moment = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class Revoked(msgspec.Struct, frozen=True, tag="revoked", array_like=True):
-    """No certificate of this node that was made up to ``at`` (Unix s) counts, nor any of these keys (SHA-256)."""
+    """No certificate of this node that was made until ``at`` (Unix s) is valid, nor one with any of these keys (SHA-256)."""
 
     cluster: str
     node: NodeName
@@ -71,7 +71,7 @@ class Revoked(msgspec.Struct, frozen=True, tag="revoked", array_like=True):
 
 
 class SealKey(msgspec.Struct, frozen=True, tag="seal", array_like=True):
-    """From now on this key seals; the one before opens for overlap_s more. The greatest number counts."""
+    """A new seal key; the one before opens for overlap_s more. The greatest number is in force."""
 
     cluster: str
     number: Annotated[int, Meta(ge=1, le=1 << 40)]
@@ -83,7 +83,7 @@ class SealKey(msgspec.Struct, frozen=True, tag="seal", array_like=True):
         return f"SealKey({self.number})"
 
 
-Word = Revoked | SealKey
+Statement = Revoked | SealKey
 
 
 class _Signed(msgspec.Struct, frozen=True, array_like=True):
@@ -92,18 +92,18 @@ class _Signed(msgspec.Struct, frozen=True, array_like=True):
 
 
 _signed = msgspec.msgpack.Decoder(_Signed)
-_words: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
+_statements: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(Statement)
 _file = msgspec.msgpack.Decoder(tuple[tuple[bytes, float], ...])
 
 
 class Trust:
-    """Of one agent. ``path``: of its file. Raises ConfigError if that cannot be read."""
+    """The statements that one agent knows. ``path``: of its file. Raises ConfigError if that cannot be read."""
 
     def __init__(self, cluster: ClusterDirectory, path: Path) -> None:
         self._cluster = cluster
         self._path = path
         self._ca = certificates.ca_key_of(cluster.authority)
-        self._held: dict[bytes, tuple[Word, float]] = {}
+        self._known: dict[bytes, tuple[Statement, float]] = {}
         self._admitted: dict[str, str] = {}
         try:
             with path.open("rb") as file:
@@ -113,50 +113,51 @@ class Trust:
         except OSError as error:
             raise ConfigError("state", f"{path} cannot be read", why=str(error.strerror)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            _log.warning("%s is damaged; other members are asked for what was in it", path)
+            _log.warning("statements of the CA are damaged; other members will send them again: path=%s", path)
             kept = ()
         for raw, at in kept:
-            word = self._verified(raw)
-            if word is not None:  # else another cluster's: this node was of that one before
-                self._held[raw] = (word, at)
+            statement = self._verified(raw)
+            if statement is not None:  # else it is of another cluster, of which this node was before
+                self._known[raw] = (statement, at)
 
     def read(self) -> Trust:
-        """What the file says now. Raises ConfigError."""
+        """Read the file again. Raises ConfigError."""
         return Trust(self._cluster, self._path)
 
-    # -- what is held --------------------------------------------------------------------------------------------------
+    # -- statements ---------------------------------------------------------------------------------------------------
 
     @property
     def signed(self) -> tuple[bytes, ...]:
-        """All of it, as it is passed on."""
-        return tuple(sorted(self._held))
+        """All statements, as they are passed on."""
+        return tuple(sorted(self._known))
 
     @property
     def signed_revocations(self) -> tuple[bytes, ...]:
-        """Those of it that shut somebody out, the newest first."""
-        found = [(word.at, raw) for raw, (word, _) in self._held.items() if isinstance(word, Revoked)]
+        """The revocations, the newest first, as they are passed on."""
+        found = [(statement.at, raw) for raw, (statement, _) in self._known.items() if isinstance(statement, Revoked)]
         return tuple(raw for _, raw in sorted(found, reverse=True))
 
     @property
     def digest(self) -> bytes:
-        """Differs if anything does; empty if there is nothing."""
-        return hashlib.sha256(b"".join(self.signed)).digest()[:DIGEST_BYTES] if self._held else b""
+        """Digest of all statements; empty if there is none."""
+        return hashlib.sha256(b"".join(self.signed)).digest()[:DIGEST_BYTES] if self._known else b""
 
     @property
     def revocations(self) -> list[Revoked]:
-        """Who is shut out."""
-        return [word for word, _ in self._held.values() if isinstance(word, Revoked)]
+        """The revocations."""
+        return [statement for statement, _ in self._known.values() if isinstance(statement, Revoked)]
 
     def refuses(self, facts: CertificateInfo) -> bool:
-        """Whether this certificate was revoked."""
+        """True if this certificate was revoked."""
         return any(
-            facts.key in word.keys or (facts.name == word.node and facts.issued_at.timestamp() <= word.at)
-            for word in self.revocations
+            facts.key in statement.keys
+            or (facts.name == statement.node and facts.issued_at.timestamp() <= statement.at)
+            for statement in self.revocations
         )
 
     def was_revoked(self, node: str) -> bool:
-        """Whether anybody of that name was ever shut out, though another may be called so now."""
-        return any(word.node == node for word in self.revocations)
+        """True if a node of this name was revoked at any time; another node may have the name now."""
+        return any(statement.node == node for statement in self.revocations)
 
     def admit(self, node: str, boot: str) -> None:
         """Note that this start of a node has proven, over a link, a certificate that counts."""
@@ -177,32 +178,33 @@ class Trust:
         return self.was_revoked(node) and node not in self._admitted
 
     def revoked_at(self, node: str) -> float:
-        """When anybody of that name was last shut out (Unix s); 0: never."""
-        return max((word.at - CLOCKS_S for word in self.revocations if word.node == node), default=0.0)
+        """When a node of this name was last revoked (Unix s); 0: never."""
+        return max((statement.at - CLOCKS_S for statement in self.revocations if statement.node == node), default=0.0)
 
     def revoked_nodes(self) -> tuple[tuple[str, float], ...]:
-        """Each node that was ever shut out, and when it last was (Unix s)."""
-        return tuple((node, self.revoked_at(node)) for node in sorted({word.node for word in self.revocations}))
+        """Each node that was revoked, and when it last was (Unix s)."""
+        return tuple(
+            (node, self.revoked_at(node)) for node in sorted({statement.node for statement in self.revocations})
+        )
 
     def certified_at(self, node: str, now: datetime) -> datetime:
-        """When a certificate for who is called so says that it was made: now, or when none of those that were revoked can
-        have been."""
+        """The date of a new certificate for this name: now, or after the time that a revocation covers."""
         covered = self._covered(node)
-        return max(now, datetime.fromtimestamp(covered + LET_IN_S, UTC)) if covered else now
+        return max(now, datetime.fromtimestamp(covered + READMIT_S, UTC)) if covered else now
 
     def _covered(self, node: str) -> float:
-        """Certificates of that name that were made up to then (Unix s) do not count; 0: all do."""
-        return max((word.at for word in self.revocations if word.node == node), default=0.0)
+        """Until when certificates of this name are revoked (Unix s); 0: none is."""
+        return max((statement.at for statement in self.revocations if statement.node == node), default=0.0)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     def _seals(self) -> list[tuple[SealKey, float]]:
-        """The newest first."""
-        found = [(word, at) for word, at in self._held.values() if isinstance(word, SealKey)]
+        """Seal keys with the time of receipt, the newest first."""
+        found = [(statement, at) for statement, at in self._known.values() if isinstance(statement, SealKey)]
         return sorted(found, key=lambda one: (one[0].number, one[0].key), reverse=True)
 
     def keys(self, now: float) -> tuple[bytes, ...]:
-        """With which is opened what others have sealed; the first is the one to seal with."""
+        """The keys that open; the first one seals."""
         seals = self._seals()
         if not seals:
             return (self._cluster.key,)
@@ -214,10 +216,10 @@ class Trust:
 
     @staticmethod
     def _seals_from(key: SealKey, received_at: float) -> float:
-        return received_at + (SPREAD_S if received_at - key.at < NEWS_S else 0.0)
+        return received_at + (SPREAD_S if received_at - key.at < FRESH_S else 0.0)
 
     def changes_at(self, now: float) -> float | None:
-        """When `keys` will be others than now; None if never."""
+        """When `keys` will change; None if never."""
         seals = self._seals()
         if not seals:
             return None
@@ -226,98 +228,103 @@ class Trust:
 
     @property
     def newest_key(self) -> bytes:
-        """What a newcomer seals with: all members have it, or are about to."""
+        """The newest seal key, for newcomers: all members have it, or will have it soon."""
         seals = self._seals()
         return seals[0][0].key if seals else self._cluster.key
 
     @property
     def newest(self) -> SealKey | None:
-        """The word by which it came; None: it is the one that the cluster was made with."""
+        """The statement with the newest seal key; None: the key of the cluster directory is in force."""
         seals = self._seals()
         return seals[0][0] if seals else None
 
     @property
     def number(self) -> int:
-        """Of the newest key; 0: the one that the cluster was made with."""
+        """Number of the newest seal key; 0: that of the cluster directory."""
         seals = self._seals()
         return seals[0][0].number if seals else 0
 
     @property
     def sealed_since(self) -> float | None:
-        """When the newest key was made (Unix s); None: with the cluster."""
+        """When the newest seal key was made (Unix s); None: with the cluster."""
         seals = self._seals()
         return seals[0][0].at if seals else None
 
-    # -- what is new ---------------------------------------------------------------------------------------------------
+    # -- new statements ------------------------------------------------------------------------------------------------
 
     def revoke(self, node: str, keys: Iterable[str], now: float, *, key: bytes = b"") -> bytes:
-        """Shut a node out → the signed word; ``key``: to seal with from now on. Both are on disk, or neither is. Raises
-        BadRequest if there are too many; OSError if it cannot be kept."""
-        if sum(now - word.at < ENDS_AFTER_S for word in self.revocations) >= REVOCATIONS_MAX:
+        """Revoke a node → the signed statement. ``key``: a new seal key. Both are written, or neither. Raises BadRequest if
+        there are too many revocations; OSError if they cannot be written."""
+        if sum(now - statement.at < ENDS_AFTER_S for statement in self.revocations) >= REVOCATIONS_MAX:
             why = f"at most {REVOCATIONS_MAX} within {ENDS_AFTER_S / 86_400:.0f} days"
             raise BadRequest("too many were revoked", why=why, hint="make a new cluster:  peerload cluster init DIR")
-        at = max(now + CLOCKS_S, self._covered(node) + LET_IN_S)  # also who was let in anew since
-        made = [self._said(Revoked(self._cluster.id, node, at, tuple(keys)[:FINGERPRINTS_MAX]))]
+        at = max(now + CLOCKS_S, self._covered(node) + READMIT_S)  # also who was let in anew since
+        made = [self._sign(Revoked(self._cluster.id, node, at, tuple(keys)[:FINGERPRINTS_MAX]))]
         if key:
-            made.append(self._said(SealKey(self._cluster.id, self.number + 1, key, now, OVERLAP_REVOKED_S)))
+            made.append(self._sign(SealKey(self._cluster.id, self.number + 1, key, now, OVERLAP_REVOKED_S)))
         self.take(made, now)
         return made[0]
 
     def rotate(self, key: bytes, now: float, overlap_s: float) -> bytes:
-        """A new key to seal with → the signed word. Raises OSError if it cannot be kept."""
-        made = self._said(SealKey(self._cluster.id, self.number + 1, key, now, overlap_s))
+        """Make a new seal key → the signed statement. Raises OSError if it cannot be written."""
+        made = self._sign(SealKey(self._cluster.id, self.number + 1, key, now, overlap_s))
         self.take((made,), now)
         return made
 
-    def _said(self, word: Word) -> bytes:
-        body = msgspec.msgpack.encode(word)
+    def _sign(self, statement: Statement) -> bytes:
+        body = msgspec.msgpack.encode(statement)
         signature = certificates.private_key(self._cluster.authority.key).sign(_CONTEXT + body)
         return msgspec.msgpack.encode(_Signed(body, signature))
 
-    def take(self, signed: Iterable[bytes], now: float) -> list[tuple[bytes, Word]]:
-        """What of this is new, when it is on disk. Raises BadRequest if anything is not signed by the CA (nothing of it
-        is taken then); OSError if it cannot be kept."""
-        found: dict[bytes, tuple[Word, float]] = {}
+    def take(self, signed: Iterable[bytes], now: float) -> list[tuple[bytes, Statement]]:
+        """Add statements → those that are new, once they are written. Raises BadRequest if any is not signed by the CA
+        (none is added then); OSError if they cannot be written."""
+        found: dict[bytes, tuple[Statement, float]] = {}
         for raw in signed:
-            if raw in self._held:
+            if raw in self._known:
                 continue
-            word = self._verified(raw)
-            if word is None:
-                raise BadRequest("not a word of this cluster's CA")
-            found[raw] = (word, now)
-        held = self._held | found
-        kept = self._worth_keeping(held, now)
-        if kept != self._held:
+            statement = self._verified(raw)
+            if statement is None:
+                raise BadRequest("not signed by this cluster's CA")
+            found[raw] = (statement, now)
+        known = self._known | found
+        kept = self._worth_keeping(known, now)
+        if kept != self._known:
             write_private(self._path, msgspec.msgpack.encode(tuple((raw, at) for raw, (_, at) in kept.items())))
-            self._held = kept
-        return [(raw, word) for raw, (word, _) in found.items() if raw in kept]
+            self._known = kept
+        return [(raw, statement) for raw, (statement, _) in found.items() if raw in kept]
 
     @staticmethod
-    def _worth_keeping(held: dict[bytes, tuple[Word, float]], now: float) -> dict[bytes, tuple[Word, float]]:
-        """Without revocations of certificates that have all ended, and keys that were replaced twice. By this clock and by
-        that of the newest word: where one of them is a year ahead for a moment, nobody is let in again by that."""
-        now = min(now, max((word.at for word, _ in held.values()), default=now))
-        keys = [(word.number, word.key) for word, _ in held.values() if isinstance(word, SealKey)]
+    def _worth_keeping(known: dict[bytes, tuple[Statement, float]], now: float) -> dict[bytes, tuple[Statement, float]]:
+        """Drop revocations of certificates that have all expired, and keys that were replaced twice. Both this clock and
+        that of the newest statement have to agree: a clock that is ahead for a moment must not drop a revocation."""
+        now = min(now, max((statement.at for statement, _ in known.values()), default=now))
+        keys = [(statement.number, statement.key) for statement, _ in known.values() if isinstance(statement, SealKey)]
         newest = set(sorted(keys, reverse=True)[:KEYS_KEPT_MAX])
         return {
-            raw: (word, at)
-            for raw, (word, at) in held.items()
-            if ((word.number, word.key) in newest if isinstance(word, SealKey) else now - word.at < ENDS_AFTER_S)
+            raw: (statement, at)
+            for raw, (statement, at) in known.items()
+            if (
+                (statement.number, statement.key) in newest
+                if isinstance(statement, SealKey)
+                else now - statement.at < ENDS_AFTER_S
+            )
         }
 
-    def _verified(self, raw: bytes) -> Word | None:
-        """What the CA has said; None if it has not."""
+    def _verified(self, raw: bytes) -> Statement | None:
+        """The statement, if the CA has signed it; else None."""
         try:
             signed = _signed.decode(raw)
-            if msgspec.msgpack.encode(signed) != raw:  # else one word could be put into any number of wrappings
+            if msgspec.msgpack.encode(signed) != raw:  # not canonical
                 return None
             self._ca.verify(signed.signature, _CONTEXT + signed.body)
-            word = _words.decode(signed.body)
+            statement = _statements.decode(signed.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidSignature):
             return None
-        return word if word.cluster == self._cluster.id else None
+        return statement if statement.cluster == self._cluster.id else None
 
 
-def keep(path: Path, signed: Iterable[bytes]) -> None:
-    """What a newcomer was told, for its agent's first start: it counts from long ago. Raises OSError."""
+def save(path: Path, signed: Iterable[bytes]) -> None:
+    """Write the statements that a newcomer was given, for the first start of its agent; they count as received long ago.
+    Raises OSError."""
     write_private(path, msgspec.msgpack.encode(tuple((raw, 0.0) for raw in signed)))

@@ -1,8 +1,7 @@
-"""What the links of one node are secured with: TLS 1.3, mutual, with certificates of the cluster's CA and no other.
+"""TLS of the links of one node: version 1.3, mutual, with certificates of the cluster's CA only (rules J3, S10).
 
-Each node makes its own key and has its certificate under STATE/tls; it is made anew when two thirds of its life are
-over: by the node itself where it has the CA's key, else by one that has (`agent/joining/renewal.py`). There is one way to prove
-who one is, and none to do without (rules J3, S10).
+Each node makes its own key and has its certificate in STATE/tls. The certificate is renewed after two thirds of its life:
+by the node itself if it has the CA's key, else by one that has (agent/joining/renewal.py).
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from peerload.model.errors import ConfigError
 from peerload.security import certificates
-from peerload.security.node_identity_file import write_private
-from peerload.security.private_files import private_directory
+from peerload.security.private_files import private_directory, write_private
 from peerload.wire.join import PROTOCOL as JOIN_PROTOCOL
 
 if TYPE_CHECKING:
@@ -27,23 +25,23 @@ if TYPE_CHECKING:
     from peerload.security.revocation import Trust
 
 PROTOCOL = "peerload/1"
-"""What the two ends agree to speak (ALPN)."""
+"""ALPN protocol of the links."""
 FILE_BYTES_MAX = 64 << 10
 NO_DATES = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl has no name for. Agents that share a machine share its clock:
-one that was set must not part them."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not define. Agents of one machine share its clock: they
+stay linked when it is set."""
 FILE = "node.pem"
 """This node's key and certificate, in STATE/tls."""
 JOINED_FILE = "joining.pem"
-"""The same, in STATE, from a `peerload join` until the agent's next start. Until the cluster has answered it is the key alone."""
-RENEWAL_LOOK_S = 3600.0
-"""How often it is looked whether the certificate is to be made anew."""
-LOOKS_IN_A_LIFE = 12
-"""… and for one that lasts less than a day, as often as this."""
+"""The same in STATE, from `peerload join` until the agent's next start; only the key until the cluster has answered."""
+CHECK_EVERY_S_MAX = 3600.0
+"""Longest interval of the checks whether the certificate is due …"""
+CHECKS_PER_LIFE = 12
+"""… and checks within the life of a short one."""
 
 _log = logging.getLogger("peerload.peer")
 
-_FAULTS = {
+_VERIFY_ERRORS = {
     9: "its certificate is not valid yet; compare the clocks",
     10: "its certificate has expired; compare the clocks",
     18: "it is of another cluster",
@@ -52,13 +50,13 @@ _FAULTS = {
     21: "it is of another cluster",
     7: "it is of another cluster",
 }
-"""OpenSSL's verification codes (X509_V_ERR_…) in words."""
-_REASONS = {
-    "TLSV1_ALERT_UNKNOWN_CA": "it says that we are of another cluster",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that our certificate has expired; compare the clocks",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses our certificate; compare the clocks",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it refuses our certificate",
-    "TLSV1_ALERT_DECRYPT_ERROR": "it says that we are of another cluster",
+"""Text of OpenSSL's verification errors (X509_V_ERR_…)."""
+_TLS_ERRORS = {
+    "TLSV1_ALERT_UNKNOWN_CA": "it says that this node is of another cluster",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that this node's certificate has expired; compare the clocks",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses this node's certificate; compare the clocks",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it refuses this node's certificate",
+    "TLSV1_ALERT_DECRYPT_ERROR": "it says that this node is of another cluster",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
@@ -68,12 +66,12 @@ _REASONS = {
     "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
     "TLSV1_ALERT_PROTOCOL_VERSION": "it does not speak TLS 1.3",
 }
-OTHER_FAULT = "the TLS handshake failed"
+HANDSHAKE_FAILED = "the TLS handshake failed"
 
 
 class Credentials:
-    """Who this node is to its peers. ``server`` and ``client`` are the two ends' contexts; a certificate that is made
-    anew goes into both, and links that stand are not touched. ``trust`` knows which certificates were revoked.
+    """Key and certificate of this node, and the TLS contexts of both ends (``server``, ``client``). A new certificate goes
+    into both contexts; existing links are not affected. ``trust`` knows which certificates were revoked.
 
     Raises ConfigError if the directory cannot be used, or this node has no certificate and cannot make one.
     """
@@ -91,18 +89,18 @@ class Credentials:
         self.life = life
         self._trust = trust
         self.lets_in = cluster.is_issuer and not cluster.is_local
-        """Whether newcomers are spoken to at all."""
+        """True if this node serves newcomers."""
         self._directory = directory
         self._path = directory / FILE
         self.server = _context(ssl.PROTOCOL_TLS_SERVER, cluster)
-        if self.lets_in:  # a newcomer has no certificate yet; `node_of` tells it from a member
+        if self.lets_in:  # a newcomer has no certificate yet; `node_of` distinguishes it from a member
             self.server.verify_mode = ssl.CERT_OPTIONAL
             self.server.set_alpn_protocols([PROTOCOL, JOIN_PROTOCOL])
-        self.server.num_tickets = 0  # a session is proven anew each time
+        self.server.num_tickets = 0  # no session is resumed
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, cluster)
         self.facts: CertificateInfo | None = None
-        self.was_elsewhere = False
-        """Whether the certificate that was there was of another cluster, or damaged."""
+        self.was_of_other_cluster = False
+        """True if the old certificate was of another cluster, or damaged."""
         self.renew_if_due()
 
     def __repr__(self) -> str:
@@ -110,12 +108,12 @@ class Credentials:
 
     @property
     def file(self) -> Path:
-        """This node's key and certificate."""
+        """The file with this node's key and certificate."""
         return self._path
 
     @property
     def certificate(self) -> bytes:
-        """This node's own, as it is shown (DER)."""
+        """This node's certificate (DER)."""
         return certificates.der_of(self._path.read_bytes())
 
     def refuses(self, facts: CertificateInfo) -> bool:
@@ -132,22 +130,22 @@ class Credentials:
         """Interval at which the certificate's dates are to be checked."""
         assert self.facts is not None
         life_s = (self.facts.valid_until - self.facts.issued_at).total_seconds()
-        return min(RENEWAL_LOOK_S, life_s / LOOKS_IN_A_LIFE)
+        return min(CHECK_EVERY_S_MAX, life_s / CHECKS_PER_LIFE)
 
     def is_due(self, now: datetime) -> bool:
-        """Whether it is to be made anew."""
+        """True if the certificate is to be renewed."""
         return self.facts is None or not self._is_good(self.facts, now)
 
     def has_ended(self, now: datetime) -> bool:
-        """Whether no peer takes it any more."""
+        """True if the certificate has expired."""
         return not self.cluster.is_local and self.facts is not None and now >= self.facts.valid_until
 
     def renew_if_due(self, now: datetime | None = None) -> bool:
-        """Make a new key and certificate if there is none, it is another's or of another CA, or two thirds of its life
-        are over. Returns whether they were made; raises ConfigError. Without the CA's key the one that is there is used
-        for as long as it is this node's."""
+        """Make a new key and certificate if there is none for this node and CA, or if two thirds of its life are over.
+        Returns whether they were made. Raises ConfigError. Without the CA's key the existing certificate of this node is
+        used."""
         now = now or datetime.now(UTC)
-        kept = self.facts or self._brought() or self._kept()
+        kept = self.facts or self._from_join() or self._on_disk()
         is_due = kept is None or not self._is_good(kept, now)
         if not self.cluster.is_issuer:
             if kept is None or kept.name != self.node:
@@ -158,7 +156,7 @@ class Credentials:
                 private_directory(self._directory)
                 pair = certificates.issue(self.cluster.authority, self.node, now, self.life)
                 self._write(pair.key + pair.certificate)
-                kept = certificates.node_facts(self.cluster.authority, pair.certificate)
+                kept = certificates.verified_info(self.cluster.authority, pair.certificate)
             if self.facts != kept:
                 self._use()
         except OSError as error:
@@ -168,13 +166,13 @@ class Credentials:
         return is_due
 
     def set_life(self, life_s: float) -> None:
-        """How long what is made from now on lasts."""
+        """Set the life of certificates made from now on."""
         self.life = timedelta(seconds=life_s)
 
     def read_again(self) -> bool:
-        """Use what lies in the directory now, if it is this node's, of this cluster, and other than what was in use. → whether
-        it was. Raises ConfigError, and what was in use stays, if it is neither; links that stand are not touched."""
-        found = self._brought() or self._kept()
+        """Use the certificate that is in the directory now. Returns whether it is another one. Raises ConfigError, and
+        keeps the old one, if it is not for this node and cluster."""
+        found = self._from_join() or self._on_disk()
         if found is None or found.name != self.node:
             why = "it is missing, damaged, or of another cluster or node"
             raise ConfigError("state", f"{self._path} cannot be used", why=why, hint="put back the one that was there")
@@ -189,24 +187,24 @@ class Credentials:
 
     def _has_none(self, kept: CertificateInfo | None) -> ConfigError:
         what = f"this node has no certificate of the cluster {self.cluster.name}"
-        why = "and no key of its CA to make one with"
+        why = "and it does not have the key of the CA to make one"
         if kept is not None:
-            why = f"that in {self._path} is for a node called {kept.name}"
+            why = f"the one in {self._path} is for a node called {kept.name}"
         return ConfigError(
             "cluster",
             what,
             why=why,
             hint=f"--node {kept.name}"
             if kept is not None
-            else "where the cluster is:  peerload invite        and here what it prints",
+            else "on a member:  peerload invite        and here the command that it prints",
         )
 
     def install(self, certificate: bytes) -> None:
-        """Use a certificate (PEM) that was made anew elsewhere. Raises ValueError if it is not of this cluster, this node
-        and this node's key, or not good now: others would take it as little; ConfigError if it cannot be kept."""
-        found = certificates.node_facts(self.cluster.authority, certificate)
+        """Use a certificate (PEM) that another node has made. Raises ValueError if it is not for this cluster, node and key,
+        or not valid now; ConfigError if it cannot be written."""
+        found = certificates.verified_info(self.cluster.authority, certificate)
         if self.facts is None or (found.name, found.key) != (self.facts.name, self.facts.key):
-            raise ValueError("a certificate for somebody else")
+            raise ValueError("a certificate for another node or key")
         now = datetime.now(UTC)
         if not found.valid_from <= now < found.valid_until:
             raise ValueError("it is not valid now; compare the clocks")
@@ -228,45 +226,45 @@ class Credentials:
         due_at = min(kept.due_at, kept.issued_at + self.life * certificates.RENEWED_AT)
         return kept.name == self.node and kept.valid_from <= now < due_at
 
-    def _brought(self) -> CertificateInfo | None:
-        """What `peerload join` has brought since the last start, if it has: it takes the place of what was there."""
+    def _from_join(self) -> CertificateInfo | None:
+        """The certificate that `peerload join` has left since the last start, if there is one: it replaces the old one."""
         path = self._directory.parent / JOINED_FILE
         try:
-            brought = path.read_bytes()
-            found = certificates.node_facts(self.cluster.authority, brought)
+            joined = path.read_bytes()
+            found = certificates.verified_info(self.cluster.authority, joined)
             if found.name != self.node:
                 return None
             private_directory(self._directory)
-            self._write(brought)
+            self._write(joined)
             path.unlink()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ConfigError("state", f"{path} cannot be used", why=str(error.strerror)) from None
         except ValueError:
-            return None  # of another cluster, or a join that is not done yet
+            return None  # of another cluster, or a join that is not complete
         return found
 
-    def _kept(self) -> CertificateInfo | None:
-        """What the certificate on disk says, if it can be used."""
+    def _on_disk(self) -> CertificateInfo | None:
+        """The certificate on disk, if it can be used."""
         try:
             with self._path.open("rb") as file:
-                return certificates.node_facts(self.cluster.authority, file.read(FILE_BYTES_MAX))
+                return certificates.verified_info(self.cluster.authority, file.read(FILE_BYTES_MAX))
         except OSError:
-            return None  # if it is more than missing, making it anew says so
+            return None  # other errors are reported when a new one is written
         except ValueError:
-            self.was_elsewhere = True
-            _log.info("a new certificate is made: the one in %s is of another cluster, or damaged", self._path)
+            self.was_of_other_cluster = True
+            _log.info("certificate is of another cluster or damaged; making a new one: path=%s", self._path)
             return None
 
     def _write(self, data: bytes) -> None:
-        """Key and certificate in one file, so that they are replaced together."""
+        """Write key and certificate into one file, so that they are replaced together."""
         write_private(self._path, data)
 
 
 def _context(protocol: int, cluster: ClusterDirectory) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
-    context.check_hostname = False  # a peer is known by its node's name, which `node_of` reads, not by where it is
+    context.check_hostname = False  # `node_of` reads the name of the node; its address does not matter
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -279,19 +277,19 @@ def _context(protocol: int, cluster: ClusterDirectory) -> ssl.SSLContext:
 
 
 def asks_to_join(transport: asyncio.BaseTransport) -> bool:
-    """Whether the other end wants to be let in, and has shown no certificate."""
+    """True if the client asks to join (ALPN); it has shown no certificate."""
     session = transport.get_extra_info("ssl_object")
     return session is not None and session.selected_alpn_protocol() == JOIN_PROTOCOL
 
 
-def shown_by(transport: asyncio.BaseTransport) -> bytes:
-    """The certificate that the other end has proven to be its own (DER); empty if none."""
+def peer_certificate(transport: asyncio.BaseTransport) -> bytes:
+    """The certificate of the other end (DER); empty if it has none."""
     session = transport.get_extra_info("ssl_object")
     return (session.getpeercert(binary_form=True) or b"") if session is not None else b""
 
 
 def node_of(transport: asyncio.BaseTransport) -> str:
-    """The node that the other end has proven to be; "" if it has proven nothing."""
+    """The node named by the certificate of the other end; empty without a node's certificate."""
     session = transport.get_extra_info("ssl_object")
     certificate = transport.get_extra_info("peercert")
     if session is None or session.selected_alpn_protocol() != PROTOCOL or not certificate:
@@ -303,13 +301,13 @@ def node_of(transport: asyncio.BaseTransport) -> str:
             return ""
 
 
-def tls_says(error: BaseException) -> str:
-    """Why a link could not be secured, in words."""
-    if isinstance(error, ssl.SSLError):  # made by a loop and not by OpenSSL, it lacks these
+def tls_error_text(error: BaseException) -> str:
+    """Text of an error of the TLS handshake."""
+    if isinstance(error, ssl.SSLError):  # those made by an event loop lack these attributes
         code, reason = getattr(error, "verify_code", 0), getattr(error, "reason", None)
         if code:
-            return _FAULTS.get(code, f"its certificate is refused (X509_V_ERR {code})")
-        return _REASONS.get(reason or "", OTHER_FAULT)
+            return _VERIFY_ERRORS.get(code, f"its certificate is refused (X509_V_ERR {code})")
+        return _TLS_ERRORS.get(reason or "", HANDSHAKE_FAILED)
     if isinstance(error, TimeoutError | ConnectionAbortedError):
         return "the handshake took too long"
-    return "it went away during the handshake"
+    return "it disconnected during the handshake"

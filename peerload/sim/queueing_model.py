@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from peerload.model.actions import Action
     from peerload.policy.preset import PolicySet
     from peerload.sim.utilization import UtilizationMonitor
-    from peerload.sim.workload import Arrival
 
     Ended = Callable[["CompletedTask"], object]
     Event = tuple[str, events.Event]
@@ -103,6 +102,16 @@ IDEAL_CONFIG = CoreConfig(
     gossip=GossipPreset(probe_s=NEVER_S, load_s=NEVER_S, loads_max=0, sync_s=NEVER_S),
 )
 """Configuration without time-outs: nothing is ever late, so only a policy's own timers have a meaning."""
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """Submission: when (s), at which node, how long the task runs (s), and the resources that it takes."""
+
+    at_s: float
+    node: str
+    service_s: float
+    cpus: float = 1.0
+    gpus: int = 0
 
 
 class CompletedTask:
@@ -203,7 +212,7 @@ class QueueingModel:
                 watch.add(name, profile.slots)
             identity = Identity(name, f"{name}-boot-1", f"{name}-machine-1", f"{name}-store", 1, f"{name}:1")
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
-            own = copy.deepcopy(policies)  # as in a process of its own: no node sees what a policy of another one keeps
+            own = copy.deepcopy(policies)  # as in a process of its own: nodes share no state of policies
             self.nodes[name] = Node(config, own, identity, profile, rng)
             self._timers[name] = {}
         gpus_max = max((profile.gpus for profile in profiles), default=0)
@@ -215,14 +224,14 @@ class QueueingModel:
             self._hearers = names if number < FIRST_WORDS else ()
             self._handle(name, events.AgentStarted())
         self._hearers = names
-        self._now.clear()  # nobody is met yet
+        self._now.clear()  # no node has met another one yet
         self.messages = 0
         directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
         for name, node in self.nodes.items():
             node.membership.meet_all(directory)
             self._at(
                 delays.message_s, name, events.LoadSampled(0.0, 0.0, 0)
-            )  # whoever has met somebody may begin to ask
+            )  # a node that has met another one may begin to ask
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
@@ -398,7 +407,7 @@ class QueueingModel:
                 self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
             case actions.Announce():
                 received = events.MessageReceived(name, action.message)
-                self.messages += 1  # to the broker, which passes it on
+                self.messages += 1  # one message to the broker, which distributes it
                 for other in self._hearers:
                     if other != name:
                         self._delivered(other, received, self._delays.message_s)

@@ -79,7 +79,7 @@ def _variables(policies: PolicySet) -> Iterator[tuple[str, str]]:
             if cls.__module__ == own.__module__:
                 yield from _shown(f"{cls.__name__}.", vars(cls))
         functions = [value for value in vars(own).values() if inspect.isfunction(value)]
-        if functions:  # by them, since the file may have been loaded more than once
+        if functions:  # the functions lead to the module that is in use: the file may have been loaded more than once
             found = functions[0].__globals__
             yield from _shown("", found)
             for name, value in found.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,9 @@ import msgspec
 from peerload.model import metrics
 from peerload.model.config import CoreConfig
 from peerload.policy.preset import PolicySet
-from peerload.sim.queueing_model import IDEAL_CONFIG, CompletedTask, Delays, QueueingModel, profiles_of
+from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, Delays, QueueingModel, profiles_of
 from peerload.sim.service import Draw
 from peerload.sim.statistics import Sample, quantile
-from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:
     from peerload.sim.utilization import UtilizationMonitor
@@ -29,11 +27,6 @@ BATCHES = 5
 WARM_UP_SHARE, WARM_UP_SHARE_MAX, WARM_UP_S = 0.25, 0.5, 60.0
 """Length of the warm-up: a quarter of the tasks; more, up to half of them, where a quarter is less than so many mean
 service times (a thousand nodes that begin empty need that long, however many tasks it takes)."""
-PILOT_TASKS, PILOT_SHARE = 1000, 0.1
-"""Pilot run that finds out how many tasks fit into the given time: this many tasks, and then this share of those
-that seem to fit."""
-TASKS_MIN = 4000
-"""Least tasks of a replication whose length follows from the given time."""
 AFTER_SHARE = 1.0
 """Arrivals go on until all measured tasks have ended, but for no more than this many times their number …"""
 AFTER_TASKS, AFTER_FACTOR = 20_000, 1.5
@@ -44,7 +37,6 @@ STEPS = 100
 
 PROBES = (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES)
 TRANSFERS = (metrics.TRANSFERS, metrics.TASKS_RETURNED)
-POLICY_ERRORS = metrics.POLICY_ERRORS
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -198,34 +190,6 @@ def warm_up_of(tasks: int, rate: float) -> int:
     return int(min(max(tasks * WARM_UP_SHARE, WARM_UP_S * rate), tasks * WARM_UP_SHARE_MAX))
 
 
-def replicate(
-    setup: Setup,
-    seed: int,
-    *,
-    tasks: int,
-    cpu_s: float = math.inf,
-    clock: Callable[[], float],
-) -> Sample:
-    """Run one replication of at most ``tasks`` tasks, but at least TASKS_MIN; fewer if they would take more than
-    ``cpu_s`` of the time that ``clock`` tells (s of CPU time)."""
-    started_s = clock()
-    player = Replication(setup, seed)
-    ready_s = clock()
-    player.play(PILOT_TASKS)
-    if cpu_s < math.inf:
-        left_s, most = started_s + cpu_s - ready_s, tasks
-
-        def affordable() -> int:
-            return min(most, int(left_s * player.last / max(clock() - ready_s, 1e-6)))
-
-        player.play(max(int(affordable() * PILOT_SHARE) - player.last, 0))
-        tasks = affordable()
-    tasks = max(tasks, TASKS_MIN, int(player.last / WARM_UP_SHARE))
-    warm_up = warm_up_of(tasks, sum(setup.rates))
-    player.play(warm_up - player.last)
-    return measure(player, tasks - warm_up, clock=clock, started_s=started_s)
-
-
 def measure(player: Replication, tasks: int, *, clock: Callable[[], float], started_s: float) -> Sample:
     """Run this many more tasks, in batches, and sum them up. Everything before counts as the warm-up. The last tasks
     of a recording are followed to their end, and that time is measured, too."""
@@ -263,7 +227,7 @@ def _sample(
     for number in range(first + 1, last + 1):
         home = player.homes[number]
         homes[home] = (homes[home][0] + 1, homes[home][1] + player.responses[number])
-    errors = int(counts[-1].get(POLICY_ERRORS, 0))
+    errors = int(counts[-1].get(metrics.POLICY_ERRORS, 0))
     return Sample(
         values,
         batches,
@@ -311,7 +275,7 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
         "announcements_per_task": grown(metrics.ANNOUNCEMENTS, metrics.REQUESTS_BROADCAST) / tasks,
     }
     if "slots" in after:
-        slots = grown("slots")  # none where no time passed: then nobody worked, and nobody was idle
+        slots = grown("slots")  # 0 if no time has passed
         values["idle_while_waiting"] = grown("slots idle while waiting") / slots if slots else 0.0
         values["utilization"] = 1 - grown("slots free") / slots if slots else 0.0
     return values

@@ -12,12 +12,11 @@ from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
 from peerload.sim.cpu_use import check_modelled
-from peerload.sim.queueing_model import IDEAL_CONFIG, Delays
+from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays
 from peerload.sim.recorded import TaskTrace
 from peerload.sim.replication import WARM_UP_S, Replication, Setup, measure, warm_up_of
 from peerload.sim.service import Draw, ServiceTimes, draw_of
 from peerload.sim.utilization import UtilizationMonitor
-from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:
     import random
@@ -125,7 +124,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def _rates(self) -> list[float]:
         if self.trace is not None:
-            return [0.0] * self.nodes  # all that comes is recorded
+            return [0.0] * self.nodes  # all arrivals are recorded
         hot = self.hot or self.nodes
         rate = self.offered_load * self.capacity / self.mean_service_s
         return [rate / hot] * hot + [0.0] * (self.nodes - hot)

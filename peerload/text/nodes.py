@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from peerload.model.text import printable
 from peerload.text.format import ago_text, number_text, shortened, size_text, table, width_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 HEADINGS = ("NODE", "STATE", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "SEEN")
 WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "LOAD", "REGION", "INCARNATION", "SEEN")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from peerload.model.text import printable
 from peerload.text import tasks
 from peerload.text.format import counted, duration_text, number_text, shortened, table
 from peerload.text.tasks import ENDED, NAME_WIDTH_MAX
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 HEADINGS = ("NODE", "CAN EVER", "NOW", "REASON")
 

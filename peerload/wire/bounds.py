@@ -43,7 +43,7 @@ def check(raw: bytes, values_max: int, depth_max: int = DEPTH_MAX) -> None:
     """Raise ValueError for a MessagePack value that is nested deeper, or has more values. The decoder rejects values
     that are cut off or invalid."""
     if len(raw) - len(raw.translate(None, _CONTAINERS)) <= depth_max and len(raw) <= values_max:
-        return  # so many can lie within one another only if there are as many
+        return  # no deeper than the number of values
     at, size, left, seen = 0, len(raw), 1, 0
     above: list[int] = []
     steps = _STEPS

@@ -1,6 +1,6 @@
 """Recordings of a node: its configuration, then every event with the actions that followed, as bytes.
 
-A file is MAGIC and frames: a 4-byte length and a MessagePack body, one of `Started`, `Handled` and `Ended`. Each
+A file is MAGIC and frames: a 4-byte length and a MessagePack body, one of `Started`, `Handled` and `RecordingEnd`. Each
 start of an agent adds a `Started` with what follows from it. A file may break off anywhere (its agent was killed):
 an incomplete frame is the end.
 """
@@ -56,13 +56,13 @@ class Handled(msgspec.Struct, frozen=True, tag="handled", omit_defaults=True):
     failure: str = ""
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class RecordingEnd(msgspec.Struct, frozen=True, tag="ended"):
     """Regular end of a recording."""
 
     reason: str
 
 
-Entry = Started | Handled | Ended
+Entry = Started | Handled | RecordingEnd
 
 
 def _foreign(value: Any) -> object:  # noqa: ANN401 -- msgspec hands over what it does not know

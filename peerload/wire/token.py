@@ -65,9 +65,7 @@ def parse(text: str) -> Token:
     except (binascii.Error, ValueError):
         raise _not_whole("it has characters that no token has, or is cut off") from None
     body, checksum = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
-    is_as_written = (
-        base64.b32encode(raw).decode().rstrip("=") == digits
-    )  # the last letter has bits that count for nothing
+    is_as_written = base64.b32encode(raw).decode().rstrip("=") == digits  # the last letter has unused bits
     if _checksum(body) != checksum or not is_as_written:
         raise _not_whole("a character is wrong or missing")
     if not body:

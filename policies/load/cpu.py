@@ -26,4 +26,4 @@ class Cpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Busy share, plus the tasks beyond the slots per slot."""
         busy = view.cpus_busy / view.cpus if view.cpus else 0.0
         beyond = max(view.load_tasks - view.slots, 0) / max(view.slots, 1)
-        return round(min(busy, 1.0), 2) + beyond  # an average comes near 1, and never there
+        return round(min(busy, 1.0), 2) + beyond  # rounded, since an average comes near 1 but never reaches it

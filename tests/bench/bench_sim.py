@@ -27,15 +27,15 @@ from peerload.model.messages import Ping
 from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.policy.registry import load_preset
 from peerload.sim.queueing_model import QueueingModel, profiles_of
-from peerload.sim.workload import poisson
 from tests.bench.support import arguments, report
+from tests.workloads import poisson
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from peerload.model.actions import Action
     from peerload.model.events import Event
-    from peerload.sim.workload import Arrival
+    from peerload.sim.queueing_model import Arrival
 
 CASES = (("threshold", 1000), ("adaptive", 20), ("adaptive", 1000))
 LOAD = 0.9

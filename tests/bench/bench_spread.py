@@ -15,7 +15,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.model import metrics
 from tests.bench.support import Agent, agents, arguments, median_text, report, summary
 
 PRESETS = ("adaptive", "symmetric", "threshold", "shortest", "receiver")
@@ -25,9 +24,9 @@ NODES = 3
 SLOTS = 2
 RATIO_MAX = {"adaptive": 1.15, "symmetric": 1.15}
 COUNTED = {
-    "migrations": (metrics.TRANSFERS,),
-    "declined": (metrics.OFFERS_DECLINED,),
-    "probes": (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES),
+    "migrations": ("transfers_total",),
+    "declined": ("offers_declined_total",),
+    "probes": ("sender_probes_total", "receiver_probes_total"),
     "mqtt": ("mqtt published",),
     "link": ("peer_messages_sent_total",),
 }

@@ -12,7 +12,7 @@ import pytest
 
 from peerload.core.estimates.duration_estimate import PastDurations
 from peerload.core.estimates.gpu_history import GpuHistory, GpuRuns
-from peerload.model import actions, events, messages, metrics
+from peerload.model import actions, events, messages
 from peerload.model.devices import MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare
 from peerload.model.load import LoadReport
 from peerload.model.resources import ResourceRequest
@@ -229,7 +229,7 @@ def test_few_run_out_of_memory_once_a_command_is_known_and_all_of_them_are_tried
     assert len(known) > 300
     assert len(failed & set(known)) <= 0.01 * len(known)
     assert shop.together_max >= 2
-    assert shop.x.node.state.counts.get(metrics.ATTEMPTS_OUT_OF_GPU_MEMORY, 0) == len(shop.out_of_memory)
+    assert shop.x.node.state.counts.get("attempts_out_of_gpu_memory_total", 0) == len(shop.out_of_memory)
 
 
 def test_nobody_runs_out_of_memory_who_said_honestly_how_much_it_takes() -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from peerload.cli.demo.broker import start_broker
-from peerload.model import metrics
 from peerload.wire import recording
 from tests.integration.cluster import Cluster
 
@@ -87,7 +86,7 @@ class Outcome(NamedTuple):
     @property
     def transfers(self) -> float:
         """Transfers a task."""
-        return self.counters[metrics.TRANSFERS] / len(self.ran)
+        return self.counters["transfers_total"] / len(self.ran)
 
 
 def play(policy: str, nodes: int, jobs: Sequence[Job], *, record: bool = True) -> Outcome:

@@ -7,7 +7,7 @@ import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.policy import registry
-from peerload.sim.workload import Arrival
+from peerload.sim.queueing_model import Arrival
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 

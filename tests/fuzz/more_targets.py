@@ -306,12 +306,12 @@ def _redeemed(invites: Invitations) -> object:
     try:
         return invites.redeem(request, b"c", b"n" * 32, 1.5, lambda *_, **__: "")
     except InvitationRefused:
-        return invites.open(1.5)
+        return invites._invites
 
 
 def certificate(raw: bytes) -> object:
     """A certificate, as DER and as PEM."""
-    for read in (certificates.proven_facts, certificates.der_of, certificates.private_key):
+    for read in (certificates.proven_info, certificates.der_of, certificates.private_key):
         try:
             read(raw)
         except ValueError:
@@ -339,7 +339,7 @@ def exit_as_told(raw: bytes) -> object:
 def words() -> tuple[bytes, ...]:
     """Words of the CA, not signed."""
     made, _ = _ca()
-    said: tuple[revocation.Word, ...] = (
+    said: tuple[revocation.Statement, ...] = (
         revocation.Revoked(made.id, "n2", 1.0, ("ab",)),
         revocation.SealKey(made.id, 1, bytes(32), 1.0),
     )

@@ -120,7 +120,7 @@ RENAMED: dict[str, str] = {
     "InvitationUse": "Use",
     "Invitations": "Invites",
     "JobFailed": "Failed",
-    "JobPostponed": "Postponed",
+    "JobNotDue": "Postponed",
     "JoinServer": "Door",
     "JoiningNode": "Newcomer",
     "KeyPair": "Pair",

@@ -203,5 +203,5 @@ def every_wire() -> dict[str, dict[str, list[str]]]:
         "join": samples_of(join.FromNewcomer | join.FromNode, join.encode),
         "control request": samples_of(control.Request, control.encode_request),
         "control answer": {"ok": [control.encode({"id": 1, "ok": {"id": "n1/1", "members": None}}).hex()]},
-        "recording": samples_of(recording.Started | recording.Ended, recording.encode),
+        "recording": samples_of(recording.Started | recording.RecordingEnd, recording.encode),
     }

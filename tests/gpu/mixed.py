@@ -20,7 +20,7 @@ from peerload.core.resources.device_ledger import DeviceLedger
 from peerload.model.config import GpuConfig
 from peerload.model.devices import MIB, Device, GpuShare, Nearness
 from peerload.model.resources import Placement, Profile, ResourceRequest
-from peerload.sim.device_model import DeviceArrival
+from tests.gpu.device_model import DeviceArrival
 
 GIB = 1 << 30
 TASKS = 600

@@ -13,8 +13,8 @@ import msgspec
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GpuShare
 from peerload.model.resources import Profile
-from peerload.sim.device_model import DeviceArrival
 from peerload.sim.statistics import quantile
+from tests.gpu.device_model import DeviceArrival
 
 EPSILON = 1e-6
 

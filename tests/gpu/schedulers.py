@@ -19,9 +19,9 @@ from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.placement import place
 from peerload.model.resources import ResourceRequest
 from peerload.policy.registry import load_preset
-from peerload.sim.device_model import DeviceArrival, DeviceModel
 from peerload.sim.queueing_model import IDEAL_CONFIG
 from peerload.sim.scenario import LIVE, TIMINGS_LIVE
+from tests.gpu.device_model import DeviceArrival, DeviceModel
 from tests.gpu.mixed import profiles
 from tests.gpu.rack import Outcome, Rack
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.sim.device_model import DeviceArrival
+from tests.gpu.device_model import DeviceArrival
 from tests.gpu.mixed import GPU_KINDS, NODES, mixed, profiles
 from tests.gpu.rack import Outcome, Rack, Wrong
 from tests.gpu.schedulers import by_agents, central_first_fit, fifo_per_node

@@ -27,7 +27,7 @@ from tests.support import PATIENCE_S, cluster_of, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-USED = "the token was used before, its time has ended, or it is not the cluster's"
+USED = "the token was used before, has expired, or is of another cluster"
 
 
 @pytest.fixture(name="cluster", scope="module")
@@ -68,7 +68,7 @@ def invited(agent: Agent, **terms: object) -> Token:
 def ask(token: Token, state: Path) -> join_client.Admission:
     """Ask to be let in, as the machine with this state directory, which has a name of its own."""
     state.mkdir(exist_ok=True)
-    return join_client.ask(token, f"ws{crc32(os.fsencode(state)):x}", state)
+    return join_client.join_cluster(token, f"ws{crc32(os.fsencode(state)):x}", state)
 
 
 def refusal(token: Token, state: Path) -> str:
@@ -131,7 +131,7 @@ def _events(agent: Agent) -> list[str]:
 def test_the_token_of_another_cluster_says_nothing_to_this_one(agent: Agent, tmp_path: Path) -> None:
     other = bytes.fromhex(cluster_of("another").fingerprint)
     before = refused(agent)
-    assert "its CA's certificate is another one" in refusal(invited(agent)._replace(fingerprint=other), tmp_path / "s")
+    assert "the certificate of another CA" in refusal(invited(agent)._replace(fingerprint=other), tmp_path / "s")
     assert refused(agent) == before, "no proof was shown to it"
 
 
@@ -292,7 +292,7 @@ def test_a_member_without_the_cas_key_cannot_answer_in_its_place(agent: Agent, t
         made = certificates.certify(theirs, request.node, certificates.requested_key(request.csr), datetime.now(UTC))
         link.sendall(join.encode(join.JoinWelcome(made, "evil", cluster_of().id, b"k" * 32)))
 
-    with Between(pair, tmp_path, pretend) as between, pytest.raises(PeerloadError, match="cannot be believed"):
+    with Between(pair, tmp_path, pretend) as between, pytest.raises(PeerloadError, match="is not valid"):
         ask(invited(agent)._replace(addresses=(between.address,)), tmp_path / "s")
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.model import metrics
 from tests.integration.cluster import Cluster
 from tests.support import wait_until
 
@@ -47,7 +46,7 @@ def test_the_command_known_to_take_longest_goes_also_after_a_crash() -> None:
         assert {task["node"] for task in shown} == {"n2"}
         started = sorted(shown, key=lambda task: float(task["started_at"]))
         assert [task["id"] for task in started] == [waiting[1], waiting[0], waiting[2]]
-        assert first.call("stats")["counters"].get(metrics.POLICY_ERRORS, 0) == 0
+        assert first.call("stats")["counters"].get("policy_errors_total", 0) == 0
         first.call("cancel", tasks=[blocker], force=True)
         first.await_state(blocker, "cancelled")
 

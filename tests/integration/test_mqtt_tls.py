@@ -71,12 +71,16 @@ def why_not(node: BusNode, says: str) -> str:
     """Why it has no broker, when it has tried; on a slow machine the first attempt may be over before it is told."""
 
     def tried() -> bool:
-        return node.bus.connected or says in node.bus.why_away or not NO_ANSWER & set(node.bus.why_away.split(": "))
+        return (
+            node.bus.connected
+            or says in node.bus.unavailable_because
+            or not NO_ANSWER & set(node.bus.unavailable_because.split(": "))
+        )
 
     wait_until(tried, what="an attempt")
     assert not node.bus.connected
     assert node.changes == []
-    return node.bus.why_away
+    return node.bus.unavailable_because
 
 
 def test_nodes_speak_by_tls_with_the_certificates_they_have(broker: TlsBroker, buses: Buses) -> None:
@@ -85,7 +89,7 @@ def test_nodes_speak_by_tls_with_the_certificates_they_have(broker: TlsBroker, b
     one = buses("n1", broker.url, tls=tls_of(broker, "n1"))
     other = buses("n2", f"mqtts://127.0.0.1:{broker.port}", tls=tls_of(broker, "n2"))
     wait_until(lambda: one.bus.connected and other.bus.connected, what="both to be connected")
-    wait_until(lambda: one.bus.is_heard and other.bus.is_heard, what="each to hear itself")
+    wait_until(lambda: one.bus.is_echoed and other.bus.is_echoed, what="each to hear itself")
     assert one.bus.url == broker.url
     wait_until(lambda: one.heard and other.heard, what="each to hear the other")
 
@@ -178,9 +182,9 @@ def test_who_is_no_node_does_not_come_in(broker: TlsBroker, who: str, tmp_path: 
 @pytest.mark.parametrize(
     ("who", "says"),
     [
-        ("nobody", "it asks for a certificate that we do not have"),
-        ("another cluster's", "it says that our certificate is of a CA it does not believe"),
-        ("expired", "it says that our certificate has expired"),
+        ("nobody", "it asks for a certificate, and this node has none"),
+        ("another cluster's", "it says that this node's certificate is of a CA that it does not trust"),
+        ("expired", "it says that this node's certificate has expired"),
     ],
 )
 def test_the_agent_is_told_why_the_broker_refuses_it(
@@ -198,11 +202,11 @@ def test_the_agent_is_told_why_the_broker_refuses_it(
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("another CA", "of a CA that is not believed (mqtt_ca)"),
-        ("the system's CAs", "of a CA that is not believed (mqtt_ca)"),
-        ("another name", "for another name than that of its address"),
+        ("another CA", "of a CA that is not trusted (mqtt_ca)"),
+        ("the system's CAs", "of a CA that is not trusted (mqtt_ca)"),
+        ("another name", "for another name than its address"),
         ("another address", "for another"),
-        ("a node's certificate", "for another name than that of its address"),
+        ("a node's certificate", "for another name than its address"),
         ("expired", "its certificate has expired"),
         ("not yet", "its certificate is not valid yet"),
     ],
@@ -283,11 +287,11 @@ def test_a_password_from_a_file_and_no_certificate(
         if password == "wrong":
             assert "Not authorized" in why_not(node, "Not authorized")
             private.write_text("n1:right:with:colons\n", encoding="utf-8")  # read anew at each attempt
-        wait_until(lambda: node.bus.connected and node.bus.is_heard, what="it to be let in")
-        assert password not in (node.bus.url or "") + node.bus.why_away
+        wait_until(lambda: node.bus.connected and node.bus.is_echoed, what="it to be let in")
+        assert password not in (node.bus.url or "") + node.bus.unavailable_because
         private.chmod(0o640)
         own.stop()
-        wait_until(lambda: "others may read or change it" in node.bus.why_away, what="it to be refused")
+        wait_until(lambda: "others may read or change it" in node.bus.unavailable_because, what="it to be refused")
     finally:
         own.stop()
     assert password not in "".join(capfd.readouterr())

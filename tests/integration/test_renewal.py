@@ -33,6 +33,6 @@ def test_certificates_are_changed_under_tasks_and_none_is_lost_or_run_twice() ->
         assert {(task["state"], task["attempt"]) for task in ended} == {("done", 1)}
         for machine, first in zip((one, two), ends_at, strict=True):
             assert machine.call("info")["certificate_ends_at"] > first + CERTIFICATE_S, "made anew, more than once"
-        cut = "peer links cut: the certificate has ended"
+        cut = "peer_links_expired_total"
         assert one.counters().get(cut, 0) + two.counters().get(cut, 0) >= 2, "nobody stays in by one that has ended"
         wait_until(lambda: one.sees("ws2") and two.sees("ws1"), what="they are together")

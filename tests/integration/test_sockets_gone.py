@@ -37,7 +37,7 @@ def test_an_agent_is_found_again_after_its_runtime_directory_was_made_anew(clust
         shutil.rmtree(runtime / "peerload")
         runtime.rmdir()
         runtime.touch()  # for a while nothing can be made there
-        wait_until(lambda: "cannot be made anew" in agent.log_end(), what="the agent to notice")
+        wait_until(lambda: "cannot recreate the control socket" in agent.log_end(), what="the agent to notice")
         runtime.unlink()
         runtime.mkdir(mode=0o700)
         up = agent.cli("up", "--state", str(agent.state), "--socket", agent.socket)
@@ -70,7 +70,7 @@ def test_a_socket_that_another_agent_listens_at_is_left_to_it(cluster: Cluster) 
     second.socket = first.socket
     second.start()
     first.resume()
-    wait_until(lambda: "cannot be made anew" in first.log_end(), what="the first one to notice")
+    wait_until(lambda: "cannot recreate the control socket" in first.log_end(), what="the first one to notice")
     assert first.call("info")["node"] == "n2"
     first.kill()
     assert second.call("info")["node"] == "n2"

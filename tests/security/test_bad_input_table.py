@@ -61,7 +61,7 @@ class Rule:
 
     def __init__(self, agent: Agent, *rules: str) -> None:
         self._agent = agent
-        self._names = [f"security: {rule}" for rule in rules]
+        self._names = [f'security_events_total{{rule="{rule}"}}' for rule in rules]
         self._before = self._count()
 
     def _count(self) -> int:

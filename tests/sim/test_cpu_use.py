@@ -11,8 +11,7 @@ from peerload.model.errors import ConfigError
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
 from peerload.sim.cpu_use import readings_of
-from peerload.sim.queueing_model import CompletedTask, QueueingModel, profiles_of
-from peerload.sim.workload import Arrival
+from peerload.sim.queueing_model import Arrival, CompletedTask, QueueingModel, profiles_of
 from tests.chaos.engine.engine import Simulation
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from peerload.model import metrics
 from peerload.model.messages import Envelope
 from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset, load_preset
-from peerload.sim.workload import Arrival, burst, poisson
+from peerload.sim.queueing_model import Arrival
 from peerload.wire.peer import decode, encode
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.trace import Trace
+from tests.workloads import burst, poisson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,5 +143,5 @@ def test_each_node_has_an_instance_of_a_policy_of_its_own() -> None:
     preset = msgspec.structs.replace(load_preset("threshold"), sender=_Counts())
     arrivals = (Arrival(number / 10, f"n{1 + number % 3}", 1.0) for number in range(30))
     report = Simulation(preset, nodes=3, slots=1, seed=1).run(arrivals)
-    assert report.counts[metrics.SENDER_SEARCHES] > 0
-    assert report.counts.get(metrics.POLICY_ERRORS, 0) == 0
+    assert report.counts["sender_searches_total"] > 0
+    assert report.counts.get("policy_errors_total", 0) == 0

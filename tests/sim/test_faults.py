@@ -12,12 +12,12 @@ from peerload.model.config import CoreConfig
 from peerload.model.gossip import LOCAL
 from peerload.model.messages import Envelope
 from peerload.policy.registry import load_preset
-from peerload.sim.workload import poisson
 from peerload.wire.peer import decode, encode
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import Clog, NetworkOptions, Partition
 from tests.chaos.engine.report import Report
 from tests.support import in_short
+from tests.workloads import poisson
 
 SEEDS = 60
 FAULTS_UNTIL_S = 40.0

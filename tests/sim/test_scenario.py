@@ -20,17 +20,25 @@ from peerload.model.events import LoadSampled
 from peerload.policy.registry import load_preset
 from peerload.sim.bounds import mmc_response
 from peerload.sim.outcome import Outcome, longer, outcome
-from peerload.sim.queueing_model import IDEAL_CONFIG, MIGRATIONS_MAX, CompletedTask, Delays, QueueingModel, profiles_of
+from peerload.sim.queueing_model import (
+    IDEAL_CONFIG,
+    MIGRATIONS_MAX,
+    Arrival,
+    CompletedTask,
+    Delays,
+    QueueingModel,
+    profiles_of,
+)
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import LIVE, Scenario, play, tasks_for
 from peerload.sim.service import ServiceTimes, draw_of, read_service
 from peerload.sim.statistics import Sample, half_width, intervals, student_t
 from peerload.sim.utilization import UtilizationMonitor
-from peerload.sim.workload import Arrival, poisson
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.host import Host
 from tests.chaos.engine.network import NetworkOptions
 from tests.support import in_short
+from tests.workloads import poisson
 
 
 def scenario(**changes: Any) -> Scenario:

@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from peerload.sim.replication import replicate
 from peerload.sim.statistics import Sample, half_width
 from tests.theory.mapping import NotYet, Parameters, setup_of
+from tests.theory.replicate import replicate
 
 SMALL_NODES_MAX = 100
 SMALL_TASKS_MAX, SMALL_REPLICATIONS_MAX = 200_000, 10

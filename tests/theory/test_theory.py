@@ -17,16 +17,15 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from peerload.model import metrics
 from peerload.model.config import CoreConfig
 from peerload.sim.bounds import mmc_response
-from peerload.sim.queueing_model import IDEAL_CONFIG, CompletedTask, QueueingModel, profiles_of
-from peerload.sim.replication import Replication, replicate
+from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, QueueingModel, profiles_of
+from peerload.sim.replication import Replication
 from peerload.sim.statistics import quantile, student_t
-from peerload.sim.workload import Arrival
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
+from tests.theory.replicate import replicate
 from tests.theory.run import combine
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
@@ -101,10 +100,10 @@ def test_the_engine_with_its_promises_checked_plays_the_same_game() -> None:
         assert ideal[number].response_s == pytest.approx(engine.responses_s[task], abs=1e-6)
     counts = cluster.counts()
     # The engine stops at the last result, before the node that had the task asks others for more.
-    assert 0 <= counts.pop(metrics.RECEIVER_PROBES) - report.counts.pop(metrics.RECEIVER_PROBES) <= 2
-    del report.counts[metrics.GOSSIP_MESSAGES_QUEUED]  # the joining; the ideal cluster has no gossip
+    assert 0 <= counts.pop("receiver_probes_total") - report.counts.pop("receiver_probes_total") <= 2
+    del report.counts["gossip_messages_queued_total"]  # the joining; the ideal cluster has no gossip
     assert report.counts == dict(sorted(counts.items()))
-    assert report.counts[metrics.TASKS_GIVEN] > 0
+    assert report.counts["tasks_given_total"] > 0
 
 
 # -- invariants --------------------------------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ def test_an_idle_home_takes_its_own_waiting_task_back() -> None:
     moments = [(0.0, "n1", 10.0), (0.5, "n2", 100.0), (1.0, "n1", 1.0), (2.0, "n1", 1.0)]
     cluster.run((Arrival(*moment) for moment in moments), tasks=len(moments))
     cluster.drain()
-    assert cluster.counts()[metrics.SENDER_PROBES] == 1
+    assert cluster.counts()["sender_probes_total"] == 1
     assert (ended[4].ended_s, ended[4].node) == (12.0, "n1")
 
 

@@ -1,11 +1,12 @@
 """Call trace of a real peerload process, for `python -m tests.walk` alone, which puts this directory on PYTHONPATH.
 
 While the first byte of the file PEERLOAD_WALK_SWITCH is "1", each call of a Python function of peerload appends one line to
-PEERLOAD_WALK_TRACE: time, process, file, line, function. Code that runs because a module is imported does not count.
+PEERLOAD_WALK_TRACE: time, process, callback, file, line, function. callback: the number of one callback of the event loop. Code that runs because a module is imported does not count.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import subprocess
@@ -16,12 +17,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 PRODUCT = ("/peerload/", "/peerload_policies/", "/policies/")
+EVENT_LOOP = "asyncio/runners.py"
 SWITCH = os.environ["PEERLOAD_WALK_SWITCH"]
 _trace = os.open(os.environ["PEERLOAD_WALK_TRACE"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 _switch = mmap.mmap(os.open(SWITCH, os.O_RDONLY | os.O_CLOEXEC), 1, prot=mmap.PROT_READ)
 _names: dict[CodeType, str] = {}
 _imports: dict[int, int] = {}
 """Thread → how many modules of peerload it is importing now, one inside the other."""
+_callback: dict[int, int] = {}
+_callbacks = itertools.count(1)
 
 
 def _name(code: CodeType) -> str:
@@ -37,17 +41,20 @@ def _name(code: CodeType) -> str:
 def _called(frame: FrameType, event: str, _argument: object) -> None:
     if event not in {"call", "return"}:
         return
+    thread = threading.get_ident()
+    caller = frame.f_back
+    if event == "call" and (caller is None or caller.f_code.co_filename.endswith(EVENT_LOOP)):
+        _callback[thread] = next(_callbacks)
     code = frame.f_code
     name = _names.get(code)
     if name is None:
         name = _names[code] = _name(code)
     if not name:
         return
-    thread = threading.get_ident()
     if name.endswith(" <module>"):
         _imports[thread] = _imports.get(thread, 0) + (1 if event == "call" else -1)
     elif event == "call" and _switch[0] == 49 and not _imports.get(thread):
-        os.write(_trace, f"{time.monotonic_ns()} {os.getpid()} {name}\n".encode())
+        os.write(_trace, f"{time.monotonic_ns()} {os.getpid()} {_callback.get(thread, 0)} {name}\n".encode())
 
 
 class _Popen(subprocess.Popen):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
+import peerload
 from peerload.model import metrics
 from tests.docs_tables import DOCS, rows
 
@@ -23,3 +26,19 @@ def test_the_page_describes_each() -> None:
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     described = [name for row in rows(page) for name in re.findall(r"`([^`]+)`", row[0])]
     assert sorted(described) == sorted(NAMES.values())
+
+
+def test_every_counter_is_one_of_these() -> None:
+    literal = []
+    for path in Path(peerload.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Subscript(
+                    ast.Attribute(attr="counters" | "_counters"), ast.Constant() | ast.JoinedStr() as name
+                ):
+                    literal.append((path.name, ast.unparse(name)))
+                case ast.Call(ast.Attribute(ast.Attribute(attr="state" | "_state" | "core"), "count"), [name, *_]) if (
+                    isinstance(name, ast.Constant | ast.JoinedStr)
+                ):
+                    literal.append((path.name, ast.unparse(name)))
+    assert not literal

@@ -50,7 +50,7 @@ def lived(node: Node) -> bytes:
     for number, event in enumerate(life):
         now = Instant(10.0 + number, 1000.0 + number)
         told += recording.encode_handled(now, event, node.handle(now, event))
-    return told + recording.encode(recording.Ended("the agent stopped"))
+    return told + recording.encode(recording.RecordingEnd("the agent stopped"))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def told() -> bytes:
 def test_what_was_put_in_comes_out(told: bytes) -> None:
     first, *handled, last = recording.entries(memoryview(told))
     assert first == begun()
-    assert last == recording.Ended("the agent stopped")
+    assert last == recording.RecordingEnd("the agent stopped")
     kinds = [type(recording.decode_event(entry.event)) for entry in handled if isinstance(entry, recording.Handled)]
     assert kinds[:2] == [events.AgentStarted, events.TaskSubmitted]
     assert recording.whole_bytes(memoryview(told)) == len(told)

@@ -67,7 +67,7 @@ def group_number(name: str) -> int | None:
 
 
 def members(group: str) -> frozenset[str]:
-    """Whom the database lists in a group."""
+    """The members of a group, as the database lists them."""
     try:
         return frozenset(grp.getgrnam(group).gr_mem)
     except (KeyError, ValueError, UnicodeError):

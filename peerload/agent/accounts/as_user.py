@@ -1,5 +1,5 @@
-"""What an agent that serves all users of a machine has done as them, being none of them: its launcher, which is root, looks at
-their directories and writes their files. For the agent of one user, all this is its own to do."""
+"""Services as the user of a task: checks of directories, and files that are written. In system mode the launcher,
+which is root, does both; the agent of one user does them itself."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskSpec
 
 POLICY = "policy: "
-"""How the launcher begins to say that this node does not run tasks of somebody."""
+"""Prefix of the launcher's answers that this node does not run tasks of a user."""
 BUSY = "busy: "
 LATE = "it was not done within "
 KEPT_S = 2.0
-"""What was found out so lately is not asked again for every task of a burst."""
+"""Lifetime of an answer, so that a burst of tasks asks once."""
 KEPT_MAX = 4096
 
 
@@ -56,19 +56,20 @@ class UserServices:
         self._told: dict[tuple[TaskUser, bytes], tuple[float, str]] = {}
 
     def submitter(self, spec: TaskSpec, terms: SubmitOptions) -> TaskUser:
-        """Whose a task of this home is."""
+        """The user of a task of this home."""
         return TaskUser(self._info.config.node, spec.user, terms.owner)
 
     def seen_lately(self, whose: TaskUser, directory: bytes) -> bool:
-        """Whether `objection` had none a moment ago."""
+        """True if `objection` had none a moment ago."""
         if not self.is_system:
             return self._directories.seen_lately(directory)
         found = self._told.get((whose, directory))
         return found is not None and not found[1] and time.monotonic() - found[0] < KEPT_S
 
     async def objection(self, whose: TaskUser, directory: bytes) -> tuple[str, bool]:
-        """Why this node runs no tasks of that user ("" = it does), and whether the directory is there for it. Raises SlowDown, which
-        says nothing about either; Stalled, if the file system of the directory does not answer."""
+        """The reason why this node runs no tasks of that user ("" = it does), and whether the directory is there for
+        it. Raises SlowDown if neither is known now; FileSystemStalled if the file system of the directory does not
+        answer."""
         if not self.is_system:
             return "", await self._directories.look(directory)
         found = self._told.get((whose, directory))
@@ -89,8 +90,8 @@ class UserServices:
         return "", not why
 
     async def admitted(self, spec: TaskSpec, terms: SubmitOptions) -> bool:
-        """Whether the directory of a task that is submitted here is there for who submits it. Where that user's tasks may not
-        run on this very node, or its file system does not answer, they may elsewhere."""
+        """True if the directory of a submitted task is there for its user. False also if this node does not run
+        tasks of that user, or the file system does not answer: other nodes may run the task."""
         try:
             return (await self.objection(self.submitter(spec, terms), spec.directory))[1]
         except FileSystemStalled:

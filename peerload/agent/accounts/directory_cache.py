@@ -1,7 +1,7 @@
 """Cache of working directories: whether one exists on this node, and whether other nodes have it.
 
-A directory of this node is looked at in a thread, since a dead network mount hangs. Other nodes are asked over the peer
-link when a task is submitted, so that its user learns at once which of them cannot take it.
+A thread looks at a directory of this node, since a dead network mount hangs. Other nodes are asked over the peer link
+when a task is submitted, so that its user learns at once which of them cannot take it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.agent.loop_timeout import comes_within
+from peerload.agent.loop_timeout import done_within
 from peerload.model.errors import SlowDown
 from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH
@@ -25,24 +25,23 @@ if TYPE_CHECKING:
     from peerload.model.messages import DirectoryTold, Message
 
 CHECK_S_MAX = 2.0
-"""After this a look has failed: the file system does not answer."""
+"""Timeout of a look; then the file system does not answer."""
 SEEN_S = 2.0
-"""A directory seen so lately is not looked at again for every task of a burst."""
+"""Lifetime of an existing directory in the cache, so that a burst of tasks looks once."""
 KEPT_MAX = 256
 LOOKS_MAX = 32
-"""Directories looked at at a time. A look that hangs in a dead mount keeps its thread; whoever asks for one more
-directory meanwhile is told to come again, and nothing else waits for them: neither the threads of other work nor the
-end of the agent."""
+"""Bound on concurrent looks. A look that hangs in a dead mount keeps its thread. A request for one more directory is
+refused meanwhile, and nothing else waits: neither the threads of other work nor the end of the agent."""
 _LOOK = "directory"
 
 NODES_ASKED_MAX = 64
-"""Other nodes that are asked about the directory of one submission."""
+"""Bound on the nodes that are asked about the directory of one submission."""
 ANSWER_S_MAX = 0.5
-"""A submission waits so long for their answers; one that comes later counts for the next submission."""
+"""Timeout of their answers; a later answer counts for the next submission."""
 HERE_S = 60.0
-"""A node that has the directory is not asked again for so long."""
+"""Time for which a node that has the directory is not asked again."""
 MISSING_S = 2.0
-"""A node that lacks the directory, or has not answered, is not asked again for so long."""
+"""Time for which a node that lacks the directory, or has not answered, is not asked again."""
 ANSWERS_KEPT_MAX = 4096
 
 
@@ -51,24 +50,24 @@ class FileSystemStalled(SlowDown):
 
 
 class DirectoryCache:
-    """Looks at directories, each once at a time for all who ask, and remembers for a moment those that were there."""
+    """Looks at directories, one look at a time for each, and remembers existing ones for a moment."""
 
     def __init__(self, found_late: Callable[[bytes], None] = lambda _directory: None) -> None:
-        """found_late: called with a directory that is there, when that is known only after a look has failed."""
+        """found_late: called with a directory that turns out to exist after its look has timed out."""
         self._found_late = found_late
         self._late: set[bytes] = set()
         self._seen: dict[bytes, float] = {}
         self._looks: dict[bytes, asyncio.Future[bool]] = {}
 
     def seen_lately(self, directory: bytes) -> bool:
-        """Whether it was there a moment ago; SCRATCH always is."""
+        """True if it was there a moment ago; SCRATCH always is."""
         seen_s = self._seen.get(directory)
         return directory == SCRATCH or (seen_s is not None and time.monotonic() - seen_s < SEEN_S)
 
     async def look(self, directory: bytes) -> bool:
-        """Look again: whether it exists here and may be entered. Raises SlowDown, which says nothing about the
-        directory, if too many others are being looked at, or no thread can be made for it; Stalled, if the file system does
-        not answer."""
+        """Look whether the directory exists here and may be entered. Raises SlowDown, which says nothing about the
+        directory, if too many others are being looked at or no thread can be made; FileSystemStalled if the file
+        system does not answer."""
         if directory == SCRATCH:
             return True
         found = self._looks.get(directory)
@@ -76,7 +75,7 @@ class DirectoryCache:
             if len(self._looks) >= LOOKS_MAX:
                 raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
             found = self._start(directory)
-        if not await comes_within(found, CHECK_S_MAX):  # others may wait for the same look
+        if not await done_within(found, CHECK_S_MAX):  # others may wait for the same look
             self._late.add(directory)
             raise stalled(directory)
         return found.result()
@@ -112,7 +111,7 @@ class DirectoryCache:
 
 
 def stalled(directory: bytes) -> FileSystemStalled:
-    """That the file system of this directory does not answer."""
+    """The error for a file system that does not answer."""
     return FileSystemStalled(
         "the working directory cannot be looked at now",
         why=f"the file system of {directory.decode(errors='replace')} does not answer",
@@ -131,8 +130,8 @@ class DirectoryQueries:
         self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
 
     async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
-        """Ask those of these nodes whose answer is not fresh; return when all have answered, after ANSWER_S_MAX at the
-        latest."""
+        """Ask those of these nodes whose answer is not fresh. Returns when all have answered, after ANSWER_S_MAX at
+        the latest."""
         if directory == SCRATCH:
             return
         now_s = time.monotonic()

@@ -16,7 +16,7 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from peerload.agent.loop_timeout import comes_within
+from peerload.agent.loop_timeout import done_within
 from peerload.agent.output.spool import open_output
 from peerload.agent.store.rows import SINGLE
 from peerload.launcher.system import write_as_user
@@ -62,7 +62,7 @@ def named(pattern: bytes, counter: int, member: int, name: str, node: str) -> by
 
 
 def patterns(terms: SubmitOptions) -> list[bytes]:
-    """Those that are given, each once."""
+    """The patterns that are given, each once."""
     return list(dict.fromkeys(filter(None, (terms.output_file, terms.error_file))))
 
 
@@ -144,7 +144,7 @@ class WritableChecks:
         self._under_way += 1
         check = asyncio.ensure_future(in_own_thread(lambda: _check(wanted)))
         try:
-            if not await comes_within(check, CHECK_S_MAX):
+            if not await done_within(check, CHECK_S_MAX):
                 shown = wanted[0].decode("utf-8", "backslashreplace")
                 raise BadRequest(f"{shown} cannot be written", why="its directory does not answer")
             check.result()
@@ -213,7 +213,7 @@ def _target(path: bytes) -> bytes | None:
 
 
 def targets(terms: SubmitOptions, record: TaskRecord, spec: TaskSpec, place: tuple[int, int]) -> dict[bytes, list[int]]:
-    """Each file of a task and the streams that go there, stdout first."""
+    """The files of a task, and the streams that go to each, stdout first."""
     found: dict[bytes, list[int]] = {}
     for stream, pattern in ((1, terms.output_file), (2, terms.error_file)):
         if pattern:

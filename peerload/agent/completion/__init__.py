@@ -1,1 +1,1 @@
-"""Completion of tasks, what is owed after their end: output files, notification hook, completion jobs."""
+"""Completion of tasks: output files, the notification hook, retention of ended tasks."""

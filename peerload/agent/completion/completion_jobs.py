@@ -1,8 +1,8 @@
-"""What home owes for tasks that have ended: the files with their output (`submit -o`), and a word to their user
-(`--notify`).
+"""Completion jobs: what home does after the end of a task. It writes the output files (`submit -o`), and notifies
+the user (`--notify`).
 
-What is owed was written with the task's end, so that no crash loses it, and is taken out when it is done: it may be done
-twice, never not at all. What cannot be done is tried again a number of times, and given up then; each is an event.
+A job is written with the end of its task, so that no crash loses it, and removed when it is done: it may run twice, and
+runs at least once. A job that fails is tried again some times, and then abandoned; both are events.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from typing import TYPE_CHECKING
 
 from peerload.agent.background import BackgroundTasks
-from peerload.agent.completion.saving import FILES_FAILED, JobPostponed
+from peerload.agent.completion.saving import FILES_FAILED, JobNotDue
 from peerload.agent.store import jobs
-from peerload.agent.store.pruning import ChoreDone, ChorePostponed
+from peerload.agent.store.pruning import JobDone, JobPostponed
 from peerload.agent.store.rows import SINGLE, order_of
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
@@ -37,7 +37,7 @@ log = logging.getLogger("peerload.agent")
 
 AT_A_TIME = {CompletionJob.FILES: 4, CompletionJob.NOTIFY: 4}
 TRIES_MAX = 8
-"""What cannot be done is given up after so many tries: some minutes."""
+"""Number of tries before a job is abandoned: some minutes."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 """The pause before the second try; it doubles, up to the other."""
 ENDS_SOON_S = 0.5
@@ -67,7 +67,7 @@ class CompletionJobs:
         self._outcomes: dict[tuple[int, int], tuple[str, str]] = {}
 
     def wake(self) -> None:
-        """Something is owed."""
+        """Look for jobs now."""
         self._news.set()
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class CompletionJobs:
                 try:
                     pause_s = self._begin_due()
                 except StoreError as error:
-                    log.warning("what is owed cannot be looked for: %s", error)
+                    log.warning("cannot read pending completion jobs: error=%s", error)
                     pause_s = PAUSE_S_MAX
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
@@ -92,17 +92,17 @@ class CompletionJobs:
         busy = set(self._under_way)
         for kind, most in AT_A_TIME.items():
             room = most - sum(other is kind for other in self._under_way.values())
-            for owed in jobs.due(store, kind, now, room, busy) if room > 0 else ():
-                self._begin(owed)
+            for job in jobs.due(store, kind, now, room, busy) if room > 0 else ():
+                self._begin(job)
         next_at = jobs.next_due_at(store)
         if next_at is None:
             return IDLE_S_MAX
         # One that is due and waits for room is begun when another is done, which wakes us.
         return min(next_at - now, IDLE_S_MAX) if next_at > now else PAUSE_S
 
-    def _begin(self, owed: DueJob) -> None:
-        self._under_way[owed.number] = owed.kind
-        self._background.start(self._carry_out(owed))
+    def _begin(self, job: DueJob) -> None:
+        self._under_way[job.number] = job.kind
+        self._background.start(self._carry_out(job))
 
     async def saved(self, record: TaskRecord) -> tuple[str, str]:
         """Outcome of writing the output files of an ended task: the state of the event, and why. Waits until that was tried.
@@ -110,8 +110,8 @@ class CompletionJobs:
         counter, member = order_of(record.task)
         while True:
             self._tried.clear()
-            owed = jobs.owed_for(self._store, counter, member)
-            ours = [one for one in owed if one.kind is CompletionJob.FILES and one.member == member]
+            job = jobs.jobs_of(self._store, counter, member)
+            ours = [one for one in job if one.kind is CompletionJob.FILES and one.member == member]
             if not ours:
                 return self._outcome(record.task, (counter, member))
             if ours[0].tries:
@@ -128,55 +128,55 @@ class CompletionJobs:
             ((one.state, one.reason) for one in reversed(found) if _is_of_files(one.state, one.reason)), ("", "")
         )
 
-    async def _carry_out(self, owed: DueJob) -> None:
+    async def _carry_out(self, job: DueJob) -> None:
         try:
-            await self._try(owed)
+            await self._try(job)
         finally:
-            del self._under_way[owed.number]
+            del self._under_way[job.number]
             self._news.set()
             self._tried.set()
 
-    async def _try(self, owed: DueJob) -> None:
-        job = self._saving if owed.kind is CompletionJob.FILES else self._notices
+    async def _try(self, job: DueJob) -> None:
+        runner = self._saving if job.kind is CompletionJob.FILES else self._notices
         try:
-            state, reason = await job.carry_out(owed)
-        except JobPostponed:
-            await self._keep(ChorePostponed(owed.number, owed.tries, time.time() + ENDS_SOON_S, owed.why))
+            state, reason = await runner.carry_out(job)
+        except JobNotDue:
+            await self._keep(JobPostponed(job.number, job.tries, time.time() + ENDS_SOON_S, job.why))
         except (OSError, PeerloadError) as error:
             why = str(error) or type(error).__name__
-            await self._failed(owed, (error.strerror or why) if isinstance(error, OSError) else why)
+            await self._failed(job, (error.strerror or why) if isinstance(error, OSError) else why)
         else:
             if state:
-                self._tell(owed, state, reason)
-            await self._keep(ChoreDone(owed.number))
+                self._tell(job, state, reason)
+            await self._keep(JobDone(job.number))
 
-    async def _failed(self, owed: DueJob, why: str) -> None:
-        tries = owed.tries + 1
+    async def _failed(self, job: DueJob, why: str) -> None:
+        tries = job.tries + 1
         if tries >= TRIES_MAX:
-            self._tell(owed, "abandoned", f"{FAILURES[owed.kind]}: {why} ({tries} tries)")
-            await self._keep(ChoreDone(owed.number))
+            self._tell(job, "abandoned", f"{FAILURES[job.kind]}: {why} ({tries} tries)")
+            await self._keep(JobDone(job.number))
             return
-        pause_s = min(PAUSE_S * 2.0**owed.tries, PAUSE_S_MAX)
-        if not owed.tries:
-            self._tell(owed, "postponed", f"{FAILURES[owed.kind]}: {why}; it is tried again")
-        await self._keep(ChorePostponed(owed.number, tries, time.time() + pause_s, why[:500]))
+        pause_s = min(PAUSE_S * 2.0**job.tries, PAUSE_S_MAX)
+        if not job.tries:
+            self._tell(job, "postponed", f"{FAILURES[job.kind]}: {why}; it is tried again")
+        await self._keep(JobPostponed(job.number, tries, time.time() + pause_s, why[:500]))
 
-    def _tell(self, owed: DueJob, state: str, reason: str) -> None:
+    def _tell(self, job: DueJob, state: str, reason: str) -> None:
         if _is_of_files(state, reason):
-            self._outcomes[owed.counter, owed.member] = state, reason
+            self._outcomes[job.counter, job.member] = state, reason
             if len(self._outcomes) > OUTCOMES_MAX:
                 del self._outcomes[next(iter(self._outcomes))]
         log.log(
             logging.WARNING if state in ("abandoned", "incomplete") else logging.INFO,
             "%s: %s %s",
-            self._name(owed),
+            self._name(job),
             state,
             reason,
         )
-        self._journal.note(PutEvent(time.time(), "chore", state, task=self._name(owed), reason=reason))
+        self._journal.note(PutEvent(time.time(), "chore", state, task=self._name(job), reason=reason))
 
-    def _name(self, owed: DueJob) -> str:
-        return f"{self._info.config.node}/{owed.counter}" + (f".{owed.member}" if owed.member != SINGLE else "")
+    def _name(self, job: DueJob) -> str:
+        return f"{self._info.config.node}/{job.counter}" + (f".{job.member}" if job.member != SINGLE else "")
 
     async def _keep(self, row: MaintenanceRow) -> None:
         """Durable when it returns."""

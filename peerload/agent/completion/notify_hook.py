@@ -1,7 +1,8 @@
-"""`--notify CMD`: a command of the user's that is run at home when a task, or the last member of an array, has ended.
+"""Notification hook (`--notify CMD`): a user's command that runs at home when a task, or the last member of an
+array, has ended.
 
-The launcher starts it, as it starts tasks, under a name of its own; so it outlives the agent, and an agent that starts finds
-it again. It is started at least once; one that was started and ended, however, is not started again.
+The launcher starts the command, as it starts tasks, under a key of its own. So the command outlives the agent, and the
+next agent finds it again. It is started at least once; a command that has ended is not started again.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ log = logging.getLogger("peerload.agent")
 
 PREFIX = "notify-"
 TIME_S_MAX = 300.0
-"""A command that takes longer is killed."""
+"""Time limit of a command; then it is killed."""
 KILLED_WITHIN_S = 10.0
 TAIL_BYTES = 400
-"""So much of what it wrote last is told."""
+"""Bound on the end of a command's output that is reported."""
 SIGKILL = 9
 
 
 class NotificationLost(PeerloadError):
-    """The command was to be started, or was running, and its launcher went away, or it could not be started at all."""
+    """The launcher went away while the command was to start or was running, or the command could not be started."""
 
     code = "notice-lost"
 
 
 class NotifyHooks:
-    """The commands that run, by the names that the launcher knows them by."""
+    """The commands that run, by their keys at the launcher."""
 
     def __init__(
         self, info: NodeInfo, store: StoreReader, launcher: LauncherLink, spool: Spool, users: UserServices
@@ -64,7 +65,7 @@ class NotifyHooks:
     # -- the launcher --------------------------------------------------------------------------------------------------
 
     def heard(self, event: Event) -> bool:
-        """Whether this is about one of ours; then it is dealt with."""
+        """Take an event about one of these commands. False if it is about something else."""
         key = getattr(event, "key", "")
         if not isinstance(key, str) or not key.startswith(PREFIX):
             return False
@@ -75,7 +76,7 @@ class NotifyHooks:
         return True
 
     def listed(self, ready: LauncherReady) -> LauncherReady:
-        """What a launcher has, less what is ours: that is taken note of."""
+        """The list of a launcher without these commands; their states are noted."""
         mine = {key for key, *_ in ready.running if key.startswith(PREFIX)}
         ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
         self._running = mine
@@ -95,10 +96,10 @@ class NotifyHooks:
         )
 
     def forget_strangers(self) -> None:
-        """Let go of those that nothing is owed for any more: they were done, and the agent was killed before it said so."""
-        owed = {_key(number, tries) for number, tries in jobs.notices(self._store)}
+        """Forget the commands without a job: they were done, and an earlier agent was killed before it forgot them."""
+        job = {_key(number, tries) for number, tries in jobs.pending_notifications(self._store)}
         for key in (*self._running, *self._ended):
-            if key not in owed:
+            if key not in job:
                 self._launcher.signal(key, SIGKILL)
                 self._let_go(key)
 
@@ -120,9 +121,10 @@ class NotifyHooks:
 
     # -- one notice ----------------------------------------------------------------------------------------------------
 
-    async def carry_out(self, owed: DueJob) -> tuple[str, str]:
-        """Run the command, or wait for the one that runs already → what is to be told of it. Raises NoticeLost, StoreError."""
-        key = _key(owed.number, owed.tries)
+    async def carry_out(self, job: DueJob) -> tuple[str, str]:
+        """Run the command of a job, or wait for the one that runs already → the state and the reason of the event
+        about it. Raises NotificationLost, StoreError."""
+        key = _key(job.number, job.tries)
         exit_ = self._ended.get(key)
         late = ""
         if exit_ is None:
@@ -130,7 +132,7 @@ class NotifyHooks:
             self._waiting[key] = ended
             try:
                 if key not in self._running:
-                    await self._start(key, owed)
+                    await self._start(key, job)
                 exit_, late = await self._await_end(key, ended)
             finally:
                 del self._waiting[key]
@@ -149,10 +151,10 @@ class NotifyHooks:
         async with asyncio.timeout(KILLED_WITHIN_S):
             return await ended, f"killed after {TIME_S_MAX:g} s"
 
-    async def _start(self, key: str, owed: DueJob) -> None:
+    async def _start(self, key: str, job: DueJob) -> None:
         home = self._info.config.node
-        spec = self._store.spec(owed.counter)
-        terms = self._store.terms(owed.counter)
+        spec = self._store.spec(job.counter)
+        terms = self._store.terms(job.counter)
         directory = spec.directory
         if directory == SCRATCH or not await self._users.admitted(spec, terms):
             directory = b"/"
@@ -162,33 +164,33 @@ class NotifyHooks:
             variables_of(spec.environment)
         except BadRequest as error:
             raise NotificationLost(str(error)) from None
-        name = f"{home}/{owed.counter}" + (f".{owed.member}" if owed.member != SINGLE else "")
+        name = f"{home}/{job.counter}" + (f".{job.member}" if job.member != SINGLE else "")
         action = SpawnTask(key, name, 1, home, notice)
         extra = {
             f"PEERLOAD_{variable}".encode(): value.replace("\0", " ").encode("utf-8", "replace")
-            for variable, value in (self._of_all(owed) | {"NAME": spec.name, "HOME": home, "TASK_ID": name}).items()
+            for variable, value in (self._of_all(job) | {"NAME": spec.name, "HOME": home, "TASK_ID": name}).items()
         }
         self._spool.drop(key)
         stdout, stderr = self._spool.paths(key)
         self._running.add(key)
         self._launcher.spawn(action, stdout, stderr, extra, owner=terms.owner)
 
-    def _of_all(self, owed: DueJob) -> dict[str, str]:
-        """How it ended, as variables; of an array that all members are done, or how the first ended that is not."""
+    def _of_all(self, job: DueJob) -> dict[str, str]:
+        """The outcome as variables; of an array: that all members are done, or the outcome of the first that is not."""
         store = self._store
         counts = {
             str(state): int(count)
             for state, count in store.rows(
-                "SELECT state, count(*) FROM tasks WHERE counter = ? GROUP BY state", (owed.counter,)
+                "SELECT state, count(*) FROM tasks WHERE counter = ? GROUP BY state", (job.counter,)
             )
         }
         states = [state for state in (TaskState.FAILED, TaskState.CANCELLED) if counts.get(state.value)]
         worst = states[0] if states else TaskState.DONE
         members = store.rows(
             "SELECT member FROM tasks WHERE counter = ? AND state = ? ORDER BY member LIMIT 1",
-            (owed.counter, worst.value),
+            (job.counter, worst.value),
         )
-        records = store.page(owed.counter, members[0][0] - 1, members[0][0], 1) if members else []
+        records = store.page(job.counter, members[0][0] - 1, members[0][0], 1) if members else []
         told = {"STATE": worst.value, "EXIT_CODE": "", "SIGNAL": "", "NODE": "", "REASON": ""}
         if records:
             record = records[0]
@@ -204,5 +206,5 @@ class NotifyHooks:
 
 
 def _key(number: int, tries: int) -> str:
-    """What the launcher knows a notice by: another name for each try."""
+    """The launcher's key of a command: another for each try."""
     return f"{PREFIX}{number}-{tries}"

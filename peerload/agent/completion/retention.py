@@ -1,13 +1,13 @@
-"""How long ended tasks and their outputs are kept, and their removal: by age, number and size, or because a user says so.
+"""Retention: the removal of ended tasks and their outputs, by age, number and size, or because a user says so.
 
-Where there are too many, the submissions that have more than their share give first: a submission, and not each of its
-members, is the unit of fairness.
+Where there are too many, submissions with more than their share lose first: a submission, and not each of its members, is the
+unit of fairness.
 
-A part at a time, so that nobody waits for it: what may go is looked for in a thread, its rows go in a commit of their
-own, its files after that. The date is the trusted one (`trusted_date.py`). Never removed are tasks that have not ended, members of an array that has not ended as a
-whole, what another home waits for and was not told of yet, what something is still owed for (`completion_jobs.py`) and what a
-client follows right now. A home that the telling did not reach, and that asks again only after the removal, hears that
-nobody knows the task any more: what waits for it there is held, with that as the reason.
+The removal goes in parts, so that nobody waits for it: a thread finds what may go, its rows go in a commit of their own, its
+files after that. The date is the trusted one (`trusted_date.py`). These are never removed: unfinished tasks, members of an
+array that is unfinished as a whole, tasks whose outcome another home waits for, tasks with a pending completion job, and tasks
+that a client follows. A home that did not get an outcome, and asks again only after the removal, hears that nobody knows the
+task any more: it holds what waits for that task, with that as the reason.
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ Found = TypeVar("Found")
 
 
 class Removed:
-    """What has gone: so many tasks, outputs and bytes of output; ``in_use``: how many did not go since they are in use;
-    ``names``: of those that went, since somebody last looked; ``of``: how many of each submission; ``early``: how many had
-    ended within EARLY_S."""
+    """Totals of a removal. ``in_use``: tasks that stayed because they are in use; ``names``: of those removed since
+    somebody last looked; ``of``: the number of each submission; ``early``: tasks that had ended within EARLY_S."""
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -80,7 +79,7 @@ class Removed:
         self.early = 0
 
     def add(self, tasks: Sequence[EndedTask], names: Sequence[str], early_from: float) -> None:
-        """These, too; early_from: those that ended after that (Unix s) went early."""
+        """Add these tasks. early_from: those that ended after that (Unix s) went early."""
         self.of.update(task.counter for task in tasks)
         self.early += sum(task.ended_at > early_from for task in tasks)
         self.tasks += len(tasks)
@@ -173,7 +172,7 @@ class TaskRemover:
             await asyncio.sleep(PAUSE_S)
 
     def _is_in_use(self, task: EndedTask) -> bool:
-        """Whether somebody follows it right now or is to be told of its end, or its process is not gone yet."""
+        """True if somebody follows the task or waits for its end, or its process is not gone yet."""
         name = self._name(task)
         if (
             task.uid in self._node.home.tasks
@@ -235,7 +234,7 @@ class Retention:
             try:
                 await work()
             except (sqlite3.Error, OSError) as error:
-                log.warning("what may be removed cannot be looked for, or not be removed: %s", error)
+                log.warning("retention failed: error=%s", error)
             else:
                 work = self.enforce
             await asyncio.sleep(self._info.config.retention_every_s)

@@ -1,12 +1,13 @@
-"""The files that users want the output of tasks in (`submit -o FILE -e FILE`), written while the tasks run.
+"""Saving of output into the files of users (`submit -o FILE -e FILE`), while the tasks run.
 
-Home copies the output from its spool into the file, in full and piece by piece, as that user (`as_user.py`). Where the task runs
-elsewhere its output comes here as it is written. A task waits for its file as it waits for a reader (`output/backpressure.py`), so that nothing
-is cut out of its output before that was copied. When the task has ended, its chore (`completion_jobs.py`) has the rest copied, and learns
-what is missing. A file that cannot be written holds no task up: it is tried again while the task runs, and after its end.
+Home copies the output from its spool into the file, in full and piece by piece, as that user (`as_user.py`). If the
+task runs elsewhere, its output comes here as it is written. A task waits for its file as it waits for a reader
+(`output/backpressure.py`), so that nothing is cut out of its output before it was copied. When the task has ended, its
+completion job copies the rest, and learns what is missing. A file that cannot be written holds no task up: it is tried
+again while the task runs, and after its end.
 
-How far each file has come is noted beside the output (STATE/spool/KEY.saved), so that the next agent goes on from there. Each
-piece is written at its place in the file, so that a piece may be written twice.
+The progress of each file is noted beside the output (STATE/spool/KEY.saved), and the next agent continues from there.
+Each piece is written at its place in the file, so that it may be written twice.
 """
 
 from __future__ import annotations
@@ -44,35 +45,36 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 LIVE_MAX = 128
-"""Tasks whose files grow while they run; of others the files are written when they have ended. Each that runs elsewhere takes
-one of the streams (peer_streams.STREAMS_MAX) that results need, too."""
+"""Bound on the tasks whose files grow while they run; the files of others are written at their end. Each task that
+runs elsewhere takes one of the streams (`STREAMS_MAX`) that results need, too."""
 WRITES_AT_A_TIME = 4
 START_AFTER_S = 0.1
-"""A task that has ended by then is left to its chore."""
+"""A task that ends within this time is left to its completion job."""
 EVERY_S, SYSTEM_EVERY_S = 0.1, 1.0
-"""A file is written to this often at most; in system mode each time takes a process."""
+"""Shortest interval between two writes to a file; in system mode each write takes a process."""
 STEP_BYTES_MAX = 32 << 20
-"""Copied in one step."""
+"""Bound on what one step copies."""
 STEP_S_MAX = 30.0
-"""A task is not held up by its file any longer than this."""
+"""Bound on the time for which a file holds its task up."""
 LOOK_AGAIN_S = 5.0
-"""A connection to the node that runs the task, should it have broken, is made again after this."""
+"""Delay before a broken connection to the node that runs the task is made again."""
 SAVED_MAX = 1024
-"""Attempts whose progress is kept in memory; of others it is read from where it is noted."""
+"""Bound on the attempts whose progress is kept in memory; that of others is read from disk."""
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
-"""The pause after a failure while the task runs; it doubles, up to the other."""
+"""Pause after a failure while the task runs; it doubles, up to the second."""
 
 
 FILES_FAILED = "its output could not be saved"
 
 
-class JobPostponed(Exception):
+class JobNotDue(Exception):
     """The task of this job has not ended here yet: the job is not due."""
 
 
 class SaveProgress(msgspec.Struct):
-    """Progress of the files of one attempt. boot: the machine's; what another boot has written may not be on the disk.
-    read: so much of each stream was copied or found missing; at: the size of each file; missing: so many bytes were cut out."""
+    """Progress of the files of one attempt. boot: id of the machine's boot; data written in another boot may not be
+    on the disk. read: bytes of each stream that were copied or found missing; at: the size of each file; missing:
+    the bytes that were cut out."""
 
     boot: str
     read: list[int]
@@ -81,8 +83,8 @@ class SaveProgress(msgspec.Struct):
 
 
 class SavedOutput:
-    """The files of one attempt. ``work``: the copying that is under way or was last, which goes on if nobody waits for it any
-    more: two at a time would disturb one another."""
+    """The files of one attempt. work: the copying that is under way or was last. It continues without a waiter,
+    since two copies at a time would disturb one another."""
 
     def __init__(
         self, key: str, spec: TaskSpec, terms: SubmitOptions, files: dict[bytes, list[int]], progress: SaveProgress
@@ -98,7 +100,7 @@ class SavedOutput:
 
 
 class _Live:
-    """An attempt whose files grow while it runs. grown: there is more of its output; over: it runs no more."""
+    """An attempt whose files grow while it runs. grown: there is more output; over: it runs no more."""
 
     def __init__(self, task: HomeTask, attempt: int) -> None:
         self.task = task
@@ -109,7 +111,7 @@ class _Live:
 
 
 class OutputSaver:
-    """One per agent; from the loop's thread only."""
+    """Saves the outputs of one agent; from the loop's thread only."""
 
     def __init__(
         self,
@@ -172,19 +174,20 @@ class OutputSaver:
                 try:
                     await self._follow_paced(live, key)
                 except (OSError, PeerloadError) as error:
-                    log.info("the output of %s cannot be saved while it runs: %s", live.task.task, error)
+                    log.info("cannot save output while the task runs: task=%s error=%s", live.task.task, error)
                     await _wait(live.over, pause_s)
                     pause_s = min(pause_s * 2, RETRY_S_MAX)
         finally:
             del self._live[key]
 
     async def _follow_paced(self, live: _Live, key: str) -> None:
-        """Copy as `_follow` does, with the task waiting for its files. Raises OSError, PeerloadError, when it waits no longer."""
+        """Copy as `_follow` does, while the task waits for its files. Raises OSError, PeerloadError when it waits no
+        longer."""
         task, record, output = live.task, live.task.record, self._output
         is_here = record.node == self._info.config.node
         known = self._saved.get(key)
         read = known.progress.read if known is not None else [0, 0]
-        async with output.pace.reader(key, *read, runs_here=is_here, is_awaited=True) as reader:
+        async with output.backpressure.reader(key, *read, runs_here=is_here, is_awaited=True) as reader:
             await _wait(live.over, START_AFTER_S)
             if not self._runs(live):
                 return
@@ -197,26 +200,26 @@ class OutputSaver:
                         output.mirror(record.node, record.task, record.uid, record.attempt, key, paced=True)
                     has_more = await self._step(saved, within_s=STEP_S_MAX)
                     reader.read = list(saved.progress.read)
-                    output.pace.moved(key)
+                    output.backpressure.moved(key)
                     if not has_more:
                         await _wait(live.grown, LOOK_AGAIN_S)
                         await _wait(live.over, SYSTEM_EVERY_S if self._users.is_system else EVERY_S)
 
     # -- when it has ended ---------------------------------------------------------------------------------------------
 
-    async def carry_out(self, owed: DueJob) -> tuple[str, str]:
-        """Write the files of one task that has ended → the state and the reason of the event about it. Raises PeerloadError,
-        JobPostponed."""
-        records = self._store.page(owed.counter, owed.member - 1, owed.member, 1)
+    async def carry_out(self, job: DueJob) -> tuple[str, str]:
+        """Write the files of one task that has ended → the state and the reason of the event about it. Raises
+        PeerloadError, JobNotDue."""
+        records = self._store.page(job.counter, job.member - 1, job.member, 1)
         if not records:
             return "abandoned", f"{FILES_FAILED}: its row is gone"
         (record,) = records
         if record.uid in self._node.home.tasks:
-            raise JobPostponed
+            raise JobNotDue
         if not record.attempt:  # it never ran: nothing was written, and nothing of what is there is lost
             return "", ""
-        spec, terms = self._store.spec(owed.counter), self._store.terms(owed.counter)
-        files = output_files.targets(terms, record, spec, (owed.counter, owed.member))
+        spec, terms = self._store.spec(job.counter), self._store.terms(job.counter)
+        files = output_files.targets(terms, record, spec, (job.counter, job.member))
         names = ", ".join(path.decode("utf-8", "backslashreplace") for path in files)
         try:
             missing_bytes = await self._finish(record, spec, terms)
@@ -233,8 +236,8 @@ class OutputSaver:
         return "saved", f"its output is in {names}"
 
     async def _finish(self, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> int:
-        """Copy the rest of the output of an ended task, as far as it is here; its files are on disk then. → how many bytes of the
-        output are missing there. Raises OSError, PeerloadError."""
+        """Copy the rest of the output of an ended task, as far as it is here, durably → the number of bytes that are
+        missing in its files. Raises OSError, PeerloadError."""
         key, exit_ = execution_key(record.uid, record.attempt), record.exit
         live = self._live.get(key)
         if live is not None and live.work is not None:
@@ -271,7 +274,8 @@ class OutputSaver:
         return self._saved[key]
 
     def _noted(self, key: str) -> SaveProgress | None:
-        """Progress noted by an earlier agent; None if there is none, or it is of another boot of the machine."""
+        """The progress that an earlier agent has noted; None if there is none, or it is of another boot of the
+        machine."""
         try:
             noted = msgspec.msgpack.decode(self._spool.saved_path(key).read_bytes(), type=SaveProgress)
         except (OSError, msgspec.MsgspecError):
@@ -281,8 +285,8 @@ class OutputSaver:
     async def _step(
         self, saved: SavedOutput, sizes: tuple[int, int] | None = None, *, within_s: float | None = None
     ) -> bool:
-        """Copy one part, no further than ``sizes``; with these, the files are on disk when nothing is left. → whether there may
-        be more. Raises TimeoutError if it takes longer than that; then it goes on."""
+        """Copy one part, up to ``sizes``; with these, the files are synced when nothing is left. → whether there may
+        be more. Raises TimeoutError if it takes longer than that; the copying goes on."""
         while saved.work is not None and not saved.work.done():
             if not (await asyncio.wait({saved.work}, timeout=within_s))[0]:
                 raise TimeoutError(f"the last part was not written within {within_s:g} s")
@@ -328,7 +332,7 @@ class OutputSaver:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until it is set, and no longer than that."""
+    """Wait until the event is set, but no longer than that."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,9 +1,9 @@
-"""Who may ask what of an agent: one table of verbs, and whose tasks are whose (rules L1, L2 and the FORWARD part of P3).
+"""Access control: the right that each verb requires, and the ownership of tasks (rules L1, L2 and the FORWARD part of P3).
 
-In user mode an agent is one person's: whoever gets through to it may everything, but for what is done at the machine
-itself only. In system mode it serves all users whom its groups let in. Who asks is known from the operating system, or,
-of what another node has sent on, from that node; never from the request. Nobody but the administrators is told of tasks
-of others: to them such a task does not exist, in the same words, from the same line.
+In user mode an agent belongs to one person: whoever can connect has all rights, except for what is done at the machine
+itself only. In system mode it serves all users in its groups. The identity comes from the operating system, or, for a
+forwarded request, from the node that forwards it; never from the request. Only administrators see tasks of others: for
+everybody else such a task does not exist, and the error is the same.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskSpec
 
 HOPS_MAX = 1
-"""A request comes from the node that its client sits at; it is never sent on from there to a third one."""
+"""Requests are forwarded once, from the node of the client; never to a third node."""
 
 
 class Right(enum.StrEnum):
-    """What a verb takes."""
+    """Right that a verb requires."""
 
     LOOK = "whoever may use the agent"
     SUBMIT = "whoever may use the agent, as the user that it is here"
@@ -92,11 +92,11 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.CancelRemote: Right.HERE,
     control.Restart: Right.HERE,
 }
-"""Every verb. In user mode only HERE refuses anybody, those whose request another node has sent on."""
+"""Right of every verb. In user mode only HERE refuses anything: forwarded requests."""
 
 
 class Authorization:
-    """Of one agent. ``executor``: knows the tasks of other homes that are here."""
+    """Access control of one agent. ``executor`` knows the tasks of other homes that are here."""
 
     def __init__(self, config: AgentConfig, store: Store, executor: ExecutorHandoff, security: SecurityEvents) -> None:
         self._config = config
@@ -108,10 +108,10 @@ class Authorization:
         self.is_system = config.mode == "system"
         self.accounts = Accounts()
 
-    # -- who -----------------------------------------------------------------------------------------------------------
+    # -- principals -----------------------------------------------------------------------------------------------------------
 
     def local(self, uid: int) -> Principal:
-        """The client at the socket whom the operating system calls so. Raises NotAllowed if it is not served."""
+        """The principal of a client at the socket, by its uid. Raises NotAllowed if it is not served."""
         if not self.is_system:
             if uid not in (self._own_uid, 0):
                 self._security.tell("L1", f"uid {uid}", "is another user's client")
@@ -127,11 +127,11 @@ class Authorization:
         return Principal(str(uid), account.name, uid, is_admin)
 
     def forwarded(self, node: str, message: Forward) -> Principal:
-        """The client of another node whose request that node has sent on. Raises PeerloadError if it is not carried out.
+        """The principal of a forwarded request. Raises PeerloadError if it is refused.
 
-        In user mode all members are one person's: whoever may speak for a member may ask anything here, as that person
-        could here; what the request says of its user is for people to read. In system mode it is ``user@node``, who owns
-        what it has submitted here and nothing else; or, where `users` maps it, that account, but never an administrator.
+        In user mode all members belong to one person, so that a member has all rights of that person; the user named in
+        the request is only displayed. In system mode the principal is ``user@node``, which owns what it has submitted
+        here and nothing else; or the account that `users` maps it to, but never an administrator.
         """
         if message.hops > HOPS_MAX:
             why = f"it has come through {message.hops} nodes; at most {HOPS_MAX} is allowed, the last was {node}"
@@ -146,7 +146,7 @@ class Authorization:
         return Principal(f"{node}:{message.user}", f"{message.user}@{node}", node=node)
 
     def mapped(self, node: str, user: str) -> Account | None:
-        """The account of this machine that a user of another node is here, by `users`; None: none."""
+        """The account of this machine that `users` maps a user of another node to; None if there is none."""
         users = self._config.users
         name = user if users == "same-name" else "" if isinstance(users, str) else users.get(f"{node}:{user}", "")
         account = self.accounts.named(name) if name else None
@@ -160,11 +160,11 @@ class Authorization:
         number = group_number(group)
         return number is not None and number in account.groups
 
-    # -- what ----------------------------------------------------------------------------------------------------------
+    # -- rights ----------------------------------------------------------------------------------------------------------
 
     def authorize(self, caller: Principal, request: control.Request) -> control.Request:
-        """The request as it is to be carried out. Raises PeerloadError for what this caller may not, NoSuchTask for tasks
-        that are not there for it."""
+        """Check the rights of a caller → the request with resolved `@` references. Raises PeerloadError, and NoSuchTask for
+        tasks that this caller may not see."""
         right = RIGHTS[type(request)]
         if right is Right.HERE and caller.node:
             why = f"it was asked for from {caller.node}"
@@ -192,7 +192,7 @@ class Authorization:
         return request
 
     def _check_submitter(self, caller: Principal) -> None:
-        """Raises NotAllowed for users whose tasks no node may run."""
+        """Raises NotAllowed for callers that may not submit tasks."""
         if caller.node and caller.uid < 0:
             return
         if caller.uid == 0 and not self._config.allow_root_tasks:
@@ -206,7 +206,7 @@ class Authorization:
             why = f"there is no account of uid {caller.uid}"
             raise NotAllowed("nobody knows who submits this", why=why, hint="ask an administrator of this machine")
         if caller.node and (self._config.exec_allow or not self._config.accept_foreign):
-            # from here on nothing would tell it from a task of this machine's own user
+            # as an account of this machine its tasks could not be told from those of a local user
             self._security.tell("X2", f"{caller.user}, sent by {caller.node}", "submits a task here")
             setting = "exec_allow" if self._config.accept_foreign else "accept_foreign = false"
             why = f"it runs chosen tasks of other nodes, or none ({setting})"
@@ -215,7 +215,7 @@ class Authorization:
             )
 
     def _with_last_resolved(self, caller: Principal, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
-        """`@` is the last task of who asks, `@~1` the one before it."""
+        """Resolve `@`, the last task of this caller, and `@~1`, the one before."""
         if not any(ref.startswith("@") for ref in _task_refs(request)):
             return request
 
@@ -235,19 +235,19 @@ class Authorization:
         return msgspec.structs.replace(request, tasks=tuple(map(meant, request.tasks)))
 
     def _check_ownership(self, caller: Principal, request: control.Request) -> None:
-        """Raises NoSuchTask for the first task of this home that it names, and that is another's, or of nobody."""
+        """Raises NoSuchTask for the first named task of this home that belongs to somebody else, or does not exist."""
         own = self._config.node
         if request.at not in ("", own):
-            return  # it is asked there
+            return  # that node checks
         counters: dict[str, int] = {}
         for ref in _task_refs(request):
             parsed = REF.fullmatch(ref)
             if parsed is None:
-                continue  # told so where it is read
+                continue  # refused where it is parsed
             if parsed["home"] in (None, own):
                 counters[ref] = int(parsed["counter"])
             elif isinstance(request, control.Submit) and not caller.node:
-                continue  # its home is asked
+                continue  # its home checks
             elif (request.at or caller.node) and not self.sees_guest_named(caller, ref):
                 self._names.resolve(ref)  # raises: it is not of this home
         owners = self._store.owners_of(counters.values())
@@ -255,10 +255,10 @@ class Authorization:
             if owners.get(counter) != caller.who:
                 raise self._names.unknown_task(ref)
 
-    # -- whose ---------------------------------------------------------------------------------------------------------
+    # -- ownership ---------------------------------------------------------------------------------------------------------
 
     def with_owner(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
-        """The same with who submits it, in place of what the client says of that."""
+        """Set the owner of a submission to its caller, whatever the client says."""
         user, owner = "", -1
         if self.is_system:
             user, owner = (caller.user, caller.uid) if caller.uid >= 0 else (caller.who, -1)
@@ -269,11 +269,11 @@ class Authorization:
         return spec, terms
 
     def sees(self, caller: Principal, task: HomeTask) -> bool:
-        """Whether this unfinished task of this home is there for it."""
+        """True if the caller may see this unfinished task of this home."""
         return caller.sees_all or owner_key(task.terms.owner, task.spec.user) == caller.who
 
     def sees_guest(self, caller: Principal, guest: RemoteTask) -> bool:
-        """Whether a task of another home, which is here now, is there for it: its user there is this account here."""
+        """True if the caller may see this task of another home: its user there is this account here."""
         if caller.sees_all:
             return True
         account = self.mapped(guest.home, guest.spec.user) if guest.spec.user else None
@@ -282,12 +282,12 @@ class Authorization:
         return caller.node == guest.home and caller.who == f"{guest.home}:{guest.spec.user}"
 
     def sees_guest_named(self, caller: Principal, name: str) -> bool:
-        """The same of one that is named; False if there is none."""
+        """True if a task of another home with this id is here, and the caller may see it."""
         guests = self._executor.guests.values()
         return any(guest.task == name and self.sees_guest(caller, guest) for guest in guests)
 
     def store(self, caller: Principal) -> StoreReader:
-        """The database as far as it is there for this caller."""
+        """The store as far as this caller may see it."""
         return self._store if caller.sees_all else self._store.only_of(caller.who)
 
 
@@ -297,14 +297,14 @@ def _verb(request: control.Request) -> str:
 
 
 def _task_refs(request: control.Request) -> tuple[str, ...]:
-    """The tasks that a request names, those too that a submission is to wait for."""
+    """The tasks that a request names, including the dependencies of a submission."""
     if isinstance(request, control.Submit):
         return (*request.terms.after, *request.terms.after_ok)
     return refs_of(request)
 
 
 def display_user(spec: TaskSpec, own: str) -> str:
-    """The owner of a task, for people: ``alice``, or ``alice@ws1`` if it was sent from there; ``own``: of the agent's own."""
+    """Displayed owner of a task: ``alice``, or ``alice@ws1`` if it came from there. ``own``: the owner of the agent's tasks."""
     if ":" in spec.user:
         node, _, user = spec.user.partition(":")
         return f"{user}@{node}"

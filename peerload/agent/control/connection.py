@@ -1,4 +1,4 @@
-"""One client on the control socket: its frames in, its answers out."""
+"""Connection of one client: decodes its requests, and encodes the responses."""
 
 from __future__ import annotations
 
@@ -23,44 +23,45 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 WRITE_BUFFER_BYTES = 1 << 20
-"""What is gathered for a client that reads slowly before its streams wait."""
+"""Bytes buffered for a slow client before streams to it wait (backpressure)."""
 UNREAD_BYTES_MAX = 8 << 20
-"""Who has left so much of what it was told unread is not listened to until it has read most of it."""
+"""A client with more unread bytes than this is not read until it has caught up."""
 PART_BYTES = 1 << 20
-"""Lists that make an answer larger than this are sent in parts of about this size."""
+"""Size of the parts in which longer lists are sent."""
 REST_S_MAX = 1.0
+"""Bound on the pause of a client that is over its rate."""
 REQUESTS_PENDING_MAX = 1024
-"""Requests of one client that may be unanswered at a time."""
+"""Unanswered requests of one client at a time."""
 CLOSE_GRACE_S = 0.5
-"""Who is cut off may go on sending for so long, unheard."""
+"""Time between the last frame to a refused client and the close."""
 
 
 class Server(Protocol):
-    """Who serves the clients."""
+    """Serves the requests of connections."""
 
     def refused(self, connection: Connection, name: str, rule: str, what: str, /) -> None:
-        """Something of that client was refused for a rule's sake: count it under this name."""
+        """Count a violation of a security rule by this client under this metric."""
 
     def handle(self, connection: Connection, request: control.Request, /) -> None:
-        """A request came."""
+        """Carry out a request."""
 
     def broke(self, why: str, /) -> None:
-        """A bug of ours came to light in a request: the agent stops."""
+        """Stop the agent because of a bug."""
 
 
 class LocalClients(Protocol):
     """The clients of a socket."""
 
     def admit(self, connection: LocalConnection, /) -> PeerloadError | None:
-        """None, or why this client is not served."""
+        """Decide whether to serve a new client → None, or the reason against it."""
 
     def disconnected(self, connection: LocalConnection, /) -> None:
-        """A client hung up."""
+        """A client has disconnected."""
 
 
 class Connection:
-    """One client, wherever it sits; how its frames come and go is for those below to say. ``uid``, ``caller``: who it
-    is; ``from_node``: the node that has sent its requests on, "" for a client of this machine."""
+    """One client, local or at another node; subclasses provide the transport. ``from_node``: the node that forwards its
+    requests, "" for a client of this machine."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -68,33 +69,33 @@ class Connection:
         self.caller = NOBODY
         self.from_node = ""
         self.on_disconnect: list[Callable[[], None]] = []
-        """Called when this client is gone."""
+        """Callbacks for the time when the client has disconnected."""
         self.pending = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.closed = False
         self._draining: asyncio.Task[None] | None = None
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what was written, and all who have waited before had their turn."""
+        """Wait until the client has read most of what was written. Waiters are served in their order."""
         raise NotImplementedError
 
     @property
     def unread_bytes(self) -> int:
-        """What was written and has not gone out, as far as is known."""
+        """Bytes that were written and not sent yet, as far as is known."""
         return 0
 
     def _write(self, raw: bytes) -> None:
-        """One frame; to a client that is gone: nothing. Raises BadRequest, with nothing sent, if it is too large."""
+        """Send one frame; do nothing if the client has disconnected. Raises BadRequest if the frame is too large."""
         raise NotImplementedError
 
     def hold_requests(self) -> None:
-        """Take nothing more from it until `release_requests` was called as often."""
+        """Stop reading requests. Calls nest: each needs one `release_requests`."""
 
     def release_requests(self) -> None:
-        """Go on."""
+        """Undo one `hold_requests`."""
 
     def rest(self, seconds: float) -> None:
-        """Take nothing more from it for so long, at most REST_S_MAX."""
+        """Stop reading requests for this time, at most REST_S_MAX."""
         self.hold_requests()
         asyncio.get_running_loop().call_later(min(seconds, REST_S_MAX), self.release_requests)
 
@@ -104,7 +105,7 @@ class Connection:
             raise SlowDown("too many requests at once", why=f"{self.pending} are pending")
 
     def request(self, raw: bytes) -> bool:
-        """The body of one frame from the client: carried out, or refused → False, if it is not even numbered."""
+        """Take the body of one frame → False if it has no request number. Then nothing can be answered."""
         try:
             return self._request(raw)
         finally:
@@ -135,7 +136,7 @@ class Connection:
         self.fail(0, error)
 
     def ok(self, number: int, body: dict[str, Any]) -> None:
-        """The answer to a request; long lists in it go ahead in parts. Raises BadRequest if one item is too large."""
+        """Send the final response; long lists in it are sent ahead in parts. Raises BadRequest if one item is too large."""
         raw = control.encode({"id": number, "ok": body})
         if len(raw) > PART_BYTES:
             *before, last = _in_parts(body)
@@ -145,12 +146,12 @@ class Connection:
         self._write(raw)
 
     async def stream(self, number: int, body: dict[str, Any]) -> None:
-        """`more`, as soon as the client has read most of what it was told before."""
+        """Send a part of the response as soon as the client has read most of the earlier parts."""
         await self.drain()
         self.more(number, body)
 
     def more(self, number: int, body: dict[str, Any]) -> None:
-        """A part of a stream, or of the lists of an answer. Raises BadRequest if one item is too large."""
+        """Send a part of the response. Raises BadRequest if one item is too large."""
         raw = control.encode({"id": number, "more": body})
         if len(raw) <= PART_BYTES:
             self._write(raw)
@@ -159,11 +160,11 @@ class Connection:
             self._write(control.encode({"id": number, "more": part}))
 
     def fail(self, number: int, error: Exception) -> None:
-        """A request could not be carried out."""
+        """Send an error as the final response."""
         self._write(control.encode({"id": number, "error": error_object(error)}))
 
     def forward_frame(self, number: int, kind: str, body: dict[str, Any]) -> None:
-        """A frame of an answer that was made elsewhere: "ok", "more" or "error". Raises BadMessage if no frame can hold it."""
+        """Send a frame of another node's response: "ok", "more" or "error". Raises BadMessage if no frame can hold it."""
         try:
             raw = control.encode({"id": number, kind: body})
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -171,14 +172,14 @@ class Connection:
         self._write(raw)
 
     def report_failure(self, number: int, error: Exception) -> None:
-        """Carrying out a request raised this: the client is told. If that was a bug of ours, the agent stops."""
+        """Send the exception that a request raised. If it is a bug, the agent stops."""
         self.fail(number, error)
         if isinstance(error, InvariantBroken) or not isinstance(error, (PeerloadError, OSError)):
             log.error("a bug in a request", exc_info=error)
             self._server.broke(f"a bug: {error!r}")
 
     def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin the work on a request, which ends with this client. What it raises is the answer."""
+        """Start the work on a request. It is cancelled when the client disconnects; an exception becomes the response."""
         self.pending += 1
         task = asyncio.get_running_loop().create_task(self._carry_out(number, work))
         self.tasks.add(task)
@@ -194,10 +195,10 @@ class Connection:
     def _work_done(self, task: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> None:
         self.pending -= 1
         self.tasks.discard(task)
-        work.close()  # of a client that was gone before it began
+        work.close()  # the client had disconnected before the work began
 
     def lost(self) -> None:
-        """The client is gone; what it only watched is dropped, its tasks are not touched."""
+        """The client has disconnected: cancel its requests. Its tasks are not touched."""
         self.closed = True
         for task in self.tasks:
             task.cancel()
@@ -208,7 +209,7 @@ class Connection:
 
 
 class LocalConnection(Connection, asyncio.Protocol):
-    """A client at this agent's own socket."""
+    """A client at the agent's own socket."""
 
     def __init__(self, server: Server, clients: LocalClients) -> None:
         super().__init__(server)
@@ -222,7 +223,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Who is it, and is there room?"""
+        """Identify the client by its socket credentials, and admit or refuse it."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         raw = transport.get_extra_info("socket").getsockopt(
@@ -234,7 +235,7 @@ class LocalConnection(Connection, asyncio.Protocol):
             self._close_with(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has hung up."""
+        """The client has disconnected."""
         del exc
         self._slow.stop()
         self._can_write.set()
@@ -242,33 +243,33 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._clients.disconnected(self)
 
     def pause_writing(self) -> None:
-        """The client reads slower than we write."""
+        """The write buffer is full."""
         self._can_write.clear()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The write buffer has room again."""
         self._can_write.set()
 
     async def drain(self) -> None:
         """Wait until the client has read most of what was written."""
-        async with self._turn:  # one after the other: what has much to say is not always the first
+        async with self._turn:  # in their order, so that a long stream does not starve the others
             while not self._can_write.is_set():
                 await self._can_write.wait()
 
     @property
     def unread_bytes(self) -> int:
-        """What the operating system has not taken yet."""
+        """Bytes in the write buffer."""
         return self._transport.get_write_buffer_size()
 
     def hold_requests(self) -> None:
-        """Let the operating system hold it back; what has come already waits."""
+        """Stop reading; received frames stay in the buffer."""
         self._held += 1
         self._slow.pause(paused=True)
         if self._held == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def release_requests(self) -> None:
-        """Go on, first with what has come."""
+        """Continue with the frames in the buffer, then read on."""
         self._held -= 1
         if not self._held:
             asyncio.get_running_loop().call_soon(self._resume)
@@ -282,7 +283,7 @@ class LocalConnection(Connection, asyncio.Protocol):
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Whole frames are requests; a frame's length is looked at before anything is kept for it."""
+        """Take whole frames. The length of a frame is checked before its body is buffered."""
         if self.closed:
             return
         buffer = self._buffer
@@ -314,8 +315,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._close_with(error)
 
     def _close_with(self, error: PeerloadError) -> None:
-        """Close after a last word. What the client still sends is dropped for a moment: closing on top of it would
-        reset the connection, and the last word would be lost."""
+        """Send an error, and close. Input is dropped for a moment before the close: a reset would discard the error."""
         self.fail(0, error)
         self._buffer.clear()
         self.closed = True
@@ -329,12 +329,12 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._transport.write(raw)
 
     def hang_up(self) -> None:
-        """Close after what was written has gone out."""
+        """Close after the write buffer was sent."""
         self._transport.close()
 
 
 def check_size(raw: bytes) -> None:
-    """Raises BadRequest for a frame that no client would take."""
+    """Raises BadRequest for a frame that is larger than clients accept."""
     if len(raw) > HEADER_BYTES + CONTROL_BYTES_MAX:
         raise BadRequest(
             "the answer is too large",
@@ -344,14 +344,14 @@ def check_size(raw: bytes) -> None:
 
 
 def error_object(error: Exception) -> dict[str, Any]:
-    """An error as a client is told of it."""
+    """The error as sent to a client."""
     if isinstance(error, PeerloadError):
         return {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
     return {"code": "error", "what": str(error), "why": "", "hint": ""}
 
 
 def _in_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A large body as several: its lists cut, everything else in the last."""
+    """Split a large body: its lists are cut, everything else is in the last part."""
     part: dict[str, Any] = {}
     size = 0
     for key, value in body.items():

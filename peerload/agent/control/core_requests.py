@@ -30,8 +30,8 @@ class CoreRequests:
         self._next = 0
 
     def expect(self, connection: Connection, number: int, refused: Callable[[], None] | None = None) -> int:
-        """A number for the core; its Answer goes to this request of this client. ``refused`` is called if it is an error,
-        or repeats what was answered before."""
+        """Reserve a number for a request to the core, whose answer becomes the response. ``refused`` is called if the answer
+        is an error, or repeats an earlier one."""
         self._next += 1
         if refused is not None:
             self._if_refused[self._next] = refused
@@ -40,22 +40,22 @@ class CoreRequests:
         return self._next
 
     def put(self, event: Event) -> None:
-        """Hand an event to the core; if it is a request, its number is one of ours."""
+        """Put an event into the inbox of the core."""
         self._inbox.put(event)
 
     def expect_future(self) -> tuple[int, asyncio.Future[dict[str, object]]]:
-        """A number for the core, and what its Answer becomes the result of."""
+        """Reserve a number for a request to the core → it, and the future of the answer."""
         self._next += 1
         future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._futures[self._next] = future
         return self._next, future
 
     def withdraw(self, number: int) -> bool:
-        """Nobody waits for this promise any more. → whether it was still open."""
+        """Drop a future of `expect_future` → True if it had no answer yet."""
         return self._futures.pop(number, None) is not None
 
     def answered(self, answer: Answer) -> None:
-        """Pass an answer on to whoever asked."""
+        """Pass an answer on to its client."""
         refused = self._if_refused.pop(answer.request, None)
         if refused is not None and (answer.error is not None or answer.reply.get("repeated")):
             refused()
@@ -63,7 +63,7 @@ class CoreRequests:
         if future is not None:
             if not future.done() and answer.error is not None:
                 future.set_exception(answer.error)
-            elif not future.done():  # whoever asked may have gone
+            elif not future.done():  # the client may have disconnected
                 future.set_result(answer.reply)
             return
         connection, number = self._waiting.pop(answer.request, (None, 0))
@@ -80,13 +80,13 @@ class CoreRequests:
 
 
 class Decisions:
-    """The newest decision about each of the last tasks."""
+    """The newest decision about each of the last DECISIONS_KEPT_MAX tasks."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[Decided, float]] = OrderedDict()
 
     def add(self, decision: Decided, at: float) -> None:
-        """A decision was made, at that time (Unix s)."""
+        """Keep a decision that was made at that time (Unix s)."""
         if decision.task:
             self._kept[decision.task] = decision, at
             self._kept.move_to_end(decision.task)

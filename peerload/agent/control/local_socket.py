@@ -1,7 +1,7 @@
-"""The socket that clients of this machine connect to: where it may be, and who may open it (rules L1 and S11).
+"""The Unix socket for clients of this machine: its place, its permissions, and its connections (rules L1 and S11).
 
-In user mode it is the user's alone. In system mode it belongs to the agent's user and to the group that may use the agent,
-in a directory in which nobody else can put anything. What the file's mode lets through is asked who it is all the same.
+In user mode only the user may open it. In system mode it belongs to the agent's user and to the group of those who may
+use the agent, in a directory where nobody else can create files. Every client is identified by its credentials as well.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ log = logging.getLogger("peerload.agent")
 CHECK_EVERY_S = 1.0
 """Interval of the check that the socket is still there."""
 ADMIN_PLACES = 16
-"""Connections kept free for root where there are too many of others."""
+"""Connections reserved for root."""
 
 USER_MODE, SYSTEM_MODE = 0o600, 0o660
 _ACL_VERSION, _ACL_ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
-"""Of an access control list as the kernel takes it: the version, and for each entry its kind, its rights and who it is for."""
+"""POSIX ACL as the kernel takes it: a version, then kind, rights and id of each entry."""
 _USER, _GROUP, _NAMED_GROUP, _MASK, _OTHER = 0x01, 0x04, 0x08, 0x10, 0x20
 
 
 class LocalSocket:
-    """The agent's socket and the clients that are connected to it, whose requests ``server`` carries out."""
+    """The agent's socket and its connections. ``server`` carries out their requests."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class LocalSocket:
         self._connections: set[LocalConnection] = set()
 
     async def start(self, handed_over: socket.socket | None = None) -> None:
-        """Listen. ``handed_over``: the socket that the service manager has made, which it keeps when we go. Raises
-        ConfigError if the place is taken by a living agent or cannot be used."""
+        """Listen. ``handed_over``: a socket of the service manager, which keeps it when this agent stops. Raises ConfigError
+        if a running agent has the path, or it cannot be used."""
         config = self._config
         self._keeps_name = handed_over is not None
         listener = listen(config) if handed_over is None else handed_over
@@ -76,9 +76,14 @@ class LocalSocket:
         if config.mode == "system" and config.admin_group != config.group:
             why = let_in(config.socket, config.admin_group)
             if why:
-                log.warning("members of %s alone cannot connect to %s: %s", config.admin_group, config.socket, why)
+                log.warning(
+                    "cannot admit the administrators' group to the control socket: group=%s path=%s error=%s",
+                    config.admin_group,
+                    config.socket,
+                    why,
+                )
         loop = asyncio.get_running_loop()
-        if sys.version_info >= (3, 13):  # it would remove the name at the end, also of a socket handed over
+        if sys.version_info >= (3, 13):  # else it would unlink the path, also that of the service manager
             self._server = await loop.create_unix_server(self._connected, sock=listener, cleanup_socket=False)
         else:
             self._server = await loop.create_unix_server(self._connected, sock=listener)
@@ -87,13 +92,13 @@ class LocalSocket:
         return LocalConnection(self._requests, self)
 
     async def watch(self) -> None:
-        """Make the socket anew if it is gone, and have the launcher do so, until cancelled: a runtime directory goes when its
-        user logs out, and what is old in /tmp may be removed. What somebody else listens at is left alone."""
-        path, said = self._config.socket, ""
+        """Recreate the socket if it was removed, and have the launcher recreate its own, until cancelled. A runtime directory
+        is removed at logout, and old files in /tmp may be. A socket of somebody else is left alone."""
+        path, logged = self._config.socket, ""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             self._launcher.look_for_socket()
-            if self._is_closed:  # the agent winds down, and has taken its socket away itself
+            if self._is_closed:  # the agent stops, and has removed its socket
                 return
             if self._keeps_name or place(path) == self._place:
                 continue
@@ -101,18 +106,18 @@ class LocalSocket:
             try:
                 await self.start()
             except ConfigError as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.error("the socket %s is gone, and cannot be made anew: %s", path, error)  # noqa: TRY400
+                if str(error) != logged:
+                    logged = str(error)
+                    log.error("cannot recreate the control socket: path=%s error=%s", path, error)  # noqa: TRY400
                 continue
             if before is not None:
                 before.close()
-            said = ""
-            log.warning("the socket %s was gone; it was made anew", path)
+            logged = ""
+            log.warning("the control socket was removed; recreated it: path=%s", path)
 
     def close(self) -> None:
-        """Stop listening; clients that wait are told by the closed connection. That they are gone is told to nobody: it is we
-        who go, and they come back to the next start."""
+        """Stop listening, and close all connections. Disconnect callbacks are dropped: the clients reconnect after the next
+        start."""
         self._is_closed = True
         if self._server is not None:
             self._server.close()
@@ -125,7 +130,7 @@ class LocalSocket:
             connection.hang_up()
 
     def admit(self, connection: LocalConnection) -> PeerloadError | None:
-        """None, or why this client is not served."""
+        """Decide whether to serve a new client → None, or the refusal."""
         try:
             connection.caller = caller = self._access.local(connection.uid)
         except PeerloadError as error:
@@ -140,20 +145,20 @@ class LocalSocket:
         return refusal
 
     def disconnected(self, connection: LocalConnection) -> None:
-        """A client hung up."""
+        """A client has disconnected."""
         if connection in self._connections:
             self._connections.discard(connection)
             self._quotas.disconnected(connection.caller)
 
 
 def check_socket(config: AgentConfig) -> None:
-    """Raises ConfigError if `listen` could not listen there now."""
+    """Raises ConfigError if `listen` would."""
     listen(config).close()
     remove(config.socket)
 
 
 def listen(config: AgentConfig) -> socket.socket:
-    """The socket for clients. Raises ConfigError if its place is taken by a living agent or cannot be used."""
+    """Create the socket. Raises ConfigError if a running agent has the path, or it cannot be used."""
     path, is_system = config.socket, config.mode == "system"
     try:
         if is_system:
@@ -180,7 +185,7 @@ def listen(config: AgentConfig) -> socket.socket:
 
 
 def place(path: str) -> tuple[int, int] | None:
-    """Device and inode of the socket at a path, which tell it from one made there later; None if nothing is there."""
+    """Device and inode of the file at a path; None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -189,13 +194,13 @@ def place(path: str) -> tuple[int, int] | None:
 
 
 def remove(path: str) -> None:
-    """Take a socket's name away; where that is not allowed it stays, and nobody answers there."""
+    """Unlink a socket, if that is allowed."""
     with contextlib.suppress(OSError):
         Path(path).unlink(missing_ok=True)
 
 
 def _check_directory(directory: Path) -> None:
-    """Raises ConfigError for one in which others could put a socket of their own, or that users cannot enter."""
+    """Raises ConfigError for a directory in which others could create a socket, or that users cannot enter."""
     if not os.path.lexists(directory):
         directory.mkdir(mode=0o755, parents=True)
         directory.chmod(0o755)
@@ -213,7 +218,7 @@ def _check_directory(directory: Path) -> None:
 
 
 def _give_to_group(path: str, group: str) -> None:
-    """Raises ConfigError if there is no such group, or we may not; OSError."""
+    """Let a group connect. Raises ConfigError if there is no such group or the agent is not in it; OSError."""
     number = group_number(group)
     if number is None:
         why = "there is no such group on this machine"
@@ -230,8 +235,7 @@ def _give_to_group(path: str, group: str) -> None:
 
 
 def let_in(path: str, group: str) -> str:
-    """Let the members of one more group connect, by an entry in the access control list of the socket → why that cannot be
-    done, "" if it is. Only the socket's owner and root can."""
+    """Let one more group connect, by an ACL entry → the error, "" if there is none. Only the owner and root can do it."""
     number = group_number(group)
     if number is None:
         return "there is no such group on this machine"

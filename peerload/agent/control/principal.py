@@ -1,4 +1,4 @@
-"""The principal: who asks something of an agent."""
+"""The principal: the identity behind a request."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Who asks. who: whose tasks are its own, as `owner_key` has it, "" = whosever; user: its name, for people; uid: at
-    this machine, -1 = none; node: where its request was sent on, "" = here."""
+    """Identity behind a request. who: the owner key of its tasks, "" = all tasks; user: displayed name; uid: on this
+    machine, -1 = none; node: the node that forwarded the request, "" = this one."""
 
     who: str
     user: str = ""
@@ -17,14 +17,14 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def counted_as(self) -> str:
-        """Whose quotas count. A node is not believed to have as many users as it says: those that are nobody here share one."""
+        """Key of its quotas. Users of another node without an account here share one, since a node could invent users."""
         return f"{self.node}:" if self.node and self.uid < 0 else self.who
 
     @property
     def sees_all(self) -> bool:
-        """Whether tasks of others are there for it."""
+        """True if it may see the tasks of others."""
         return self.is_admin or not self.who
 
 
 NOBODY = Principal("nobody:")
-"""Until it is known who asks: the owner of nothing."""
+"""The principal of a connection before authentication; it owns nothing."""

@@ -1,9 +1,8 @@
-"""Quotas of users (rules L3 and L4): token buckets for requests and submissions, and bounds of what is waited for. No
-user can keep the agent from the others.
+"""Quotas of users (rules L3 and L4): token buckets for requests and submissions, bounds on connections and waits. They
+keep one user from starving the others.
 
-A user is known by the key that its tasks have, too: its uid, or the node and the name that it was sent from. Who is over
-a rate is told how long to wait, and is read no further until then. In user mode nothing is counted but what
-other nodes wait for.
+The key of a user is the owner key of its tasks: the uid, or ``node:user``. A user over the rate gets a retry time, and
+its connection is not read until then. In user mode only waits of other nodes are bounded.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from peerload.model.config import AgentConfig
 
 USERS_KEPT_MAX = 4096
-"""Users that are remembered; beyond that the one who asked longest ago is forgotten, with what it owes."""
+"""Users with state; beyond this the least recent one without a connection is forgotten."""
 COUNTED_EVERY_S = 5.0
-"""What a user has in the database is counted anew no more often than this."""
+"""Minimum interval between two counts of a user's tasks or output in the database."""
 WAIT_S_MIN = 0.001
 REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
     control.Overview: 250,
@@ -38,17 +37,17 @@ REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
     control.Checkup: 100,
     control.Nodes: 100,
 }
-"""Tokens of requests that take longer than others: all tasks or nodes are looked at for them. Every other takes one."""
+"""Tokens of requests that read all tasks or nodes. Every other request takes one."""
 WAITED_MAX = 1_000_000
-"""Tasks that one user's requests wait for, in system mode."""
+"""Bound on tasks that the requests of one user wait for, in system mode."""
 WAITED_BY_NODE_MAX = 2_000_000
-"""Tasks that the requests of all users of one other node wait for, in any mode: it may make users up."""
+"""The same for all users of one other node, in any mode, since a node could invent users."""
 WAITED_RETRY_S = 60.0
-"""What who waits for too many is told: room comes when something ends, which is not for us to say."""
+"""Retry time for a client that waits for too many tasks; when one ends is not known."""
 
 
 class WaitCharge:
-    """Tasks that one request waits for: they count until its ``end``. ``bounds``: by what, and how many there may be."""
+    """Tasks that one request waits for, until its ``end``. ``bounds``: (key, maximum) pairs that it counts towards."""
 
     def __init__(self, tasks: Counter[tuple[str, ...]], bounds: Sequence[tuple[tuple[str, ...], int]]) -> None:
         self._tasks = tasks
@@ -56,7 +55,7 @@ class WaitCharge:
         self._charged = 0
 
     def add(self, tasks: int) -> None:
-        """So many more. Raises SlowDown, with nothing added."""
+        """Charge more tasks. Raises SlowDown, with nothing charged."""
         for whose, most in self._bounds:
             if self._tasks[whose] + tasks > most:
                 raise SlowDown(
@@ -68,7 +67,7 @@ class WaitCharge:
         self._tasks.update({whose: tasks for whose, _ in self._bounds})
 
     def end(self) -> None:
-        """They are waited for no more."""
+        """Release the charge."""
         for whose, _ in self._bounds:
             self._tasks[whose] -= self._charged
             if not self._tasks[whose]:
@@ -77,15 +76,15 @@ class WaitCharge:
 
 
 def waits_for(request: control.Request) -> int:
-    """How many names a request has of what it may long wait for."""
+    """Number of tasks and arrays that a request names and may wait for long."""
     if isinstance(request, control.Wait) or (isinstance(request, control.Cancel) and request.wait):
         return len(request.tasks)
     return 0
 
 
 class TokenBucket:
-    """So many a second, and at once no more than those of one second. What is granted may go below nothing, once: then it
-    takes as long until more is granted."""
+    """Token bucket: ``per_s`` tokens a second, burst of one second. One request may overdraw it; later ones wait for the
+    refill."""
 
     def __init__(self, per_s: float, now_s: float) -> None:
         self._per_s = per_s
@@ -93,7 +92,7 @@ class TokenBucket:
         self._at_s = now_s
 
     def take(self, number: float, now_s: float) -> float:
-        """→ 0.0: granted; else after so many seconds it will be."""
+        """Take tokens → 0.0, or the seconds until they are available."""
         self._left = min(self._left + (now_s - self._at_s) * self._per_s, self._per_s)
         self._at_s = now_s
         if self._left < min(number, 1):
@@ -103,7 +102,7 @@ class TokenBucket:
 
 
 class _Used:
-    """What one user has."""
+    """State of one user."""
 
     def __init__(self, config: AgentConfig, now_s: float) -> None:
         self.connections = 0
@@ -116,7 +115,7 @@ class _Used:
 
 
 class Quotas:
-    """Of all users of one agent. In user mode only what other nodes wait for has a bound."""
+    """Quotas of all users of one agent."""
 
     def __init__(self, config: AgentConfig, store: StoreReader, security: SecurityEvents) -> None:
         self._config = config
@@ -127,7 +126,7 @@ class Quotas:
         self._waited: Counter[tuple[str, ...]] = Counter()
 
     def connected(self, caller: Principal) -> SlowDown | None:
-        """Count one more connection of this user; or say why there is none."""
+        """Count a new connection of this user → None, or the refusal."""
         if not self._is_system:
             return None
         used = self._of(caller.counted_as)
@@ -139,21 +138,21 @@ class Quotas:
         return None
 
     def disconnected(self, caller: Principal) -> None:
-        """Count one less."""
+        """Count a closed connection."""
         used = self._used.get(caller.counted_as)
         if used is not None:
             used.connections = max(used.connections - 1, 0)
 
     def take_tokens(self, caller: Principal, tokens: int = 1) -> float:
-        """Take tokens for a request, or for a part of its answer → 0.0, or the seconds to wait: there were too many. None
-        takes more than are granted in one second."""
+        """Take tokens for a request or a part of its response → 0.0, or the seconds to wait. At most the tokens of one second
+        are taken."""
         if not self._is_system:
             return 0.0
         tokens_max = self._config.user_requests_per_s
         return self._of(caller.counted_as).requests.take(min(tokens, tokens_max), time.monotonic())
 
     def check_rate(self, connection: Connection, request: control.Request) -> None:
-        """Take the tokens of a request. Raises SlowDown if there are none; its client is not read until there are."""
+        """Take the tokens of a request. Raises SlowDown if there are none, and stops reading this client until there are."""
         caller = connection.caller
         wait_s = self.take_tokens(caller, REQUEST_COSTS.get(type(request), 1))
         if wait_s:
@@ -163,13 +162,13 @@ class Quotas:
             raise SlowDown("too many requests of one user", why=why, retry_after_s=round(wait_s, 3))
 
     async def pace(self, caller: Principal, tokens: int) -> None:
-        """Take tokens for a part of an answer, as soon as there are any; others have their turn in any case."""
+        """Wait until there are tokens for a part of a response, and take them. Yields to other requests in any case."""
         await asyncio.sleep(0)
-        while wait_s := self.take_tokens(caller, tokens):  # noqa: ASYNC110 -- it is time that it waits for
+        while wait_s := self.take_tokens(caller, tokens):  # noqa: ASYNC110 -- it waits for time
             await asyncio.sleep(wait_s)
 
     def check_submission(self, caller: Principal, tasks: int) -> None:
-        """So many more tasks of this user are to be queued. Raises SlowDown or DiskFull beyond what one user may have."""
+        """Count new tasks of this user. Raises SlowDown or DiskFull beyond the quota."""
         if not self._is_system:
             return
         try:
@@ -198,8 +197,8 @@ class Quotas:
         used.unfinished += tasks
 
     def charge(self, connection: Connection, tasks: int = 0) -> WaitCharge:
-        """What one request of this client is to wait for, with so many tasks already. That may last for days, and holds
-        some 200 bytes for each. Raises SlowDown."""
+        """Begin the charge of a request that waits for tasks; a wait may last for days, and holds some 200 bytes a task.
+        Raises SlowDown."""
         bounds: list[tuple[tuple[str, ...], int]] = []
         if self._is_system:
             bounds.append(((connection.from_node, connection.caller.counted_as), WAITED_MAX))

@@ -21,16 +21,16 @@ REF = re.compile(
     rf"(?:(?P<home>[a-z0-9-]{{1,40}})/)?(?P<counter>[0-9]{{1,18}})(?:\.(?P<members>{_SPAN}(?:,{_SPAN})*))?"
 )
 LAST = re.compile(r"@(?:~(?P<back>[0-9]{1,6}))?(?P<members>\..*)?", re.DOTALL)
-"""`@`: the last submission of who asks; `@~1`: the one before it, of those that are kept."""
+"""`@`: the last submission of the caller; `@~1`: the one before it that is still kept."""
 
 RECORDS_AT_A_TIME = 500
-"""Records read of an array before others have their turn: some milliseconds."""
+"""Records of an array that are read in one go, some milliseconds."""
 KNOWN_AT_A_TIME = 250
-"""Names looked up before others have their turn."""
+"""Ids that are looked up in one go."""
 
 
 def refs_of(request: control.Request) -> tuple[str, ...]:
-    """The tasks that a request names, to do something with them."""
+    """The task references of a request."""
     task = getattr(request, "task", None)
     if isinstance(task, str):
         return (task,)
@@ -51,8 +51,8 @@ def parse_spans(ref: str, members: str) -> tuple[tuple[int, int], ...]:
 
 
 def last_submission(store: StoreReader, ref: str, who: str | None = None) -> str:
-    """`@` and `@~1`, with or without members, as the number of the submission. ``who``: whose last one is meant, None = anybody's.
-    Raises NoSuchTask where there is none, BadRequest for what is no reference."""
+    """Resolve `@` and `@~1`, with or without members, to the number of a submission. ``who``: owner key, None = anybody.
+    Raises NoSuchTask if there is none, BadRequest for an invalid reference."""
     parsed = LAST.fullmatch(ref)
     if parsed is None:
         raise invalid_task_id(ref)
@@ -68,21 +68,21 @@ def last_submission(store: StoreReader, ref: str, who: str | None = None) -> str
 
 
 def invalid_task_id(ref: str) -> BadRequest:
-    """The error for a word that is no reference."""
+    """The error for an invalid reference."""
     return BadRequest(
         f"{ref!r} is no task id", why="ids look like 42, 42.7, 42.3-9, ws1/42, @ or @~1", hint="peerload ls"
     )
 
 
 class TaskIds:
-    """Looks names up in the store of one agent. ``node``: its name, the home of the tasks in there."""
+    """Resolves task references in the store of one home. ``node``: the name of the home."""
 
     def __init__(self, store: StoreReader, node: str) -> None:
         self._store = store
         self._node = node
 
     def parse(self, ref: str) -> TaskSelection:
-        """The tasks of this home that a name stands for. Raises NoSuchTask or BadRequest."""
+        """Parse a reference to tasks of this home. Raises NoSuchTask or BadRequest."""
         named = last_submission(self._store, ref) if ref.startswith("@") else ref
         parsed = REF.fullmatch(named)
         if parsed is None:
@@ -92,7 +92,7 @@ class TaskIds:
         return TaskSelection(int(parsed["counter"]), parse_spans(ref, parsed["members"]) if parsed["members"] else ())
 
     def resolve(self, ref: str) -> tuple[int, int | None]:
-        """One task or a whole array as (counter, index). Raises NoSuchTask, or BadRequest for a range as well."""
+        """Parse a reference to one task or a whole array → (counter, index). Raises NoSuchTask or BadRequest."""
         meant = self.parse(ref)
         if meant.is_range:
             raise BadRequest(
@@ -101,14 +101,14 @@ class TaskIds:
         return meant.counter, meant.spans[0][0] if meant.spans else None
 
     def unknown_task(self, ref: str) -> NoSuchTask:
-        """What is said of a name that no task has (any more)."""
+        """The error for an id that no task has, or no longer has."""
         if self._store.was_removed(self.parse(ref).counter):
             why = "if there was one, it has ended and was removed since (retention, or peerload clean)"
             return NoSuchTask(f"no such task: {ref}", why=why, hint="what there is:  peerload history")
         return NoSuchTask(f"no such task: {ref}", hint="peerload ls")
 
     def whole_id(self, ref: str) -> str:
-        """The whole id; whether there is such a task, and whether its home is here, is not looked at."""
+        """The whole id of a reference, of any home. The task need not exist."""
         parsed = REF.fullmatch(ref)
         if parsed is not None and parsed["home"] not in (None, self._node):
             home, meant = parsed["home"], TaskSelection(int(parsed["counter"]))
@@ -119,14 +119,13 @@ class TaskIds:
         return f"{home}/{meant.counter}" + (f".{spans_text(meant.spans)}" if meant.spans else "")
 
     def known_id(self, ref: str) -> str:
-        """The whole id of a task or an array of this home. Raises NoSuchTask if there is none, BadRequest for a range."""
+        """The whole id of an existing task or array of this home. Raises NoSuchTask, BadRequest for a range."""
         if not self._store.has(*self.resolve(ref)):
             raise self.unknown_task(ref)
         return self.whole_id(ref)
 
     async def known_ids(self, refs: Sequence[str]) -> tuple[str, ...]:
-        """The whole ids of all these, of a range those of its members, others having their turn in between. Raises
-        NoSuchTask if there is nothing of one."""
+        """The whole ids of all references; ranges are expanded. Yields to other work in between. Raises NoSuchTask."""
         names: list[str] = []
         for number, ref in enumerate(refs, start=1):
             if self.parse(ref).is_range:
@@ -138,7 +137,7 @@ class TaskIds:
         return tuple(names)
 
     def first(self, ref: str) -> TaskRecord:
-        """The task, or the first member of the array. Raises NoSuchTask if there is none."""
+        """The record of the task, or of the first member of the array. Raises NoSuchTask."""
         return self._some(ref, 1)[0]
 
     def _some(self, ref: str, limit: int) -> list[TaskRecord]:
@@ -150,7 +149,7 @@ class TaskIds:
         return records
 
     async def pages(self, ref: str, limit: int = RECORDS_AT_A_TIME) -> AsyncIterator[list[TaskRecord]]:
-        """The task, or the members of the array or the range, ``limit`` at a time, others having their turn in between: an array
+        """The records of a task, an array or a range, ``limit`` at a time. Yields to other work in between, since an array
         may be large. Raises NoSuchTask if there is none."""
         meant = self.parse(ref)
         has_any = False
@@ -169,8 +168,7 @@ class TaskIds:
             raise self.unknown_task(ref)
 
     async def all_pages(self, refs: Sequence[str]) -> AsyncIterator[list[TaskRecord]]:
-        """The pages of all these, one name after the other, others having their turn in between. Raises NoSuchTask if there is
-        nothing of one of them."""
+        """The pages of several references in their order. Raises NoSuchTask if one has no task."""
         for number, ref in enumerate(refs, start=1):
             async for page in self.pages(ref):
                 yield page
@@ -178,7 +176,7 @@ class TaskIds:
                 await asyncio.sleep(0)
 
     def single(self, ref: str) -> TaskRecord:
-        """The one task of this name. Raises BadRequest for an array."""
+        """The record of one task. Raises NoSuchTask, BadRequest for an array."""
         records = self._some(ref, 2)
         if len(records) > 1:
             raise BadRequest(f"{ref} is an array", why="name one of its members", hint=f"such as {records[0].task}")

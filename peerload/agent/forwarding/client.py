@@ -1,8 +1,7 @@
-"""Requests of this node's clients that another node is to answer: there, carried over a stream, and back.
+"""Client side of forwarding: carries requests of local clients to other nodes, and the responses back.
 
-Each client has one *tunnel* to each node that it asks, a connection like those for output, over which all its requests to
-that node go in order. The other end treats it as one of its own clients (`forwarding/server.py`), so that every verb works
-there as it does here.
+Each client has one tunnel, a stream of the peer link, to each node that it sends requests to; they stay in order. The
+other end treats the tunnel as a client of its own (`forwarding/server.py`), so that every verb works there as here.
 """
 
 from __future__ import annotations
@@ -34,41 +33,40 @@ if TYPE_CHECKING:
     from peerload.model.errors import PeerloadError
 
 TUNNELS_MAX = 256
-"""Tunnels that the clients of this node may have at a time; over it the first is closed over which nothing is asked."""
+"""Tunnels at a time; beyond it an idle one is closed."""
 OPEN_S_MAX = 5.0
-"""A node that is believed to be there has answered within this, or cannot be asked."""
+"""Timeout for opening a tunnel to a node that is believed to be alive."""
 OPEN_DEAD_S_MAX = 2.0
-"""The same of one that is believed to be gone: it is tried, since that may be wrong."""
+"""The same for a node that is believed to be dead; it is tried, since the belief may be wrong."""
 OPENINGS_AT_ONCE = 16
-"""Tunnels to one node that are being opened at the same time: it lets in no more strangers than it can look at."""
+"""Tunnels to one node that are opened at the same time: a node bounds unauthenticated connections."""
 LOOK_EVERY_S = 2.0
-"""How often a tunnel over which nothing comes is looked at."""
+"""Interval of the check of a silent tunnel."""
 SILENT_S_MAX = 5.0
-"""A node that is believed dead, and over whose tunnel nothing came for so long, is given up."""
+"""Silence after which a node that is believed to be dead is given up."""
 IDLE_S_MAX = 10.0
-"""A tunnel over which nothing is asked is closed after this, unless its client is with a task: there its end would be
-taken for that of the client."""
+"""An idle tunnel is closed after this time, unless its client is attached to a task: the other node would take the
+close for a disconnect of the client."""
 WAITING_BYTES_MAX = 4 << 20
-"""A client is read no further while so much of what it asks waits to go out."""
+"""Bytes of unsent requests at which the client is no longer read (backpressure)."""
 FRAMES_WAITING_MAX = 4
-"""Frames of an answer that may wait for the client to take them; then no more are read."""
+"""Frames of a response that may wait for the client; then the tunnel is no longer read."""
 ANSWER_BYTES_MAX = 128 << 20
-"""An answer that a client gathers before it uses it may have so many bytes, in all its frames."""
+"""Bound on a response that is not streamed."""
 FRAME_BYTES_MIN = 4 << 10
-"""A frame counts for so many at least, so that empty ones have an end, too."""
+"""Minimum size that a frame counts as, so that empty frames are bounded, too."""
 ERROR_CHARS_MAX = 2000
-"""Characters of what another node says of an error that are passed on."""
+"""Bound on each field of an error of another node."""
 
 
 STREAMED = (control.Wait, control.Output, control.Events, control.Exec)
-"""What their answers tell the client takes as it comes: it may be without end."""
+"""Requests whose responses are streamed, and may be endless."""
 ATTACHING = (control.Attend, control.Input)
-"""After these the other end minds whether the client is still there."""
+"""After these the other node notices a disconnect of the client."""
 
 
 class ResponseQueue:
-    """The frames that came in answer to one request, until they are taken. To be iterated once: (kind, body), "ok" or
-    "error" the last."""
+    """Queue of the response frames of one request. Iterate once: (kind, body), the last is "ok" or "error"."""
 
     def __init__(self, bytes_max: float = math.inf) -> None:
         self._bytes_left = bytes_max
@@ -80,7 +78,7 @@ class ResponseQueue:
         self.is_over = False
 
     def add(self, kind: str, body: dict[str, Any]) -> None:
-        """One more; what comes after the last is dropped."""
+        """Add a frame; frames after the last one are dropped."""
         if self.is_over:
             return
         self._frames.append((kind, body))
@@ -90,12 +88,12 @@ class ResponseQueue:
             self._room.clear()
 
     def has_budget(self, size: int) -> bool:
-        """Whether a frame of so many bytes still belongs to what may come in all."""
+        """Charge the bytes of a frame → True while the response is within its bound."""
         self._bytes_left -= max(size, FRAME_BYTES_MIN)
         return self._bytes_left >= 0
 
     def fail(self, error: PeerloadError) -> None:
-        """Nothing more will come, for this reason."""
+        """End the response with an error."""
         if not self.is_over:
             self._error = error
             self.is_over = True
@@ -103,11 +101,11 @@ class ResponseQueue:
             self._room.set()
 
     async def drain(self) -> None:
-        """Wait until there is room for more."""
+        """Wait until there is room for another frame."""
         await self._room.wait()
 
     def close(self) -> None:
-        """Nobody takes anything any more."""
+        """Drop all later frames."""
         self.is_over = True
         self._room.set()
 
@@ -127,7 +125,7 @@ class ResponseQueue:
 
 
 class ForwardedRequests:
-    """The tunnels of one agent, each over a stream of its peer links."""
+    """The tunnels of one agent."""
 
     def __init__(self, links: PeerLinks, membership: Membership) -> None:
         self._links = links
@@ -137,21 +135,21 @@ class ForwardedRequests:
         self._openings: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(OPENINGS_AT_ONCE))
 
     async def ensure_open(self, connection: Connection, node: str) -> None:
-        """Make sure that the node can be asked. Raises LinkUnavailable."""
+        """Wait until there is a tunnel to the node. Raises LinkUnavailable."""
         await self._tunnel(connection, node).opened()
 
     async def ask(
         self, connection: Connection, node: str, request: control.Request
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """What that node answers this client: (kind, body) of each frame, "ok" or "error" the last. Raises LinkUnavailable
-        if it cannot be asked, or goes away before the end."""
+        """Forward a request → (kind, body) of each response frame, the last is "ok" or "error". Raises LinkUnavailable if the
+        node cannot be reached, or disconnects before the end."""
         tunnel = self._tunnel(connection, node)
         async with contextlib.aclosing(tunnel.ask(request)) as answers:
             async for answer in answers:
                 yield answer
 
     def _tunnel(self, connection: Connection, node: str) -> Tunnel:
-        """This client's, made if there is none. Raises SlowDown."""
+        """The tunnel of this client to this node; opened if there is none. Raises SlowDown."""
         key = connection, node
         tunnel = self._tunnels.get(key)
         if tunnel is None or tunnel.is_over:
@@ -165,7 +163,7 @@ class ForwardedRequests:
         return tunnel
 
     def _close_an_idle_one(self) -> bool:
-        """Make room. → whether there was any that is not needed now."""
+        """Close an idle tunnel → False if there is none."""
         key = next((key for key, tunnel in self._tunnels.items() if tunnel.is_idle), None)
         if key is None:
             return False
@@ -173,13 +171,13 @@ class ForwardedRequests:
         return True
 
     def _client_gone(self, connection: Connection) -> None:
-        """A client hung up."""
+        """A client has disconnected."""
         self._clients.discard(connection)
         for client, node in [key for key in self._tunnels if key[0] is connection]:
             self._tunnels.pop((client, node)).close()
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Close all tunnels."""
         work = [tunnel.close() for tunnel in self._tunnels.values()]
         await asyncio.gather(*work, return_exceptions=True)
 
@@ -190,7 +188,7 @@ class ForwardedRequests:
 
 
 class Tunnel:
-    """One client's way to one other node. It opens itself when ``opening`` lets it, and ends with ``work``."""
+    """Stream of one client to one other node. It opens when ``opening`` permits, and ends with the task ``work``."""
 
     def __init__(
         self, links: PeerLinks, membership: Membership, connection: Connection, node: str, opening: asyncio.Semaphore
@@ -214,22 +212,22 @@ class Tunnel:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be asked here any more."""
+        """True if the tunnel is closed, or has failed."""
         return self._error is not None or self.work.done()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is asked here now, and the other end does not mind who is there."""
+        """True if no request is under way, and the client is attached to no task."""
         return not self._answers and not self._has_task
 
     def close(self) -> asyncio.Task[None]:
-        """End it → what is done then."""
+        """Close the tunnel → the task that is done then."""
         self._end(LinkUnavailable(self._node, f"{self._node} is asked no more"))
         self.work.cancel()
         return self.work
 
     async def opened(self) -> None:
-        """Return when it is open. Raises LinkUnavailable."""
+        """Wait until the tunnel is open. Raises LinkUnavailable."""
         await asyncio.wait([self._ready])
         if self._error is not None:
             raise self._error
@@ -256,7 +254,7 @@ class Tunnel:
             self._schedule_close()
 
     async def _send(self, raw: bytes) -> None:
-        """Send a request on; while much waits for that, its client is not read."""
+        """Send a request. While too many bytes wait, the client is not read."""
         self._waiting_bytes += len(raw)
         self._update_reading()
         try:
@@ -264,7 +262,7 @@ class Tunnel:
             assert self._link is not None
             assert self._reader is not None
             self._reader.write(self._link, Forward(raw, _name_of(self._connection.uid), max(self._connection.uid, 0)))
-            with contextlib.suppress(ConnectionError):  # `_run` says why
+            with contextlib.suppress(ConnectionError):  # `_run` reports the reason
                 await self._link.drain()
         finally:
             self._waiting_bytes -= len(raw)
@@ -279,12 +277,12 @@ class Tunnel:
         self._holds_client = too_much
 
     def _cancel(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Tell the other node that nobody waits for this response."""
         if self._link is not None and self._reader is not None and not self._link.is_closed:
             self._reader.write(self._link, ForwardStop(number))
 
     def _schedule_close(self) -> None:
-        """Close when nothing is asked any more: at once if the client has gone, else after a while."""
+        """Close the tunnel when it is idle: at once if the client has disconnected, else after IDLE_S_MAX."""
         if self._idle is not None:
             self._idle.cancel()
         if not self._answers and not (self._has_task and not self._connection.closed):
@@ -295,10 +293,10 @@ class Tunnel:
         if not self._answers:
             self.close()
 
-    # -- the other end -------------------------------------------------------------------------------------------------
+    # -- responses -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Open it, and hand out what comes, until that ends."""
+        """Open the stream, and distribute the response frames, until it ends."""
         within_s = OPEN_DEAD_S_MAX if self._is_dead() else OPEN_S_MAX
         try:
             async with self._opening, asyncio.timeout(within_s):
@@ -331,7 +329,7 @@ class Tunnel:
                 self._ready.set_result(None)
 
     async def _frame(self) -> bytes:
-        """The next frame of an answer, put together. Raises LinkUnavailable or BadMessage."""
+        """The next response frame, joined from its parts. Raises LinkUnavailable or BadMessage."""
         whole = bytearray()
         while True:
             part = await self._next_message()
@@ -366,7 +364,7 @@ class Tunnel:
         number, kind, body = control.decode_answer(raw)
         if kind == "error":
             body = {key: str(body.get(key) or "")[:ERROR_CHARS_MAX] for key in ("code", "what", "why", "hint")}
-        if number == 0:  # it is about this tunnel, not about one request
+        if number == 0:  # about the tunnel, not about one request
             raise LinkUnavailable(self._node, body.get("what") or f"{self._node} refuses", why=body.get("why") or "")
         answers = self._answers.get(number)
         if answers is None:
@@ -384,7 +382,7 @@ class Tunnel:
 
 
 def _name_of(uid: int) -> str:
-    """The user's name, as far as it is known here."""
+    """The account name of a uid, "" if unknown."""
     try:
         return pwd.getpwuid(uid).pw_name[:64]
     except (KeyError, OverflowError):

@@ -1,8 +1,7 @@
-"""Which node is to answer a request: this one, the home of the tasks that it names, or several of them together.
+"""Request router: decides whether this node, the home of the named tasks, or several nodes answer a request.
 
-A request that names tasks of several homes is split by home, and what they answer is put together as if one had answered:
-lists one behind the other, numbers added. A request that was sent here by another node is answered here, or refused: it
-goes no farther.
+A request that names tasks of several homes is split by home, and the responses are merged: lists are concatenated,
+numbers added. A request that another node has forwarded is answered here or refused, never forwarded again.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
     Work = Coroutine[Any, Any, None]
 
 READS = (control.Show, control.Wait, control.Events)
-"""Of what names several tasks: what changes nothing, so that the first refusal may be the answer to all of it."""
+"""Requests for several tasks that change nothing: the first error may be the response to all of it."""
 KNOWN_BY_EXECUTOR = (control.Show, control.Output, control.Events)
-"""What the node that runs a task tells of it, too."""
+"""Requests that the executor of a task can answer, too."""
 CLUSTER_SILENT_S_MAX = 3.0
-"""A node that is asked with all others, and says nothing for so long, is left out, and named."""
+"""Silence after which a node is left out of a request to all nodes, and listed as missing."""
 CLUSTER_WAITED_S_MAX = 20.0
-"""The same of one that is waited for so long in all, between the frames of its answer."""
+"""Total wait between the response frames of one node after which it is left out."""
 CLUSTER_AT_ONCE = 32
-"""Nodes asked at the same time."""
+"""Nodes that are asked concurrently."""
 FRAMES_AHEAD_MAX = 8
-"""Frames of answers of different nodes that may wait for the client."""
+"""Response frames of all nodes that may wait for the client."""
 
 
 class LocalRequests(Protocol):
@@ -108,23 +107,23 @@ class RequestRouter:
         if work is not None:
             await work
 
-    # -- who -----------------------------------------------------------------------------------------------------------
+    # -- splitting -----------------------------------------------------------------------------------------------------------
 
     def _by_home(self, connection: Connection, request: control.Request) -> dict[str, control.Request]:
-        """The homes of the tasks that a request names, and what each is to be asked; empty if it names none."""
+        """The request for each home of the named tasks; empty if no task is named."""
         refs: dict[str, list[str]] = {}
         for ref in refs_of(request):
             parsed = REF.fullmatch(ref)
             home = (parsed["home"] if parsed is not None else None) or self._own
             if home != self._own and isinstance(request, control.Events) and self._knows(connection, request, (ref,)):
-                home = self._own  # what happens at a node is told there, whosever task it is
+                home = self._own  # this node has its own events, also of tasks of other homes
             refs.setdefault(home, []).append(ref)
         if len(refs) == 1:
             return dict.fromkeys(refs, request)
         return {home: msgspec.structs.replace(request, tasks=tuple(names)) for home, names in refs.items()}
 
     def _named_in_full(self, request: control.Request) -> control.Request:
-        """`42` and `@` are this node's, wherever it is asked about them. Raises BadRequest or NoSuchTask."""
+        """Expand references: `42` and `@` are of this node, also in a request to another. Raises BadRequest or NoSuchTask."""
         refs = refs_of(request)
         if isinstance(getattr(request, "task", None), str):
             return msgspec.structs.replace(request, task=self._task_ids.whole_id(refs[0]))
@@ -133,7 +132,7 @@ class RequestRouter:
         return request
 
     def _awaited_elsewhere(self, request: control.Submit) -> dict[str, list[str]]:
-        """In system mode, the tasks of other homes that a submission waits for, by home: there it is known whose they are."""
+        """In system mode, the dependencies of a submission at other homes, by home, which know their owners."""
         found: dict[str, list[str]] = {}
         for ref in (*request.terms.after, *request.terms.after_ok) if self._access.is_system else ():
             parsed = REF.fullmatch(ref)
@@ -144,7 +143,7 @@ class RequestRouter:
     async def _submit(
         self, connection: Connection, request: control.Submit, awaited: Mapping[str, Sequence[str]]
     ) -> None:
-        """Here, if all these homes know these tasks as ones that this user may see."""
+        """Submit here, if the homes of all dependencies confirm that this user may see them."""
         for home, refs in awaited.items():
             asked = control.Events(tasks=tuple(dict.fromkeys(refs)), limit=0)
             async with contextlib.aclosing(self._answers(connection, home, asked)) as frames:
@@ -154,7 +153,7 @@ class RequestRouter:
                         return
         await self._carry_out(connection, request)
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- forwarding --------------------------------------------------------------------------------------------------------
 
     async def _ask_one(self, connection: Connection, node: str, request: control.Request) -> None:
         async with contextlib.aclosing(self._answers(connection, node, request)) as frames:
@@ -164,7 +163,7 @@ class RequestRouter:
                 connection.forward_frame(request.id, kind, body)
 
     async def _ask_home(self, connection: Connection, home: str, request: control.Request) -> None:
-        """The same of the home of the tasks. If that is away, and one runs here, this node tells what it knows."""
+        """Forward to the home of the tasks. If it is away, and this node runs them, answer here as far as possible."""
         is_answered = False
         try:
             async with contextlib.aclosing(self._answers(connection, home, request)) as frames:
@@ -184,8 +183,8 @@ class RequestRouter:
     async def _ask_homes(
         self, connection: Connection, request: control.Request, shares: Mapping[str, control.Request]
     ) -> None:
-        """Each home its share, and one answer of all. What changes something is begun when all can be asked, and whatever
-        one refuses, what the others did is said."""
+        """Forward to several homes, and merge the responses. A request that changes something starts when all homes can be
+        reached; if one refuses, the error names the homes that carried it out."""
         if not isinstance(request, READS):
             for home, share in shares.items():
                 await self._reach(connection, home, share)
@@ -206,7 +205,7 @@ class RequestRouter:
     async def _collect(
         self, connection: Connection, request: control.Request, shares: Mapping[str, control.Request]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-        """What each home has answered, and the first refusal, if there was any; parts are passed on as they come."""
+        """The final response of each home, and the first error, if any; other frames are passed on as they arrive."""
         done: dict[str, dict[str, Any]] = {}
         refusal: dict[str, Any] | None = None
         async with contextlib.aclosing(_merge_streams(self._answers, connection, shares)) as frames:
@@ -226,7 +225,7 @@ class RequestRouter:
         return done, refusal
 
     async def _ask_all(self, connection: Connection, request: control.Request) -> None:
-        """Every node; which did not answer is told as ``missing``: node state why."""
+        """Forward to every node. Nodes that do not answer are listed as ``missing``: node state why."""
         nodes = [self._own]
         missing: list[dict[str, object]] = []
         for peer in sorted(self._node.membership, key=lambda peer: peer.identity.node):
@@ -252,14 +251,14 @@ class RequestRouter:
         connection.ok(request.id, answer | {"missing": missing})
 
     async def _listings(self, connection: Connection, node: str, request: control.Request) -> Frames:
-        """The same of what lists tasks, held against the form of that. Raises BadMessage, too."""
+        """Validated responses of a request that lists tasks. Raises BadMessage, too."""
         listing = MergedListing(node, getattr(request, "limit", None))
         async with contextlib.aclosing(self._answers(connection, node, request)) as frames:
             async for kind, body in frames:
                 yield kind, body if kind == "error" else listing.read(body)
 
     async def _answers(self, connection: Connection, node: str, request: control.Request) -> Frames:
-        """What this or another node answers. Raises LinkUnavailable and NoSuchTask in the words of who asked."""
+        """The response frames of this or another node. Raises LinkUnavailable or NoSuchTask."""
         if node == self._own:
             async for frame in self._own_answers(connection, request):
                 yield frame
@@ -291,7 +290,7 @@ class RequestRouter:
             raise self._unavailable(connection, node, request, error) from None
 
     def _knows(self, connection: Connection, request: control.Request, names: tuple[str, ...]) -> bool:
-        """Whether this node can tell this client what it asks about tasks of other homes."""
+        """True if this node can answer this request about tasks of other homes."""
         access, caller = self._access, connection.caller
         if isinstance(request, control.Events):
             return caller.sees_all and all(self._store.events(0, 1, newest=True, tasks=[name]) for name in names)
@@ -303,10 +302,10 @@ class RequestRouter:
             for name in names
         )
 
-    # -- what is said of who cannot be asked ------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------
 
     def _check_known(self, node: str, request: control.Request) -> None:
-        """Raises NoSuchTask, or BadRequest if no task is asked about, for a node of which nothing was ever heard."""
+        """Raises NoSuchTask, or BadRequest if the request names no task, for an unknown node."""
         if self._node.membership.get(node) is not None:
             return
         refs = refs_of(request)
@@ -336,7 +335,7 @@ class RequestRouter:
         return None if peer is None else peer.state.value
 
     def _state_text(self, node: str) -> str:
-        """How that node stands, in words; "" if it is believed to be well."""
+        """State of a node in words; "" if it is alive."""
         peer = self._node.membership.get(node)
         if peer is None:
             return "it is not known here any more"
@@ -349,7 +348,7 @@ class RequestRouter:
 
 
 class _LocalShare(Connection):
-    """This node's own share of a request, as if it had a client of its own: frames are handed to who puts them together."""
+    """Connection for this node's own share of a split request: its frames go into the queue that is merged."""
 
     def __init__(self, client: Connection, run: RunState) -> None:
         super().__init__(_NoServer(run))
@@ -370,7 +369,7 @@ class _LocalShare(Connection):
 
 
 class _NoServer:
-    """The server of a share: all it can be told is that something broke."""
+    """Server of a local share; it gets no frames of a client, only bugs."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
@@ -380,19 +379,19 @@ class _NoServer:
         self._run.fail(why)
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
-        """Nothing is refused here."""
+        """Not called: no frames are read."""
 
     def handle(self, connection: Connection, request: control.Request) -> None:
-        """Nothing is asked here."""
+        """Not called: no frames are read."""
 
 
 def _first_is_enough(request: control.Request) -> bool:
-    """Whether the first that ended is enough."""
+    """True if the first end completes the request."""
     return isinstance(request, control.Wait) and request.any
 
 
 def _check_total_wait(node: str, waited_s: float, silent_s_max: float | None) -> None:
-    """Raises LinkUnavailable if one of several has been waited for long enough, though it was never silent."""
+    """Raises LinkUnavailable if the total wait for one of several nodes is too long."""
     if silent_s_max is not None and waited_s > CLUSTER_WAITED_S_MAX:
         why = f"{CLUSTER_WAITED_S_MAX:g} s were not enough for all of its answer"
         raise LinkUnavailable(node, f"{node} does not come to an end", why=why)
@@ -404,7 +403,7 @@ async def _merge_streams(
     shares: Mapping[str, control.Request],
     silent_s_max: float | None = None,
 ) -> AsyncGenerator[tuple[str, str, dict[str, Any]], None]:
-    """(node, kind, body) of what several nodes answer, as it comes; of each "ok" or "error" the last."""
+    """(node, kind, body) of the response frames of several nodes as they arrive; the last of each is "ok" or "error"."""
     came: asyncio.Queue[tuple[str, str, dict[str, Any]]] = asyncio.Queue(FRAMES_AHEAD_MAX)
     at_once = asyncio.Semaphore(CLUSTER_AT_ONCE)
 

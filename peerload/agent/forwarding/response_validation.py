@@ -1,7 +1,7 @@
-"""Validation of responses of other nodes: each is compared with the form that it has to have, and then merged.
+"""Validation and merging of responses of other nodes.
 
-A member may be of another version, broken or taken over. Nothing that it says may be more than a refusal of that one node:
-not the end of this agent, and not an answer that the client cannot read.
+A member may have another version, or be broken or compromised. An invalid response becomes an error of that node alone:
+it neither stops this agent nor reaches the client.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 NUMBER_MIN = -(1 << 63)
 NUMBER_MAX = (1 << 64) - 1
-"""What a frame can hold: sums stay within."""
+"""Range of integers in a frame; sums are clamped to it."""
 LISTED_MAX = 1_000_000
-"""Tasks that one of several nodes may list where the request names no limit."""
+"""Tasks that one node may list if the request has no limit."""
 
 _Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 _At = Annotated[float, Meta(ge=0.0, le=1e12)] | None
@@ -29,7 +29,7 @@ _States = Annotated[dict[Annotated[str, Meta(max_length=20)], _Count], Meta(max_
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """What everybody who lists tasks counts on."""
+    """The fields of a listed task that clients rely on."""
 
     id: str
     state: str
@@ -44,7 +44,7 @@ class _Damaged(msgspec.Struct, frozen=True):
 
 
 class _Listing(msgspec.Struct, frozen=True):
-    """A frame of what lists tasks."""
+    """A frame of a response that lists tasks."""
 
     tasks: list[_Task] = []
     damaged: list[_Damaged] = []
@@ -56,7 +56,7 @@ _LISTS = ("tasks", "damaged")
 
 
 class MergedListing:
-    """The tasks that one of several nodes lists. ``limit``: so many of them at most."""
+    """The response of one of several nodes that list tasks. ``limit``: the most tasks it may list."""
 
     def __init__(self, node: str, limit: int | None) -> None:
         self._node = node
@@ -64,7 +64,7 @@ class MergedListing:
         self._count = 0
 
     def read(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """What of one frame is passed on: the known keys, as they came. Raises BadMessage, which names the node."""
+        """Validate one frame → its known keys. Raises BadMessage, which names the node."""
         try:
             form = msgspec.convert(body, _Listing)
         except (msgspec.ValidationError, RecursionError) as error:
@@ -79,13 +79,13 @@ class MergedListing:
 
 
 def lists_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The lists of a frame that `MergedListing` has read."""
+    """The lists of a validated frame."""
     return {key: body[key] for key in _LISTS if body.get(key)}
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two answers as one: lists one behind the other, numbers added (as far as a frame can hold them), true if either is,
-    tables key by key; of anything else the first that is there. No deeper than `bounds.DEPTH_MAX`, as they are decoded."""
+    """Merge two responses: lists are concatenated, numbers added within the range of a frame, Booleans or-ed, tables merged
+    by key; of anything else the first is kept. The depth is bounded by `bounds.DEPTH_MAX` in the decoder."""
     together = dict(first)
     for key, value in second.items():
         there = together.get(key)

@@ -1,4 +1,4 @@
-"""Requests that other nodes send on for their clients: who asks is a client like any other, only farther away."""
+"""Server side of forwarding: serves the clients of other nodes like local ones."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from peerload.agent.peers.connection import PeerConnection
 
 FORWARDS_MAX = 256
-"""Clients that one other node may have here at a time."""
+"""Clients of one other node at a time."""
 PENDING_BYTES_MAX = 1 << 20
-"""A client is read no further while requests of it that are being carried out have so many bytes."""
+"""Bytes of running requests at which a client is no longer read (backpressure)."""
 
 
 class ForwardServer:
-    """Those of other nodes that have clients here. ``server`` carries requests out, ``access`` knows who they are here."""
+    """The clients of other nodes. ``server`` carries out requests, ``access`` maps their users."""
 
     def __init__(self, server: Server, access: Authorization) -> None:
         self._server = server
@@ -37,7 +37,7 @@ class ForwardServer:
     def received(
         self, link: PeerConnection, node: str, message: Forward | ForwardStop, send: Callable[[Forwarded], None]
     ) -> None:
-        """A message over one stream of that node; ``send`` sends one back."""
+        """Take a message of one tunnel of that node; ``send`` sends a response."""
         client = self._clients.get(link)
         if client is None:
             client = ForwardedClient(self._server, link, node, send)
@@ -64,20 +64,20 @@ class ForwardServer:
             client.ask(message.request)
 
     def closed(self, link: PeerConnection) -> None:
-        """The other end is gone, and with it who asked."""
+        """A tunnel was closed: its client has disconnected."""
         client = self._clients.pop(link, None)
         if client is not None:
             client.lost()
 
     def close(self) -> None:
-        """Carry out nothing any more. That clients are gone is told to nobody: they may come back to the next start."""
+        """Cancel all requests. Disconnect callbacks are dropped: the clients may reconnect after the next start."""
         for client in self._clients.values():
             client.on_disconnect.clear()
             client.lost()
 
 
 class ForwardedClient(Connection):
-    """One client of another node. What it asks is carried out as whom it is here."""
+    """One client of another node. Its requests are carried out as the principal that it is here."""
 
     def __init__(self, server: Server, link: PeerConnection, node: str, send: Callable[[Forwarded], None]) -> None:
         super().__init__(server)
@@ -90,20 +90,20 @@ class ForwardedClient(Connection):
         self._held = 0
 
     def ask(self, raw: bytes) -> None:
-        """One request."""
+        """Take one request."""
         self._size = len(raw)
         if not self.closed:
             self.request(raw)
         self._size = 0
 
     def stop(self, number: int) -> None:
-        """Nobody waits for this one any more."""
+        """Cancel a request that nobody waits for any more."""
         work = self._work_of.get(number)
         if work is not None:
             work.cancel()
 
     def close_with(self, error: PeerloadError) -> None:
-        """A last word."""
+        """Send an error, and close the tunnel."""
         self.fail(0, error)
         self.closed = True
         self._link.close(error.what)
@@ -121,30 +121,30 @@ class ForwardedClient(Connection):
             self._send(Forwarded(bytes(body[first:after]), continues=after < len(body)))
 
     async def drain(self) -> None:
-        """Wait until the other node has taken most of what was written; its client may be slow."""
+        """Wait until the other node has read most of what was written; its client may be slow."""
         try:
             await self._link.drain()
         except ConnectionError:
-            await asyncio.sleep(0)  # who asked is gone: what is at work for it ends by that
+            await asyncio.sleep(0)  # the tunnel is closed, which cancels the work
 
     @property
     def unread_bytes(self) -> int:
-        """What was not sent yet to the other node, which reads no faster than its client."""
+        """Bytes not sent yet to the other node, which reads no faster than its client."""
         return self._link.unsent_bytes
 
     def hold_requests(self) -> None:
-        """Let the operating system hold it back."""
+        """Stop reading the tunnel."""
         self._held += 1
         self._link.pause_reading("a client is held back")
 
     def release_requests(self) -> None:
-        """Go on."""
+        """Read the tunnel again."""
         self._held -= 1
         if not self._held:
             self._link.resume_reading("a client is held back")
 
     def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin the work on a request; how much is being worked on is bounded."""
+        """Start the work on a request; the bytes of running requests are bounded."""
         size = self._size
         task = super().spawn(number, work)
         self._work_of[number] = task

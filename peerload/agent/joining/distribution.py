@@ -119,7 +119,7 @@ class TrustDistribution:
     def _is_refused(self, node: str) -> bool:
         """True if the node has no link with a certificate that counts."""
         certificate = self._links.certificate_of(node)
-        return not certificate or self.trust.refuses(certificates.proven_facts(certificate))
+        return not certificate or self.trust.refuses(certificates.proven_info(certificate))
 
     # -- received statements -------------------------------------------------------------------------------------------
 

@@ -47,10 +47,6 @@ class Enrollment:
         self._trust = trust
         self._invites = Invitations(Path(info.config.state) / INVITES_FILE)
 
-    def open_count(self, at: float) -> int:
-        """The number of open invitations at this time (Unix s)."""
-        return self._invites.open(at)
-
     @property
     def cluster_name(self) -> str:
         """The name of the cluster."""

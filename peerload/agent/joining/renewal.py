@@ -87,7 +87,7 @@ class CertificateRenewal:
             self._counters[metrics.CERTIFICATES_REFUSED] += 1
             return
         self._served_s[src] = now_s
-        facts = certificates.proven_facts(shown)
+        facts = certificates.proven_info(shown)
         if facts.name != src or self._trust.refuses(facts):
             self._counters[metrics.CERTIFICATES_REFUSED] += 1
             return

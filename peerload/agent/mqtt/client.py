@@ -1,7 +1,7 @@
-"""The broker, as far as there is one: advice out, advice in, for ever reconnecting. One file: no other knows aiomqtt.
+"""MQTT client: publishes and receives advice over a broker, and reconnects. No other file uses aiomqtt.
 
-Relies on MQTT 3.1.1 and QoS 0 alone. Nothing here waits for the broker but the tasks of this file: publishing is a
-queue with a bound, and a caller who is told False goes another way.
+It needs MQTT 3.1.1 and QoS 0 only. Only the tasks of this file wait for the broker: publishing is a bounded queue, and a
+caller that gets False uses the peer link instead.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import aiomqtt
-import paho.mqtt.client as mqtt  # what aiomqtt stands on
+import paho.mqtt.client as mqtt  # which aiomqtt is made of
 
 from peerload.agent.mqtt.flood_filter import FloodFilter
 from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, Received, Topics
 from peerload.model import metrics
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Message, State
-from peerload.security.address import connected
+from peerload.security.address import open_tcp
 from peerload.security.broker_address import BrokerUrl
-from peerload.security.broker_tls import SecuredBroker, broker_says, secured
+from peerload.security.broker_tls import SecuredBroker, broker_error_text, secured
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -39,32 +39,32 @@ if TYPE_CHECKING:
     from peerload.security.broker_tls import BrokerTls
 
 CONNECT_S = 5.0
-"""A broker that has not taken connection and subscriptions after this counts as away."""
+"""Timeout of connection and subscription."""
 KEEPALIVE_S = 10
-"""A broker that is silent is found out within twice this."""
+"""A silent broker is noticed within twice this."""
 CLOSE_S = 1.0
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 15.0
 STEADY_S = 5.0
-"""A connection that lasted this long was a good one: the next attempt starts with the shortest pause again."""
+"""After a connection that lasted this long the backoff starts again with the shortest pause."""
 OUTGOING_MAX = 1000
-"""Messages waiting to be written; own State is one slot of its own, always the newest."""
+"""Messages that wait to be written; this node's State has one slot of its own, for the newest."""
 UNWRITTEN_MAX = 64
-"""Messages handed to the library and not yet written to the socket."""
+"""Messages in the library that are not written to the socket yet."""
 REFUSED = 0x80
-"""From here on a SUBACK's return codes mean no (MQTT 3.1.1, 3.9.3)."""
+"""Return codes of a SUBACK from here on are refusals (MQTT 3.1.1, 3.9.3)."""
 
 _log = logging.getLogger("peerload.mqtt")
 
 
 class _Client(aiomqtt.Client):
-    """One connection, given a connected socket: nothing of the library then blocks, or needs a thread.
+    """One connection over a socket that is connected already: nothing of the library then blocks, or needs a thread.
 
-    The library's own calls wait by `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation; these do not.
+    The library's own calls use `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation; these do not.
     """
 
     def __init__(self, url: BrokerUrl, identifier: str, queue: Callable[..., Received[aiomqtt.Message]]) -> None:
-        quiet = logging.Logger("peerload.mqtt.library", logging.CRITICAL + 1)  # noqa: LOG001 -- says each retry; we log changes
+        quiet = logging.Logger("peerload.mqtt.library", logging.CRITICAL + 1)  # noqa: LOG001 -- it logs each retry
         super().__init__(
             url.host,
             url.port,
@@ -83,18 +83,16 @@ class _Client(aiomqtt.Client):
         self._unwritten = 0
         self._written = asyncio.Event()
 
-    async def enter(self, sock: socket.socket) -> None:
-        """Say CONNECT over ``sock`` and wait for the broker's word. Raises MqttError."""
+    async def connect(self, sock: socket.socket) -> None:
+        """Send CONNECT over ``sock``, and wait for the answer. Raises MqttError."""
         vars(self._client)["_create_socket_connection"] = lambda: sock
         self._client_connect()
         broken = asyncio.Event()
         waits: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(asyncio.shield(self._connected))
-        ]  # the library asks that one for its exception later
-        if isinstance(
-            sock, SecuredBroker
-        ):  # a broker that refuses our certificate says so only now, and the library waits on
-            sock.on_fault = broken.set
+        ]  # the library reads its exception later
+        if isinstance(sock, SecuredBroker):  # a broker refuses a certificate only now, and the library does not notice
+            sock.on_error = broken.set
             waits.append(asyncio.get_running_loop().create_task(broken.wait()))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -106,8 +104,8 @@ class _Client(aiomqtt.Client):
                 if not wait.cancel() and not wait.cancelled():
                     wait.exception()  # has been reported
 
-    async def listen(self, topics: Sequence[str]) -> bool:
-        """Subscribe with QoS 0; whether the broker grants all of it. Raises MqttError."""
+    async def subscribe_all(self, topics: Sequence[str]) -> bool:
+        """Subscribe with QoS 0. Returns whether the broker grants all topics. Raises MqttError."""
         code, mid = self._client.subscribe([(topic, 0) for topic in topics])
         if code != mqtt.MQTT_ERR_SUCCESS or mid is None:
             raise aiomqtt.MqttCodeError(code, "could not subscribe")
@@ -116,7 +114,7 @@ class _Client(aiomqtt.Client):
             return all((code if isinstance(code, int) else code.value) < REFUSED for code in await granted)
 
     async def write(self, topic: str, payload: bytes, *, retain: bool) -> None:
-        """Hand a message to the socket's queue, and wait while that is long. Raises MqttError."""
+        """Queue a message for the socket, and wait while the queue is long. Raises MqttError."""
         code = self._client.publish(topic, payload, 0, retain).rc
         if code != mqtt.MQTT_ERR_SUCCESS:
             raise aiomqtt.MqttCodeError(code, "could not publish")
@@ -135,10 +133,10 @@ class _Client(aiomqtt.Client):
         self._unwritten -= 1
         self._written.set()
 
-    # The library has these called from any thread, and so watches a socket one turn of the loop later: by then it may be
-    # closed, and its descriptor another's. Here all is done in the loop's own thread, at once.
+    # The library allows calls from any thread, and so watches a socket one turn of the loop later. By then the socket may be
+    # closed, and its descriptor reused. Here everything happens in the loop's thread, at once.
 
-    def _on_socket_open(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002 -- as there
+    def _on_socket_open(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002 -- the signature of the base class
         self._loop.add_reader(sock.fileno(), self._readable)
         self._misc_task = self._loop.create_task(self._misc_loop())
 
@@ -161,8 +159,8 @@ class _Client(aiomqtt.Client):
             while (
                 (sock := self._client.socket()) is not None and isinstance(sock, SecuredBroker) and sock.pending() > 0
             ):
-                self._client.loop_read()  # what is decrypted already, no poll tells
-        except Exception as error:  # noqa: BLE001 -- whatever it is, this connection is over
+                self._client.loop_read()  # poll does not report decrypted data
+        except Exception as error:  # noqa: BLE001 -- any error ends this connection
             self._broke(error)
 
     def _writable(self) -> None:
@@ -175,19 +173,19 @@ class _Client(aiomqtt.Client):
         if not self._disconnected.done():
             self._disconnected.set_exception(error)
 
-    async def leave(self) -> None:
-        """Say DISCONNECT if anybody listens, and give up the socket in any case. Raises nothing of the library's."""
+    async def disconnect(self) -> None:
+        """Send DISCONNECT if connected, and close the socket in any case. Raises no error of the library."""
         try:
             if self._connected.done() and not self._disconnected.done():
                 self._client.disconnect()
                 await asyncio.wait([self._disconnected], timeout=CLOSE_S)
         finally:
-            self._client._sock_close()  # noqa: SLF001 -- the library leaves it open, and watched, after a failure
+            self._client._sock_close()  # noqa: SLF001 -- after a failure the library leaves it open and watched
             if self._misc_task is not None:
                 self._misc_task.cancel()
             for future in (self._connected, self._disconnected):
                 if future.done() and not future.cancelled():
-                    future.exception()  # has been reported: it must not be called "never retrieved"
+                    future.exception()  # was reported: avoids "exception was never retrieved"
 
 
 class _Outgoing(NamedTuple):
@@ -240,30 +238,30 @@ class MqttBus:
         self._client: _Client | None = None
         self._url: BrokerUrl | None = None
         self._worker: asyncio.Task[None] | None = None
-        self._away_logged = False
+        self._unavailable_logged = False
         self._floods = FloodFilter(security)
-        self.is_heard = False
-        """Whether the broker in use passes on what we publish: our own State has come back."""
-        self.why_away = "it has not answered yet"
-        """Why no broker is in use, "" while one is."""
+        self.is_echoed = False
+        """True if the broker in use passes on what this node publishes: its own State has come back."""
+        self.unavailable_because = "it has not answered yet"
+        """Why no broker is in use; empty while one is."""
 
     @property
     def connected(self) -> bool:
-        """Whether a broker has taken our subscriptions and the connection has not been seen to break."""
+        """True if a broker has granted the subscriptions, and the connection has not broken."""
         return self._client is not None
 
     @property
     def url(self) -> str | None:
-        """The broker in use, without user and password; None while none answers."""
+        """The broker in use, without user and password; None if there is none."""
         return self._url.text if self._client is not None and self._url is not None else None
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------------------
 
     def publish_state(self, state: State) -> bool:
-        """Tell everybody this State, retained; a waiting older one is replaced. False while no broker answers."""
+        """Publish a State, retained; it replaces one that waits. False without a broker."""
         if self._client is None:
             return False
-        payload = self._sealed(self._topics.state, self._local.envelope(state))
+        payload = self._seal(self._topics.state, self._local.envelope(state))
         if payload is None:
             return False
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
@@ -271,20 +269,20 @@ class MqttBus:
         return True
 
     def send(self, dst: str, dst_boot: str, message: Message) -> bool:
-        """Publish advice for one node; never waits. False: not taken (no broker, too much or too large, no advice)."""
-        return isinstance(message, ADVICE) and self._put(self._topics.to(dst), message, dst, dst_boot)
+        """Publish advice for one node; never waits. False: not queued (no broker, queue full, too large, not advice)."""
+        return isinstance(message, ADVICE) and self._queue(self._topics.to(dst), message, dst, dst_boot)
 
     def broadcast(self, message: Message) -> bool:
-        """Publish advice for everybody who listens now; as `send`."""
-        return isinstance(message, BROADCAST) and self._put(self._topics.ask, message, "", "")
+        """Publish advice for all nodes, as `send`."""
+        return isinstance(message, BROADCAST) and self._queue(self._topics.ask, message, "", "")
 
-    def _put(self, topic: str, message: Message, dst: str, dst_boot: str) -> bool:
+    def _queue(self, topic: str, message: Message, dst: str, dst_boot: str) -> bool:
         if self._client is None:
             return False
         if len(self._outgoing) >= OUTGOING_MAX:
             self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="queue full")] += 1
             return False
-        payload = self._sealed(topic, self._local.envelope(message, dst, dst_boot))
+        payload = self._seal(topic, self._local.envelope(message, dst, dst_boot))
         if payload is None:
             return False
         tag = str(message.__struct_config__.tag)
@@ -292,8 +290,8 @@ class MqttBus:
         self._work.set()
         return True
 
-    def _sealed(self, topic: str, envelope: Envelope) -> bytes | None:
-        """What is published: only members can read it, and on this topic alone. None if it is too large."""
+    def _seal(self, topic: str, envelope: Envelope) -> bytes | None:
+        """Seal an envelope for this topic. None if it is too large."""
         payload = self._sealer.seal(peer.encode(envelope), topic.encode())
         if len(payload) > peer.MQTT_BYTES_MAX:
             self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="too large")] += 1
@@ -303,12 +301,12 @@ class MqttBus:
     # -- the connection ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep a connection for as long as it takes; returns after `close`."""
+        """Keep a connection until `close`."""
         async with asyncio.TaskGroup() as group:
             self._worker = group.create_task(self._reconnect(), name="mqtt")
 
     async def close(self) -> None:
-        """Take the retained State back, say good-bye and stop; at most about two seconds."""
+        """Remove the retained State, disconnect and stop; takes at most about two seconds."""
         if self._client is not None:
             self._outgoing.clear()
             self._own_state = None
@@ -332,16 +330,16 @@ class MqttBus:
                 failures = 0
             else:
                 turn += 1
-            self.why_away = f"{url.text}: {reason}"
-            if not self._away_logged:
-                _log.warning("no broker at %s (%s); peers are told directly until one answers", url.text, reason)
-                self._away_logged = True
+            self.unavailable_because = f"{url.text}: {reason}"
+            if not self._unavailable_logged:
+                _log.warning("no broker; advice goes over peer links: url=%s error=%s", url.text, reason)
+                self._unavailable_logged = True
             ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
             failures += 1
             await asyncio.sleep(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, not a secret
 
     async def _serve(self, url: BrokerUrl) -> str:
-        """Use this broker for as long as it answers. Returns why it is over."""
+        """Use this broker as long as it answers. Returns why the connection ended."""
         queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, self._floods)
         try:
             client = _Client(url.known_as(self._config.mqtt_password_file), self._identifier, queue)
@@ -351,27 +349,27 @@ class MqttBus:
         sock: socket.socket | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
-                sock = await self._dialled(url)
-                await client.enter(sock)
-                if not await client.listen(self._topics.subscriptions):
-                    return "it refuses our subscriptions"
+                sock = await self._dial(url)
+                await client.connect(sock)
+                if not await client.subscribe_all(self._topics.subscriptions):
+                    return "it refuses the subscriptions"
             self._opened(client, url)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive(client), name="mqtt receive")
                 group.create_task(self._publish(client), name="mqtt publish")
-                group.create_task(self._repeat_state(), name="mqtt state")
+                group.create_task(self._republish_state(), name="mqtt state")
         except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
-            reason = _reason(errors)  # also TimeoutError, which is an OSError
-            if isinstance(sock, SecuredBroker) and sock.fault is not None:
-                reason = broker_says(sock.fault)  # the library has only seen that it was over
+            reason = _reason(errors)  # TimeoutError is an OSError
+            if isinstance(sock, SecuredBroker) and sock.error is not None:
+                reason = broker_error_text(sock.error)  # the library knows only that the connection ended
         finally:
             self._closed()
-            await client.leave()
+            await client.disconnect()
         return reason
 
-    async def _dialled(self, url: BrokerUrl) -> socket.socket:
-        """A connected socket, encrypted if the address says so, and never otherwise. Raises OSError or ConfigError."""
-        sock = await connected(url.host, url.port)
+    async def _dial(self, url: BrokerUrl) -> socket.socket:
+        """Connect a socket, with TLS exactly if the address says so. Raises OSError or ConfigError."""
+        sock = await open_tcp(url.host, url.port)
         if not url.tls:
             return sock
         if self._tls is None:
@@ -381,11 +379,11 @@ class MqttBus:
 
     def _opened(self, client: _Client, url: BrokerUrl) -> None:
         self._client, self._url = client, url
-        self.is_heard = False
-        self._away_logged = False
-        self.why_away = ""
+        self.is_echoed = False
+        self._unavailable_logged = False
+        self.unavailable_because = ""
         self._counters[metrics.MQTT_CONNECTS] += 1
-        _log.info("connected to %s", url.text)
+        _log.info("connected to broker: url=%s", url.text)
         self.publish_state(self._local.state())
         self._owner.bus_changed(connected=True)
 
@@ -401,7 +399,7 @@ class MqttBus:
         async for message in client.messages:
             topic = str(message.topic)
             if message.payload and topic == self._topics.state:
-                self.is_heard = True
+                self.is_echoed = True
             envelope = self._filter.accept(topic, message.payload)
             if envelope is not None:
                 if not message.retain:
@@ -425,18 +423,18 @@ class MqttBus:
             return state
         return self._outgoing.popleft() if self._outgoing else None
 
-    async def _repeat_state(self) -> None:
-        """A broker's memory is not durable: say it again from time to time."""
+    async def _republish_state(self) -> None:
+        """Publish the State again from time to time: a broker's memory is not durable."""
         while True:
             await asyncio.sleep(self._config.mqtt_state_every_s)
             self.publish_state(self._local.state())
 
 
 def _reason(errors: BaseExceptionGroup[BaseException]) -> str:
-    """The first cause in a group, in a few words."""
+    """Text of the first cause in a group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
         return f"no answer within {CONNECT_S:g} s"
-    return broker_says(error) or str(error) or type(error).__name__
+    return broker_error_text(error) or str(error) or type(error).__name__

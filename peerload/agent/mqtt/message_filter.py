@@ -1,7 +1,7 @@
-"""What may come in from a broker: bounded, checked, each message once. Knows no MQTT library.
+"""Message filter: topics, and which messages of a broker are believed. It does not use the MQTT library.
 
-A broker is trusted with nothing but time: whatever it hands over is dropped and counted unless it is sealed with the
-cluster's key for this topic, by the node whose topic it is, not seen before, small, and advice (rule M2).
+A broker can only delay messages. A message is dropped and counted unless it is sealed with the cluster's key for its topic,
+by the node whose topic it is, not seen before, small, and advice (rule M2).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from peerload.wire.seal import Sealer
 
 RECEIVED_MAX = 4096
-"""Messages waiting to be looked at; the newest State of each node counts as one."""
+"""Messages that wait to be checked; the newest State of each node counts as one."""
 SOURCES_MAX = 4096
-"""Nodes whose newest State is remembered; the one not heard of for longest is forgotten first."""
+"""Nodes whose newest State is remembered; the least recent is forgotten first."""
 LEVELS_ABOVE = 4
-"""Of a topic for everybody: root, cluster, SITE and node."""
+"""Levels before the last one in a topic for all nodes: root, cluster, SITE and node."""
 SITE = "main"
 """The level between cluster and node in every topic that is published."""
 BROKEN_RULES = {
@@ -42,14 +42,14 @@ BROKEN_RULES = {
     "wrong source": rules.BROKER_AUTHENTIC,
     "wrong topic": rules.BROKER_AUTHENTIC,
 }
-"""Why a message is not believed: which rule of security somebody has broken; of the others, perhaps nobody has."""
-REPEATED_MAX = 64
-"""Messages of one node that come again within a minute and are not worth an event: brokers repeat some."""
+"""Security rule that each reason for dropping a message breaks. Other reasons break none."""
+REPLAYED_MAX = 64
+"""Replayed messages of one node within a minute that are no security event: brokers repeat some."""
 
 
 class Topics:
-    """The topics of one node: `peerload/<cluster>/main/<src>/state`, `…/<src>/ask` for requests to everybody, and
-    `…/<src>/to/<dst>`. A node writes below its own name alone."""
+    """The topics of one node: `peerload/<cluster>/main/<src>/state`, `…/<src>/ask` for requests to all nodes, and
+    `…/<src>/to/<dst>`. A node publishes below its own name only."""
 
     def __init__(self, cluster: str, node: str) -> None:
         self.cluster = cluster
@@ -64,23 +64,23 @@ class Topics:
         )
 
     def to(self, dst: str) -> str:
-        """Where a message for one node is published."""
+        """The topic of messages for one node."""
         return self._to + dst
 
     @staticmethod
     def kind(topic: str) -> str:
-        """`state`, `ask`, or "" for one that is for a node, whatever that is called."""
+        """`state`, `ask`, or "" for a topic of messages for one node."""
         *above, last = topic.split("/")
         return last if len(above) == LEVELS_ABOVE else ""
 
     @staticmethod
     def publisher(topic: str) -> str:
-        """The node below whose name it is; "" if it is below none."""
+        """The node whose name is in the topic; empty if there is none."""
         above = topic.split("/", LEVELS_ABOVE)[:LEVELS_ABOVE]
         return above[-1] if len(above) == LEVELS_ABOVE else ""
 
     def source(self, topic: str) -> str | None:
-        """The node that may publish on this topic; None if the topic is no concern of ours."""
+        """The node that may publish on this topic; None if the topic is not for this node."""
         match topic.split("/"):
             case [root, cluster, _, src, "state" | "ask"] if root == ROOT and cluster == self.cluster:
                 return src
@@ -91,7 +91,7 @@ class Topics:
 
 
 class _Topical(Protocol):
-    """What the inbox needs to know of a message of the library."""
+    """What `Received` uses of a message of the library."""
 
     @property
     def topic(self) -> object: ...
@@ -105,10 +105,8 @@ MessageT = TypeVar("MessageT", bound=_Topical)
 
 
 class Received(asyncio.Queue[MessageT], Generic[MessageT]):
-    """A bounded queue that keeps only the newest State of each node. Putting never waits and never raises.
-
-    What is too large, or does not fit, is dropped and counted.
-    """
+    """A bounded queue that keeps only the newest State of each node. Putting never waits and never raises: a message that
+    is too large, or does not fit, is dropped and counted."""
 
     def __init__(self, counters: Counter[str], floods: FloodFilter, maxsize: int = RECEIVED_MAX) -> None:
         super().__init__(maxsize)
@@ -116,7 +114,7 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
         self._floods = floods
 
     def _init(self, maxsize: int) -> None:  # noqa: ARG002 -- the signature is the base class's
-        self._queue: OrderedDict[object, MessageT] = OrderedDict()  # the base class asks it for its length
+        self._queue: OrderedDict[object, MessageT] = OrderedDict()  # the base class uses its length
         self._count = 0
 
     def _get(self) -> MessageT:
@@ -128,23 +126,23 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
         self._queue[topic if Topics.kind(topic) == "state" else self._count] = item
 
     def put_nowait(self, item: MessageT) -> None:
-        """Keep a message, in the place of an older State of the same node if there is one."""
+        """Queue a message; it replaces an older State of the same node."""
         if not item.retain and not self._floods.admits(Topics.publisher(str(item.topic)), time.monotonic()):
-            dropped(self._counters, "its publisher floods")
+            count_dropped(self._counters, "its publisher floods")
             return
         size = len(item.payload) if isinstance(item.payload, bytes | bytearray) else 0
         if size > peer.MQTT_BYTES_MAX:
-            dropped(self._counters, "too large")
+            count_dropped(self._counters, "too large")
         elif str(item.topic) in self._queue:
             self._put(item)
         elif self.full():
-            dropped(self._counters, "queue full")
+            count_dropped(self._counters, "queue full")
         else:
             super().put_nowait(item)
 
 
-def dropped(counters: Counter[str], why: str) -> None:
-    """Count one message that was not believed."""
+def count_dropped(counters: Counter[str], why: str) -> None:
+    """Count a message that was dropped."""
     counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason=why)] += 1
 
 
@@ -174,12 +172,12 @@ class AdviceFilter:
         self._states: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
 
     def accept(self, topic: str, payload: bytes) -> Envelope | None:
-        """The envelope in this payload if it is to be believed; else None, and it is counted. Raises nothing."""
+        """Open a payload → its envelope; None, counted, if it is not believed. Raises nothing."""
         src = self._topics.source(topic)
         if not payload:
-            return None  # a node took its State away
+            return None  # a node has removed its State
         if src == self._identity.node:
-            self._own_word(topic, payload)
+            self._check_copy(topic, payload)
             return None
         envelope: Envelope | None = None
         try:
@@ -190,8 +188,8 @@ class AdviceFilter:
             else:
                 sealed_by, sealed_boot, plain = self._sealer.open(payload, topic.encode())
                 envelope = peer.decode(plain)
-                told = (envelope.src, envelope.src_boot)
-                is_own = told == (sealed_by, sealed_boot)
+                claimed = (envelope.src, envelope.src_boot)
+                is_own = claimed == (sealed_by, sealed_boot)
                 why = self._objection(src, topic, envelope) if is_own else "wrong source"
         except NotAuthentic:
             why = "not authentic"
@@ -200,34 +198,34 @@ class AdviceFilter:
         except ProtocolError:
             why = "malformed"
         if why:
-            dropped(self._security.counters, why)
+            count_dropped(self._security.counters, why)
             if (rule := BROKEN_RULES.get(why)) is not None:
-                tolerated = REPEATED_MAX if why == "replayed" else 0
+                tolerated = REPLAYED_MAX if why == "replayed" else 0
                 self._security.tell(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
             return None
         return envelope
 
-    def _own_word(self, topic: str, payload: bytes) -> None:
-        """Our own words come back; but an agent with a copy of our database says the same under the same name. What an earlier
-        start of ours has said has a smaller incarnation."""
+    def _check_copy(self, topic: str, payload: bytes) -> None:
+        """Report a copy of this agent: another start with the same name and database, whose State came on this node's
+        topic. An earlier start of this agent has a smaller incarnation."""
         if self._observer is None or self._topics.kind(topic) != "state" or len(payload) > peer.MQTT_BYTES_MAX:
             return
         try:
             sealed_by, sealed_boot, plain = self._sealer.open(payload, topic.encode())
-            told = peer.decode(plain).body
+            body = peer.decode(plain).body
         except (NotAuthentic, Replayed, ProtocolError):
             return
         ours = self._identity
-        if sealed_by != ours.node or sealed_boot == ours.boot or not isinstance(told, State):
+        if sealed_by != ours.node or sealed_boot == ours.boot or not isinstance(body, State):
             return
-        other = told.identity
+        other = body.identity
         if (other.node, other.boot, other.store) == (ours.node, sealed_boot, ours.store) and (
             other.incarnation >= ours.incarnation
         ):
             self._observer.copy_reported(other)
 
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
-        """Why this envelope is not to be believed; "" if it is."""
+        """Why this envelope is not believed; empty if it is."""
         is_state = self._topics.kind(topic) == "state"
         is_for_all = is_state or self._topics.kind(topic) == "ask"
         if envelope.cluster != self._topics.cluster:
@@ -243,21 +241,21 @@ class AdviceFilter:
         ):
             return "not for us"
         if isinstance(envelope.body, State):
-            told = envelope.body.identity
-            if told.node != src or told.boot != envelope.src_boot or envelope.body.profile.node != src:
+            identity = envelope.body.identity
+            if identity.node != src or identity.boot != envelope.src_boot or envelope.body.profile.node != src:
                 return "wrong source"
-            if not self._is_newest(envelope, told):
+            if not self._is_newest(envelope, identity):
                 return "old"
         return ""
 
-    def _is_newest(self, envelope: Envelope, told: Identity) -> bool:
-        """Whether this State is newer than the last of its node: a later start, or the same one speaking on."""
+    def _is_newest(self, envelope: Envelope, identity: Identity) -> bool:
+        """True if this State is newer than the last of its node: of a later start, or later in the same one."""
         known = self._states.get(envelope.src)
         if known is not None:
             incarnation, boot, seq = known
-            if told.incarnation < incarnation or (told.boot == boot and envelope.seq <= seq):
+            if identity.incarnation < incarnation or (identity.boot == boot and envelope.seq <= seq):
                 return False
-        self._states[envelope.src] = (told.incarnation, told.boot, envelope.seq)
+        self._states[envelope.src] = (identity.incarnation, identity.boot, envelope.seq)
         self._states.move_to_end(envelope.src)
         if len(self._states) > SOURCES_MAX:
             self._states.popitem(last=False)

@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 FAR_BYTES = 32 << 20
 NEAR_BYTES = 16 << 20
-"""A reader of either stream that is so far behind is waited for, until it is within the second. What a task writes before
-it is stopped comes on top: together less than what is kept for a reader (launcher_link.FOLLOWED_BYTES_MAX, halved)."""
+"""High and low mark: a task waits for a reader of either stream that is more than the first behind, until it is
+within the second. What the task writes before it is stopped comes on top; together that is less than what is kept
+for a reader (FOLLOWED_BYTES_MAX, halved)."""
 LOOK_EVERY_S = 0.005
-"""The files are looked at so often at most while they grow."""
+"""Shortest interval between two looks at the files while they grow."""
 HARMLESS = frozenset((signal.SIGWINCH, signal.SIGCONT, signal.SIGURG, signal.SIGTSTP, signal.SIGSTOP))
-"""Signals that are no word to end."""
+"""Signals that do not ask a process to end."""
 
 
 class AwaitedReader:
-    """One reader of an attempt that its task waits for: how far each stream was read. is_awaited: whoever else reads."""
+    """One reader that a task waits for, and how much of each stream it has read. is_awaited: the task waits for it
+    whoever else reads."""
 
     __slots__ = ("is_awaited", "read")
 
@@ -42,7 +44,7 @@ class AwaitedReader:
 
 
 class _Held:
-    """One attempt whose readers are waited for."""
+    """One attempt with readers that it waits for."""
 
     __slots__ = ("changed", "is_free", "is_stopped", "readers", "room")
 
@@ -55,8 +57,8 @@ class _Held:
 
 
 class OutputBackpressure:
-    """The attempts of one agent whose readers are waited for, by execution key. ``signal(key, number)`` reaches the processes
-    of one that runs here and does nothing for others."""
+    """The attempts of one agent with readers that they wait for, by execution key. ``signal(key, number)`` reaches
+    the processes of an attempt that runs here and does nothing for others."""
 
     def __init__(self, spool: Spool, send: Callable[[str, int], None]) -> None:
         self._spool = spool
@@ -67,8 +69,9 @@ class OutputBackpressure:
     async def reader(
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncIterator[AwaitedReader]:
-        """Within, this reader is waited for; the task goes on when the last has left. Those that are awaited count, all of them;
-        where there is none of these, the foremost counts, so that nobody who only looks on stops what another reads."""
+        """Within this context the task waits for this reader; it goes on when the last reader has left. All awaited
+        readers count. Without one, the foremost reader counts, so that nobody who only looks on stops what another
+        reads."""
         reader = AwaitedReader(stdout_from, stderr_from, is_awaited=is_awaited)
         held = self._held.setdefault(key, _Held())
         held.readers.append(reader)
@@ -91,25 +94,26 @@ class OutputBackpressure:
             self._go_on(key, held)
 
     def signalled(self, key: str, number: int) -> None:
-        """Its user has sent it a signal, which a stopped process would not take."""
+        """Release the attempt, because its user has sent it a signal, which a stopped process would not take."""
         if number not in HARMLESS:
             self.let_go(key)
 
     def let_go(self, key: str) -> None:
-        """It is not held back any more."""
+        """Hold the attempt back no longer."""
         held = self._held.get(key)
         if held is not None:
             held.is_free = True
             self._go_on(key, held)
 
     def adopt(self, keys: Iterable[str]) -> None:
-        """These attempts run here since before this agent was started: the one before it may have stopped them."""
+        """Continue these attempts, which run since before this agent was started: the agent before it may have
+        stopped them."""
         for key in keys:
             if max(self._spool.sizes(key)) > NEAR_BYTES:
                 self._send(key, signal.SIGCONT)
 
     async def room(self, key: str) -> None:
-        """Returns when more of the output of this attempt, which runs elsewhere, may come here."""
+        """Return when more of the output of this attempt, which runs elsewhere, may come here."""
         while (held := self._held.get(key)) is not None and not held.is_free and self._behind(key, held) > FAR_BYTES:
             held.room.clear()
             await held.room.wait()

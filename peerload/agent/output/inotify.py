@@ -1,4 +1,5 @@
-"""Told by the kernel when files of one directory change: one inotify descriptor an agent, no polling."""
+"""Inotify: notifications of the kernel when files of one directory change, through one descriptor for the agent; no
+polling."""
 
 from __future__ import annotations
 

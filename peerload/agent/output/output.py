@@ -1,8 +1,8 @@
-"""Output on its way: followed here, served to its home, brought home from elsewhere.
+"""Output of tasks on its way: followed here, served to the home of a task, fetched from the node that runs it.
 
-There is one mechanism. Whoever watches a task follows its files in this node's spool; while the task runs elsewhere, a
+There is one mechanism. A follower reads the files of a task in this node's spool. While the task runs elsewhere, a
 *mirror* writes what arrives from there into the same files. So `run`, `logs -f` and the recording of a result all read
-one place, and a mirror that was started for a watcher need not be started again when the result comes.
+one place, and a mirror that was started for a follower serves the result, too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.output")
 
 ENDS_KEPT_MAX = 4096
-"""Ended attempts whose sizes are remembered for followers that come late."""
+"""Bound on the ended attempts whose sizes are remembered for late followers."""
 CUT_EVERY_BYTES = 16 << 20
-"""A copy of output from elsewhere is held against its limit each time that so much has come."""
+"""Number of fetched bytes after which a copy is cut to its limit."""
 SILENCE_S_MAX = 30.0
-"""So long the output of an ended attempt may make no progress on its way home; then that copy is given up. The result
-is repeated, and its output asked for again from where it broke off."""
+"""Longest time without progress of an output on its way home; then the copy is given up. The result is repeated, and
+its output requested again from where it broke off."""
 
 
 class TaskOutputs:
@@ -50,7 +50,7 @@ class TaskOutputs:
         runs here."""
         self._spool = spool
         self._links = links
-        self.pace = OutputBackpressure(spool, send_signal)
+        self.backpressure = OutputBackpressure(spool, send_signal)
         self._node = node
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
@@ -60,23 +60,25 @@ class TaskOutputs:
 
     def adopt(self, running: Running) -> None:
         """Take over the attempts that ran before this agent was started."""
-        self.pace.adopt(run[0] for run in running)
+        self.backpressure.adopt(run[0] for run in running)
 
     # -- followers -----------------------------------------------------------------------------------------------------
 
     async def follow_paced(
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncGenerator[tuple[int, int, bytes], None]:
-        """As `follow`; the task waits for this reader (is_awaited: as `OutputBackpressure.reader` has it), who has done with a piece when it
-        asks for the next."""
+        """Follow as `follow` does, while the task waits for this reader (is_awaited: see
+        `OutputBackpressure.reader`). A piece counts as read when the next is asked for."""
         async with (
-            self.pace.reader(key, stdout_from, stderr_from, runs_here=runs_here, is_awaited=is_awaited) as reader,
+            self.backpressure.reader(
+                key, stdout_from, stderr_from, runs_here=runs_here, is_awaited=is_awaited
+            ) as reader,
             contextlib.aclosing(self.follow(key, stdout_from, stderr_from)) as pieces,
         ):
             async for stream, offset, data in pieces:
                 yield stream, offset, data
                 reader.read[stream - 1] = offset + len(data)
-                self.pace.moved(key)
+                self.backpressure.moved(key)
 
     async def follow(
         self, key: str, stdout_from: int = 0, stderr_from: int = 0, *, end: tuple[int, int] | None = None
@@ -101,8 +103,8 @@ class TaskOutputs:
                     del self._followers[key]
 
     def ended(self, key: str, stdout_bytes: int, stderr_bytes: int) -> None:
-        """No more will come: these are the final sizes."""
-        self.pace.let_go(key)
+        """Set the final sizes of an attempt: no more will come."""
+        self.backpressure.let_go(key)
         if len(self._ends) >= ENDS_KEPT_MAX:
             del self._ends[next(iter(self._ends))]
         self._ends[key] = (stdout_bytes, stderr_bytes)
@@ -110,12 +112,13 @@ class TaskOutputs:
             follower.end(stdout_bytes, stderr_bytes)
 
     def attempts_ended(self, ended: Sequence[tuple[str, Exit]]) -> None:
-        """These attempts ran here and have ended, with output or without."""
+        """End the outputs of attempts that ran here and have ended."""
         for key, exit_ in ended:
             self.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
 
-    def guests_left(self) -> None:
-        """Attempts of other homes may have gone without an end of their own (died, given back): no more will come."""
+    def remote_attempts_gone(self) -> None:
+        """End the outputs of attempts of other homes that are gone without an end of their own (they died or were
+        given back)."""
         guests = self._node.executor.guests
         for key in [key for key in self._served if key not in guests and key not in self._ends]:
             self.ended(key, *self._spool.sizes(key))
@@ -123,8 +126,8 @@ class TaskOutputs:
     # -- to its home ---------------------------------------------------------------------------------------------------
 
     async def serve_output(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
-        """The output of a guest, for its home alone. Breaks off without OutputEnd if this agent is short of descriptors
-        or memory: its home asks again."""
+        """The output of a remote task, for its home alone. It ends without OutputEnd if this agent is short of
+        descriptors or memory: its home asks again."""
         key = execution_key(request.uid, request.attempt)
         guest = self._node.executor.guests.get(key)
         if guest is None or guest.home != src or guest.phase is RemotePhase.RESERVED:
@@ -145,7 +148,7 @@ class TaskOutputs:
                     yield OutputChunk(stream, offset, data)
             yield OutputEnd(*(end or self._ends.get(key, (0, 0))))
         except OSError as error:
-            log.warning("the output of %s breaks off: %s", request.task, error)
+            log.warning("cannot serve output: task=%s error=%s", request.task, error)
         finally:
             self._served[key] -= 1
             if not self._served[key]:
@@ -156,8 +159,8 @@ class TaskOutputs:
     def mirror(
         self, node: str, task: str, uid: bytes, attempt: int, key: str, *, paced: bool = False
     ) -> asyncio.Task[OutputEnd]:
-        """Copy the output of an attempt on another node into this spool as it comes; at most one copy at a time. paced: its
-        task waits for who reads it here."""
+        """Copy the output of an attempt on another node into this spool as it comes; at most one copy at a time.
+        paced: the task waits for its reader here."""
         running = self._mirrors.get(key)
         if running is None or (running.done() and (running.cancelled() or running.exception() is not None)):
             running = asyncio.get_running_loop().create_task(self._mirror(node, task, uid, attempt, key, paced=paced))
@@ -169,10 +172,10 @@ class TaskOutputs:
         if self._mirrors.get(key) is done:
             del self._mirrors[key]
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.info("output of %s did not come through: %s", key, error)
+            log.info("cannot fetch output: key=%s error=%s", key, error)
 
     async def copy_now(self, node: str, task: str, uid: bytes, attempt: int, key: str) -> None:
-        """Bring what there is by now; where a mirror is at work already, that is what is here."""
+        """Fetch what there is by now, unless a mirror is at work."""
         if key not in self._mirrors:
             await self._mirror(node, task, uid, attempt, key, follow=False)
 
@@ -194,13 +197,13 @@ class TaskOutputs:
             if uncut_bytes >= CUT_EVERY_BYTES:
                 uncut_bytes = 0
                 await asyncio.to_thread(spool.cut, key, bytes_max)
-            await self.pace.room(key)
+            await self.backpressure.room(key)
         raise PeerloadError(f"the output of {task} broke off", why=f"{node} closed the connection")
 
     async def bring_home(self, action: FetchOutput) -> tuple[str, tuple[int, int]]:
-        """All of it that its node can give, on disk. → "" or why not; that is known SILENCE_S_MAX after the last piece at the
-        latest; and how many bytes of stdout and stderr are missing."""
-        self.pace.let_go(action.key)  # the end of a task is not to wait for who reads it
+        """Fetch all that the node can give, durably → an error or "", known SILENCE_S_MAX after the last piece at
+        the latest; and the number of missing bytes of stdout and stderr."""
+        self.backpressure.let_go(action.key)  # the end of a task is not to wait for who reads it
         try:
             mirror = self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
             await self._arrival(mirror, action)
@@ -217,7 +220,7 @@ class TaskOutputs:
         return "", (action.stdout_bytes - here[0], action.stderr_bytes - here[1])
 
     async def _arrival(self, mirror: asyncio.Task[OutputEnd], action: FetchOutput) -> None:
-        """Return when the copy is whole. Raises what it raises, or PeerloadError when nothing comes any more."""
+        """Return when the copy is whole. Raises what it raises, or PeerloadError if nothing comes any more."""
         here = self._spool.sizes(action.key)
         while not (await asyncio.wait({mirror}, timeout=SILENCE_S_MAX))[0]:
             before, here = here, self._spool.sizes(action.key)
@@ -231,25 +234,26 @@ class TaskOutputs:
         mirror.result()
 
     async def cut(self, key: str) -> None:
-        """Keep of the output of an ended attempt what is kept of any, unless somebody reads it; then that is done later."""
+        """Cut the output of an ended attempt to its limit, unless somebody reads it; then that is done later."""
         if not self.is_busy(key):
             await asyncio.to_thread(self._spool.cut, key)
 
     def cut_soon(self, key: str) -> None:
-        """The same, whoever asked for it being gone meanwhile."""
+        """Cut the output later, whatever becomes of the caller."""
         work = asyncio.get_running_loop().create_task(self.cut(key))
         self._cuts.add(work)
         work.add_done_callback(self._cuts.discard)
 
     async def cut_old(self, now_s: float) -> None:
-        """Cut the output of all ended attempts that was kept in full for longer than FOLLOWED_S_MAX. now_s: the trusted date."""
+        """Cut the output of all ended attempts that was kept in full for longer than FOLLOWED_S_MAX. now_s: the
+        trusted date."""
         unfinished = {task.key for task in self._node.home.tasks.values()} | self._node.executor.guests.keys()
         for key in await asyncio.to_thread(self._spool.large, now_s - FOLLOWED_S_MAX):
             if key not in unfinished:
                 await self.cut(key)
 
     def is_busy(self, key: str) -> bool:
-        """Whether somebody follows the files of this attempt, or they are on their way here."""
+        """True if somebody follows the files of this attempt, or they are on their way here."""
         return key in self._followers or key in self._mirrors
 
     async def close(self) -> None:

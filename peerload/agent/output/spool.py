@@ -38,22 +38,23 @@ log = logging.getLogger("peerload.agent")
 
 PIECE_BYTES_MAX = 256 << 10
 OUTPUT_BYTES_MAX = 16 << 20
-"""Kept of one stream of a task, where nothing else is said."""
+"""Default bound on what is kept of one stream of a task."""
 FOLLOWED_BYTES_MAX = 256 << 20
-"""Kept of one stream of a task whose output is wanted in full (`TaskSpec.followed`), its first and its last half, until
-whoever wanted it has it: a reader who is less than half of this behind misses nothing …"""
+"""Bound on one stream of a task whose output is wanted in full (`TaskSpec.followed`), its first and its last half: a
+reader less than half of this behind misses nothing."""
 FOLLOWED_S_MAX = 3600.0
-"""… and no longer than this after the last that was written."""
+"""Longest time that an output is kept in full after its last write."""
 STREAMS = (1, 2)
 HELD_BEYOND_BYTES = 64 << 10
 _SUFFIX = {1: ".out", 2: ".err"}
 _NAMES = {1: "stdout", 2: "stderr"}
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What the agent itself runs out of: says nothing about the file."""
+"""Errors that mean that the agent is short of something; they say nothing about the file."""
 
 
 class Ranges(msgspec.Struct, frozen=True):
-    """The parts (first, end) of a stream that are there, up to ``end``; missing_bytes: of what lies before that."""
+    """Ranges of data (first, end) of a stream, up to ``end``; missing_bytes: the bytes before that which are cut
+    out."""
 
     ranges: tuple[tuple[int, int], ...]
     end: int
@@ -64,7 +65,7 @@ class Spool:
     """The output files of one agent. Blocking calls that sync or write are for a thread."""
 
     def __init__(self, state: Path, output_bytes_max: int = OUTPUT_BYTES_MAX) -> None:
-        """output_bytes_max: kept of one stream of a task that has ended."""
+        """output_bytes_max: bound on one stream of an ended task."""
         self._output_bytes_max = output_bytes_max
         self._holes = HolePuncher()
         self._directory = state / "spool"
@@ -75,7 +76,7 @@ class Spool:
 
     @property
     def directory(self) -> Path:
-        """Where the files lie."""
+        """The directory of the files."""
         return self._directory
 
     def path(self, key: str, stream: int) -> Path:
@@ -87,16 +88,16 @@ class Spool:
         return self.path(key, 1), self.path(key, 2)
 
     def input_path(self, key: str) -> Path:
-        """The file that the stdin of an attempt of another home is fed from."""
+        """The file that feeds the stdin of an attempt of another home."""
         return self._directory / f"{key}.in"
 
     def sizes(self, key: str) -> tuple[int, int]:
-        """How many bytes of each stream there are, holes counted; 0 for a file that is not there."""
+        """The size of each stream, holes included; 0 for a file that does not exist."""
         first, second = (_size(path) for path in self.paths(key))
         return first, second
 
     def read_small(self, key: str, stdout_bytes: int, stderr_bytes: int) -> tuple[bytes, bytes]:
-        """Both streams whole, for a result that carries them; empty where a file is missing or cannot be read."""
+        """Read both streams whole, for a result that carries them; empty if a file is missing or cannot be read."""
         found = []
         for path, size in zip(self.paths(key), (stdout_bytes, stderr_bytes), strict=True):
             try:
@@ -107,7 +108,7 @@ class Spool:
         return found[0], found[1]
 
     def read_tail(self, key: str, stream: int, bytes_max: int) -> bytes:
-        """The last of a stream, empty where it is missing or cannot be read."""
+        """Read the end of a stream; empty if it is missing or cannot be read."""
         try:
             with os.fdopen(open_output(self.path(key, stream)), "rb") as file:
                 file.seek(max(os.fstat(file.fileno()).st_size - bytes_max, 0))
@@ -116,7 +117,7 @@ class Spool:
             return b""
 
     def keep(self, key: str, stdout: bytes, stderr: bytes) -> None:
-        """Write both streams whole and sync them: to a name of their own first, then renamed. Raises OSError."""
+        """Write both streams whole and sync them: under another name first, then renamed. Raises OSError."""
         for stream, data in ((1, stdout), (2, stderr)):
             if not data:
                 continue
@@ -132,7 +133,7 @@ class Spool:
         self._sync_directory()
 
     def write_at(self, key: str, stream: int, offset: int, data: bytes) -> None:
-        """Write a piece where it belongs; what lies between two pieces stays a hole. Raises OSError."""
+        """Write a piece at its place; the space between two pieces stays a hole. Raises OSError."""
         fd = os.open(self.path(key, stream), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _write_all(fd, data, offset)
@@ -140,7 +141,7 @@ class Spool:
             os.close(fd)
 
     def sync(self, key: str) -> None:
-        """Both files and their names are on disk afterwards. Raises OSError."""
+        """Sync both files and their names. Raises OSError."""
         for path in self.paths(key):
             try:
                 _sync(path)
@@ -153,12 +154,12 @@ class Spool:
         return max(self._output_bytes_max, FOLLOWED_BYTES_MAX) if followed else self._output_bytes_max
 
     def saved_path(self, key: str) -> Path:
-        """Where is noted how far the files that a user wants the output of an attempt in have come."""
+        """The file with the progress of the files that a user wants the output of an attempt in."""
         return self._directory / f"{key}.saved"
 
     def data_ranges(self, key: str, stream: int, first: int, size: int | None, bytes_max: int) -> Ranges:
-        """What there is of a stream from this offset on, no further than ``size`` and no more than ``bytes_max``; nothing where
-        there is no such file. Raises OSError for want of descriptors or memory, and where the disk cannot give it."""
+        """The ranges of data of a stream from this offset on, up to ``size`` and at most ``bytes_max``; none if
+        there is no such file. Raises OSError if descriptors or memory are short, and where the disk cannot be read."""
         ranges: list[tuple[int, int]] = []
         at = first
         try:
@@ -187,7 +188,7 @@ class Spool:
 
     @contextlib.contextmanager
     def watched(self, key: str, call: Callable[[], None]) -> Iterator[None]:
-        """Within, ``call`` is called when more of the output of an attempt is here."""
+        """Call ``call`` within this context whenever the output of an attempt grows."""
         if self.inotify is None:
             self.inotify = Inotify(asyncio.get_running_loop(), self._directory)
         names = {path.name for path in self.paths(key)}
@@ -198,13 +199,14 @@ class Spool:
             self.inotify.remove(names, call)
 
     def cut(self, key: str, bytes_max: int | None = None) -> None:
-        """Give back to the disk the middle of each stream of an attempt that has more than ``bytes_max``; without it, of an
-        ended one, more than is kept."""
+        """Punch a hole into the middle of each stream of an attempt with more than ``bytes_max``; without it, with
+        more than is kept of an ended one."""
         for path in self.paths(key):
             Capture(os.fspath(path), bytes_max or self._output_bytes_max, OwnCredentials()).limit(self._holes)
 
     def large(self, before: float) -> list[str]:
-        """The attempts that have more than is kept of an ended one, and have written nothing since ``before`` (Unix s)."""
+        """The attempts with more output than is kept of an ended one that have written nothing since ``before``
+        (Unix s)."""
         keys: dict[str, None] = {}
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -224,8 +226,8 @@ class Spool:
         return self._output_bytes_max + HELD_BEYOND_BYTES
 
     def settle(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-        """The output of these ended attempts and its names are on disk afterwards. → the same, where a stream cannot be
-        had (in full) with the size it has, and a reason that says what is missing. Raises OSError if that is for want of descriptors or memory."""
+        """Sync the outputs of these ended attempts and their names → the same attempts; where a stream is missing or
+        short, with its real size and a reason. Raises OSError if descriptors or memory are short."""
         settled = tuple((key, self._settled(key, exit_)) for key, exit_ in ended)
         if any(exit_.stdout_bytes or exit_.stderr_bytes for _, exit_ in settled):
             self._sync_directory()
@@ -260,13 +262,13 @@ class Spool:
             remove(path)
 
     def make_scratch(self, key: str) -> Path:
-        """A fresh directory for an attempt to work in. Raises OSError."""
+        """Make a fresh directory for an attempt to work in. Raises OSError."""
         path = self._scratch / key
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
     def drop_scratch(self, key: str) -> None:
-        """Remove it with all that is in it; an attempt that had none costs nothing."""
+        """Remove the scratch directory of an attempt, if there is one."""
         path = self._scratch / key
         if path.is_symlink():  # its task has put a link in its place: what that leads to is none of ours
             remove(path)
@@ -286,7 +288,7 @@ def _remove_tree(path: Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # a thousand directories, one in the other
-        log.warning("%s stays: its directories lie too deep in one another", path)
+        log.warning("cannot remove a directory, too deeply nested: path=%s", path)
 
 
 class Follower:
@@ -311,7 +313,7 @@ class Follower:
         self._inotify.add(self._names, self._changed.set)
 
     def end(self, stdout_bytes: int, stderr_bytes: int) -> None:
-        """No more will come than these sizes."""
+        """Set the final sizes."""
         self._end = {1: stdout_bytes, 2: stderr_bytes}
         self._changed.set()
 
@@ -366,7 +368,8 @@ class Follower:
         return offset, data
 
     def _reopened(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
-        """The same of the file that has taken this one's name (`Spool.keep` renames), None if none has."""
+        """Open the file that has taken the name of this one (`Spool.keep` renames), and read from it; None if none
+        has."""
         fd = self._files[stream]
         if os.path.samestat(self._paths[stream].stat(), os.fstat(fd)):
             return None
@@ -383,8 +386,8 @@ def _size(path: Path) -> int:
 
 
 def open_output(path: Path) -> int:
-    """A descriptor to read a captured file; a right to read it that its task has taken away is restored. Never waits,
-    also for a pipe. Raises OSError, also for what is no file."""
+    """Open a captured file for reading; a right to read it that its task has removed is restored. Never waits, also
+    for a pipe. Raises OSError, also for what is no file."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags)
@@ -400,7 +403,7 @@ def open_output(path: Path) -> int:
 
 
 def _sync(path: Path) -> int:
-    """It is on disk afterwards. → how many bytes it has. Raises OSError."""
+    """Sync a file → its size. Raises OSError."""
     fd = open_output(path)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""Where the last lines of a captured output begin, found from its end: of a large one only these lines are read."""
+"""Tail of a captured output: the offset of its last lines, found from the end, so that only these lines are read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _start(fd: int, lines: int, end: int) -> int:
 
 
 def _last_run(fd: int, first: int, end: int) -> tuple[int, int]:
-    """Where the last run of data between these begins and ends; twice ``end`` if there is none."""
+    """The begin and the end of the last run of data in this range; twice ``end`` if there is none."""
     run = end, end
     at = first
     while at < end:

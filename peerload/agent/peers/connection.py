@@ -18,9 +18,9 @@ from peerload.agent.peers.read_timeout import ReadTimeout
 from peerload.model import metrics
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
-from peerload.security.address import connected, join_address, parse_address, plain_host
-from peerload.security.certificates import proven_facts
-from peerload.security.tls import node_of, shown_by, tls_says
+from peerload.security.address import join_address, open_tcp, parse_address, plain_host
+from peerload.security.certificates import proven_info
+from peerload.security.tls import node_of, peer_certificate, tls_error_text
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class PeerConnection(asyncio.Protocol):
         """Check the peer's certificate, let the owner send Hello, and start the timeout of the peer's."""
         transport = cast("asyncio.Transport", transport)  # what TLS gives; that of uvloop is no subclass
         self._transport = transport
-        self.certified, self.certificate = node_of(transport), shown_by(transport)
+        self.certified, self.certificate = node_of(transport), peer_certificate(transport)
         transport.set_write_buffer_limits(high=BUFFERED_BYTES_MAX)
         sock = transport.get_extra_info("socket")
         for level, option, value in (
@@ -179,7 +179,7 @@ class PeerConnection(asyncio.Protocol):
     def is_revoked(self) -> bool:
         """True if the peer's certificate was revoked, or is none that this cluster's CA makes."""
         try:
-            return self._tls.refuses(proven_facts(self.certificate))
+            return self._tls.refuses(proven_info(self.certificate))
         except ValueError:
             return True
 
@@ -435,7 +435,7 @@ class ConnectionRegistry:
         if self._tls.cluster.is_local:
             return
         for connection in self._established():
-            if proven_facts(connection.certificate).valid_until <= now:
+            if proven_info(connection.certificate).valid_until <= now:
                 self._counters[metrics.PEER_LINKS_EXPIRED] += 1
                 connection.close("its certificate has expired")
 
@@ -456,7 +456,7 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
     try:
         host, port = parse_address("peer", address, loopback_only=tls.cluster.is_local)
         async with asyncio.timeout(CONNECT_S):
-            sock = await connected(host, port)
+            sock = await open_tcp(host, port)
             try:
                 await asyncio.get_running_loop().create_connection(
                     lambda: connection,
@@ -477,7 +477,7 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
             who, what, why=f"{address} does not answer within {CONNECT_S:g} s", kind=NO_ANSWER
         ) from None
     except ssl.SSLError as error:
-        raise LinkUnavailable(who, what, why=f"{address}: {tls_says(error)}", kind=NO_MEMBER) from None
+        raise LinkUnavailable(who, what, why=f"{address}: {tls_error_text(error)}", kind=NO_MEMBER) from None
     except OSError as error:
         kind = REFUSED if isinstance(error, ConnectionError) else NO_WAY
         raise LinkUnavailable(who, what, why=f"{address}: {os_error_text(error)}", kind=kind) from None
@@ -501,4 +501,4 @@ def os_error_text(error: OSError) -> str:
 def _why_lost(error: Exception | None) -> str:
     if error is None:
         return "the other end closed the connection"
-    return tls_says(error) if isinstance(error, ssl.SSLError) else str(error)
+    return tls_error_text(error) if isinstance(error, ssl.SSLError) else str(error)

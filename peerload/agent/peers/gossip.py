@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from peerload.model import metrics, rules
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
-from peerload.security.address import ANY, join_address, looked_up, plain_host
+from peerload.security.address import ANY, join_address, plain_host, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,10 +187,10 @@ class GossipSocket(Generic[Sent, Received]):
         try:
             found = ipaddress.ip_address(host)
         except ValueError:
-            looked_up = self._looked_up(host)
-            if looked_up is None:
+            known = self._resolved(host)
+            if known is None:
                 return None
-            found = ipaddress.ip_address(looked_up)
+            found = ipaddress.ip_address(known)
         if self._loopback_only and not found.is_loopback:
             return None
         assert self._socket is not None
@@ -199,22 +199,22 @@ class GossipSocket(Generic[Sent, Received]):
             return f"::ffff:{found}", port
         return (str(found), port) if is_ours else None
 
-    def _looked_up(self, host: str) -> str | None:
+    def _resolved(self, host: str) -> str | None:
         """The cached address of a host name; it is looked up in the background."""
         loop = asyncio.get_running_loop()
         known, until_s = self._names.get(host, (None, 0.0))
         if loop.time() >= until_s and host not in self._lookups and len(self._lookups) < LOOKUPS_MAX:
-            lookup = loop.create_task(self._look_up(host), name=f"look up {host}")
+            lookup = loop.create_task(self._resolve(host), name=f"resolve {host}")
             self._lookups[host] = lookup
             lookup.add_done_callback(lambda _: self._lookups.pop(host, None))
         return known
 
-    async def _look_up(self, host: str) -> None:
+    async def _resolve(self, host: str) -> None:
         loop = asyncio.get_running_loop()
         family = socket.AF_UNSPEC if self._socket is None or self._is_both else self._socket.family
         found: str | None = None
         try:
-            answers = await looked_up(host, None, socket.SOCK_DGRAM, family)
+            answers = await resolve(host, None, socket.SOCK_DGRAM, family)
             found = str(answers[0][4][0])
         except (OSError, ValueError):  # ValueError: not a host name
             self._counters[metrics.GOSSIP_NAMES_UNRESOLVED] += 1

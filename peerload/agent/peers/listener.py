@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from peerload.agent.peers.connection import HANDSHAKE_S, SHUTDOWN_S, os_error_text
 from peerload.model.errors import ConfigError
-from peerload.security.address import join_address, network_of, numeric, plain_host, reachable
-from peerload.security.tls import asks_to_join, tls_says
+from peerload.security.address import join_address, network_of, plain_host, reachable, resolve_one
+from peerload.security.tls import asks_to_join, tls_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -78,7 +78,7 @@ class Listener:
     async def start(self, host: str, port: int) -> str:
         """Listen → the `HOST:PORT` that others can dial. Raises ConfigError."""
         try:
-            host = await numeric(host)
+            host = await resolve_one(host)
             self._socket = _listening(host, port)
             address = join_address(reachable(host), self._socket.getsockname()[1])
         except OSError as error:
@@ -135,7 +135,7 @@ class Listener:
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError as error:  # an SSLError is one, and so is a timeout of the handshake
-            self._refused(connection, address, tls_says(error))
+            self._refused(connection, address, tls_error_text(error))
 
     def connected(self, transport: asyncio.Transport, connection: asyncio.BaseProtocol) -> None:
         """Choose the protocol after the TLS handshake: join server for newcomers, peer connection for the others."""
@@ -181,7 +181,7 @@ class _Undecided(asyncio.Protocol):
 async def check_listening(host: str, port: int) -> None:
     """Check that `Listener.start` could listen there now. Raises ConfigError."""
     try:
-        host = await numeric(host)
+        host = await resolve_one(host)
         _listening(host, port).close()
         reachable(host)
     except OSError as error:

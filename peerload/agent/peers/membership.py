@@ -18,7 +18,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.model import events, metrics
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import MembershipUpdate
-from peerload.security.address import numeric, parse_address
+from peerload.security.address import parse_address, resolve_one
 from peerload.wire import gossip as wire
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Members:
         listen = self._info.config.listen
         host, port = parse_address("listen", listen, loopback_only=self._local.cluster.is_local)
         try:
-            ip = await numeric(host)
+            ip = await resolve_one(host)
         except OSError as error:
             raise ConfigError("listen", f"{host!r} has no address", why=str(error)) from None
         last = self._file.port_of(host)

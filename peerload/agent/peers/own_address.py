@@ -18,7 +18,7 @@ import msgspec
 from peerload.agent.run_state import Ending
 from peerload.model.errors import ConfigError
 from peerload.security import node_identity_file
-from peerload.security.address import join_address, parse_address, reachable, towards
+from peerload.security.address import join_address, parse_address, reachable, source_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -116,7 +116,7 @@ def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str
 def _towards(host: str) -> str:
     """The address of this machine on the way to that host; empty if there is none."""
     try:
-        return towards(host)
+        return source_address(host)
     except OSError:
         return ""
 

@@ -1,8 +1,7 @@
-"""The verbs of a client that is with a running task: input, resize, attend and detach; and what its going means.
+"""The verbs of a client that is attached to a running task: input, resize, attend and detach; and its disconnect.
 
-Input is answered when there is room for more, which is all that holds a client back. A client that goes without a word
-was ended: tasks it attends are cancelled by the core, and of others that it was feeding the input ends there, as that of
-a pipe would.
+Input is answered when there is room for more (backpressure). A client that disconnects without `detach` was killed: the
+core cancels the tasks that it attends, and the input of others that it feeds ends there, as that of a pipe would.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 FEEDER_GRACE_S = 30.0
-"""An input whose client was cut off by a restart of this agent ends if the client is not back after so long."""
+"""Time for the client of an input to reconnect after a restart of this agent; then the input ends."""
 
 
 class AttachRequests:
-    """Of one agent: which clients are with which tasks, and what comes from them."""
+    """Clients of one agent that are attached to tasks."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class AttachRequests:
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     async def input(self, connection: Connection, request: control.Input) -> None:
-        """More of a task's standard input; answered when there is room for more than this."""
+        """Take more of a task's standard input; answer when there is room for more."""
         record = self._record(request.task)
         source = self._source(record)
         if source is None:
@@ -74,7 +73,7 @@ class AttachRequests:
     def _take_over(
         self, connection: Connection, record: TaskRecord, source: StoredStdin, request: control.Input
     ) -> None:
-        """This client feeds the task from now on. Raises BadRequest while another one does; a terminal has room for all."""
+        """Make this client the feeder of the task. Raises BadRequest while another one is; a terminal has room for all."""
         is_shared = self._is_terminal(record)
         if not is_shared and source.feeder not in (None, connection):
             raise BadRequest(f"another client sends the input of {record.task}", why="only one can")
@@ -88,18 +87,18 @@ class AttachRequests:
         return task is not None and task.spec.terminal is not None
 
     def _record(self, ref: str) -> TaskRecord:
-        """The newest record; without a look at the disk as long as the task has not ended."""
+        """The newest record; read from the store only if the task has ended."""
         task = self._node.home.by_id.get(self._task_ids.whole_id(ref))
         return task.record if task is not None else self._task_ids.single(ref)
 
     def _source(self, record: TaskRecord) -> StoredStdin | None:
-        """Its input; None if that is over. Raises BadRequest if it never had one."""
+        """The input of a task; None if the task has ended. Raises BadRequest if it has none."""
         if not record.input:
             raise BadRequest(f"{record.task} does not read its standard input", why="it was submitted without one")
         return None if record.state.is_final else self._stdin.get(record.input)
 
     def resize(self, connection: Connection, request: control.Resize) -> None:
-        """The window of a task's terminal is another."""
+        """Set the size of the window of a task's terminal."""
         record = self._record(request.task)
         if not self._is_terminal(record):
             raise BadRequest(f"{record.task} has no terminal", why="it was not run with --pty, or has ended")
@@ -110,14 +109,14 @@ class AttachRequests:
         connection.ok(request.id, {})
 
     def attend(self, connection: Connection, request: control.Attend) -> None:
-        """The client of a task is there again."""
+        """Attach the client of a task again."""
         name = self._task_ids.whole_id(request.task)
         client = self.client_number(connection)
         number = self._core.expect(connection, request.id)
         self._core.put(AttendRequested(number, client, name))
 
     def client_number(self, connection: Connection) -> int:
-        """This connection attends tasks: its end matters. → what the core knows it by."""
+        """The number that the core knows this connection by. Its disconnect matters from now on."""
         if connection not in self._client_numbers:
             self._last_number += 1
             self._client_numbers[connection] = self._last_number
@@ -125,13 +124,13 @@ class AttachRequests:
         return self._client_numbers[connection]
 
     def watch_connection(self, connection: Connection) -> None:
-        """Be told when it is gone."""
+        """Notice the disconnect of this client."""
         if connection not in self._watched:
             self._watched.add(connection)
             connection.on_disconnect.append(lambda: self._client_gone(connection))
 
     async def detach(self, connection: Connection, request: control.Detach) -> None:
-        """The client of a task goes, and the task is to run on."""
+        """Detach the client of a task; the task runs on."""
         record = self._record(request.task)
         if record.input and not record.state.is_final:
             source = self._stdin.get(record.input)
@@ -139,10 +138,10 @@ class AttachRequests:
                 await source.leave()
         self._core.put(DetachRequested(self._core.expect(connection, request.id), record.task))
 
-    # -- going ---------------------------------------------------------------------------------------------------------
+    # -- disconnects ---------------------------------------------------------------------------------------------------------
 
     def _client_gone(self, connection: Connection) -> None:
-        """A client hung up, or was ended."""
+        """A client has disconnected, or was killed."""
         self._watched.discard(connection)
         client = self._client_numbers.pop(connection, 0)
         for source in self._stdin.left_by(connection):
@@ -154,8 +153,8 @@ class AttachRequests:
             self._core.put(ClientGone(client))
 
     def restored(self) -> None:
-        """This agent was restarted: clients that were sending the input of tasks which nobody has to attend have a while to
-        come back; then it ends there. What was left open by its client stays so."""
+        """This agent was restarted: clients that were feeding tasks which need no client have FEEDER_GRACE_S to reconnect;
+        then the input ends. An input that its client has detached from stays open."""
         for task in list(self._node.home.tasks.values()):
             if not task.record.input:
                 continue
@@ -176,10 +175,10 @@ class AttachRequests:
                 self._forwarding.sent(uid)
 
     def changed(self, action: TaskChanged) -> None:
-        """A task of this home has another record."""
+        """A task of this home has a new record."""
         self._forwarding.changed(action)
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Cancel the timers."""
         for handle in self._grace_timers:
             handle.cancel()

@@ -1,7 +1,7 @@
-"""`cancel --wait`: a client waits until no process of what it has cancelled is left, here or elsewhere.
+"""`cancel --wait`: waits until no process of the cancelled tasks is left, here or elsewhere.
 
-The core tells of each end that it hears of. Words of other nodes may be lost, so that those nodes are asked again while
-somebody waits; not before the processes had their time to obey, since asking would end them at once.
+The core reports each end that it hears of. Messages of other nodes may be lost, so that these nodes are asked again
+while somebody waits; not before the kill delay is over, since a query would kill the processes at once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 ASK_EVERY_S = 5.0
-"""What is not gone yet is asked about again this often."""
+"""Interval between two queries for the attempts that are left."""
 EXIT_REPORT_S = 1.0
-"""So long after SIGKILL is due a process is gone, and its node has said so."""
+"""Time after SIGKILL in which a process ends and its node reports it."""
 REPORT_AFTER_S = 2.0
-"""A client that has waited for so long is told what for."""
+"""Time after which the client is told which nodes it waits for."""
 ATTEMPTS_AT_A_TIME = 250
-"""Attempts asked about in one event."""
+"""Attempts in one query."""
 LEFT_LISTED_MAX = 100
 
 
 class CancelWatch:
-    """What has gone since somebody began to look: ``keys`` of attempts; ``event`` is set with each."""
+    """The keys of attempts that have ended since the watch began; ``event`` is set with each."""
 
     def __init__(self) -> None:
         self.keys: set[str] = set()
@@ -60,7 +60,7 @@ class CancelWaits:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[CancelWatch]:
-        """Everything that goes from now on."""
+        """A watch of all attempts, until the end of the block."""
         watch = CancelWatch()
         self._watches.add(watch)
         try:
@@ -71,7 +71,7 @@ class CancelWaits:
     async def wait(
         self, connection: Connection, request: control.Cancel, watch: CancelWatch, records: Sequence[TaskRecord]
     ) -> None:
-        """Answer when no process of these tasks is left, or time is up."""
+        """Answer when no process of these tasks is left, or at the timeout."""
         left = {key: attempt for record in records for key, attempt in _attempts(record)}
         newest_s = max((record.ended_at for record in records if record.state is TaskState.CANCELLED), default=0.0)
         wait = _Wait(self._core, self._node, connection, request.id, left, newest_s)
@@ -86,7 +86,7 @@ class CancelWaits:
 
 
 class _Wait:
-    """One client's; ``left`` shrinks."""
+    """The wait of one request. ``left``: the attempts that may have processes."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Wait:
         self._report_s = now_s + REPORT_AFTER_S
 
     async def run(self, watch: CancelWatch) -> None:
-        """Until nothing is left."""
+        """Return when no attempt is left."""
         loop = asyncio.get_running_loop()
         ask_s = loop.time()
         while True:
@@ -133,7 +133,7 @@ class _Wait:
                 await asyncio.wait_for(watch.event.wait(), max(next_s - loop.time(), 0.0))
 
     async def _ask_core(self, *, query: bool) -> None:
-        """Have the core look again; what was at a node that its user has declared gone for good is gone."""
+        """Have the core query again. Attempts at a node that was forgotten meanwhile count as ended."""
         membership = self._node.membership
         for node in {attempt.node for attempt in self._left.values()}:
             if membership.get(node) is not None:
@@ -147,7 +147,7 @@ class _Wait:
             await asyncio.sleep(0)
 
     def _report_nodes(self) -> None:
-        """On whom it depends, when that has changed."""
+        """Tell the client which nodes it waits for, when that has changed."""
         membership, own = self._node.membership, self._node.state.node
         waits_for: list[dict[str, object]] = []
         for node, tasks in sorted(Counter(attempt.node for attempt in self._left.values()).items()):
@@ -162,7 +162,7 @@ class _Wait:
 
 
 def _attempts(record: TaskRecord) -> Iterator[tuple[str, CancelledAttempt]]:
-    """The attempt of a cancelled task that may have processes. One that ended otherwise left none."""
+    """The attempt of a cancelled task that may have processes. Tasks that ended otherwise have none."""
     node = record.node or record.last_node
     if record.state is TaskState.CANCELLED and record.attempt and node:
         key = execution_key(record.uid, record.attempt)

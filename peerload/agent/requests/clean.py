@@ -1,4 +1,4 @@
-"""The verb `clean`: a user drops ended tasks, or their outputs alone."""
+"""The verb `clean`: removes ended tasks, or only their outputs."""
 
 from __future__ import annotations
 

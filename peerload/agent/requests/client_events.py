@@ -1,4 +1,4 @@
-"""What the core decides, told to the clients that wait for it."""
+"""Client events: passes answers and task changes of the core to the clients that wait for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClientEvents:
-    """Passes answers and changes on to whoever waits for them."""
+    """Passes answers and changes on to the clients that wait for them."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ClientEvents:
         self._cancel_waits.attempt_gone(key)
 
     def restored(self) -> None:
-        """The core knows again what was durable."""
+        """The core has recovered its state after a start."""
         self._attach.restored()
 
     def decided(self, decision: Decided) -> None:
@@ -65,5 +65,5 @@ class ClientEvents:
         self._decisions.add(decision, now().wall_s)
 
     def waits(self, task: str, why: str) -> None:
-        """A task has ended elsewhere, and its result cannot be brought here for now."""
+        """A task has ended elsewhere, and its result cannot be fetched for now."""
         self._watches.delayed(task, why)

@@ -1,4 +1,4 @@
-"""Reads of the store that see everything that was decided before them."""
+"""Reads of the store that see every earlier decision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STALLED_CHECK_S = 0.2
 
 
 class DurableReads:
-    """The store of one agent, as clients read it: no less than was acknowledged, and nothing that could be lost."""
+    """The store of one agent as clients read it: all that was acknowledged, and nothing that a crash could undo."""
 
     def __init__(self, store: Store, outbox: Outbox, event_log: EventLog) -> None:
         self.store = store
@@ -25,19 +25,19 @@ class DurableReads:
         self._outbox = outbox
 
     async def durable(self) -> Store:
-        """Wait until everything decided so far is on disk and has gone out → the store. While the disk is full nothing gets
-        there: then what is there is what is true."""
+        """Wait until every earlier decision is on disk and its messages are sent → the store. While the disk is full nothing
+        is committed, so that the store is current as it is."""
         store, reached = self.store, asyncio.Event()
         if not store.is_stalled:
             self._outbox.outward(reached.set)
         while not store.is_stalled and not reached.is_set():
-            with contextlib.suppress(TimeoutError):  # it may be that very commit that finds no room
+            with contextlib.suppress(TimeoutError):  # that very commit may find the disk full
                 async with asyncio.timeout(STALLED_CHECK_S):
                     await reached.wait()
         return store
 
     async def readable(self, connection: Connection, *, events: bool = False) -> Store:
-        """The same, when this client takes more: what it is to be told is made then. ``events``: with all events so far."""
+        """The same, once the client has read most of the earlier responses. ``events``: with all events so far."""
         if events:
             self.event_log.settle()
         await self.durable()

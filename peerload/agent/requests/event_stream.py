@@ -1,4 +1,4 @@
-"""The verb `events`: what has happened, and with ``follow`` what happens."""
+"""The verb `events`: past events, and with ``follow`` those to come."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EventRequests:
         store = self._access.store(connection.caller)
         names = [self._whole_id(ref, follow=request.follow) for ref in request.tasks]
         with self._reads.event_log.followed() as news:
-            last = store.last_event()  # no await since it is followed: what comes later is told to us
+            last = store.last_event()  # no await since `followed`: no event is missed
             shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
             while True:
                 if shown:

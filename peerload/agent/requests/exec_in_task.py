@@ -1,7 +1,7 @@
 """`peerload exec`: commands inside running tasks of this node, with the task's working directory, environment and cgroup.
 
-The launcher starts such a command in a cgroup below the task's, so that it is limited, frozen and ended with the task. It is
-no task itself: it takes no slot, nothing of it is recorded, and it ends with the client that asked for it.
+The launcher starts such a command in a cgroup below the task's, so that it is limited, frozen and killed with the task.
+It is no task itself: it takes no slot, it is not recorded, and it ends with its client.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PREFIX = "exec-"
 COMMANDS_MAX = 16
-"""Commands inside of tasks at a time, on this node."""
+"""Commands inside tasks of this node at a time."""
 SIGKILL = 9
 
 
@@ -48,7 +48,7 @@ class Command(NamedTuple):
 
 
 class InsideCommands:
-    """The commands under way, by the keys that the launcher knows them by; one per agent."""
+    """The running commands of one agent, by the keys that the launcher knows them by."""
 
     def __init__(self, launcher: LauncherLink, spool: Spool) -> None:
         self._launcher = launcher
@@ -56,7 +56,7 @@ class InsideCommands:
         self._commands: dict[str, Command] = {}
 
     def heard(self, event: Event) -> bool:
-        """Take an event about one of these commands. False if it is about something else."""
+        """Take an event of the launcher → False if it is not about one of these commands."""
         key = getattr(event, "key", "")
         if not isinstance(key, str) or not key.startswith(PREFIX):
             return False
@@ -70,8 +70,8 @@ class InsideCommands:
         return True
 
     def listed(self, ready: LauncherReady) -> LauncherReady:
-        """The list of a launcher without these commands. Commands of an earlier agent are ended, since their clients are gone;
-        of those that have a client and ended meanwhile it is told the end."""
+        """The list of a launcher without these commands. Commands of an earlier agent are killed, since their clients have
+        gone; clients get the exits of commands that ended meanwhile."""
         running = {key for key, *_ in ready.running if key.startswith(PREFIX)}
         ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
         for key in self._commands.keys() - running:
@@ -92,20 +92,20 @@ class InsideCommands:
         )
 
     def add(self, key: str, command: Command) -> None:
-        """A client wants this command. Raises SlowDown if there are too many."""
+        """Register a command. Raises SlowDown if there are too many."""
         if len(self._commands) >= COMMANDS_MAX:
             raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are under way")
         self._commands[key] = command
 
     def start(self, action: SpawnTask, inside: str, owner: int) -> None:
-        """Have the launcher start a command inside an attempt, as the user with this uid."""
+        """Have the launcher start a registered command inside an attempt, as the user with this uid."""
         stdout, stderr = self._spool.paths(action.key)
         source = self._commands[action.key].input
         path = "" if source is None else str(source.path)
         self._launcher.spawn(action, stdout, stderr, {}, path, owner=owner, inside=inside)
 
     def finish(self, key: str) -> None:
-        """The client waits no more: a command that has not ended is killed, and dropped when its end comes."""
+        """Drop a command when its client is done. If it still runs, it is killed, and dropped with its exit."""
         end = self._commands.pop(key).end
         is_over = end.done() and not end.cancelled()
         if not is_over or end.exception() is not None:
@@ -114,7 +114,7 @@ class InsideCommands:
             self._drop(key)
 
     def get(self, connection: Connection, key: str) -> Command:
-        """A command of this client. Raises BadRequest."""
+        """A command of this client. Raises BadRequest if there is none."""
         command = self._commands.get(key)
         if command is None or command.connection is not connection:
             raise BadRequest("no such command", why="it has ended, or is another client's")
@@ -133,7 +133,7 @@ class InsideCommands:
         connection.ok(request.id, {})
 
     def written(self, key: str, end: asyncio.Future[Exit]) -> tuple[int, int]:
-        """How much a command has written that ended, or was lost."""
+        """Sizes of the output of a command that has ended, or was lost."""
         if end.cancelled() or end.exception() is not None:
             return self._spool.sizes(key)
         return end.result().stdout_bytes, end.result().stderr_bytes
@@ -165,7 +165,7 @@ class ExecRequests:
         self._disk = disk
 
     async def run(self, connection: Connection, request: control.Exec) -> None:
-        """Run a command inside a task; its client gets the output as it comes, then the exit."""
+        """Run a command inside a task, and stream its output to the client, then its exit."""
         inside, action, owner = self._order(request)
         key = action.key
         source = self._stdin.get(key) if request.takes_input else None
@@ -176,7 +176,7 @@ class ExecRequests:
             await connection.stream(request.id, {"stream": 1, "offset": 0, "data": b"", "command": key})
             self.commands.start(action, inside, owner)
             if source is not None:
-                source.is_cut = True  # it is read once
+                source.is_cut = True  # it is read only once
                 self._forwarding.begin_command(key, source)
             async with contextlib.aclosing(self._output.follow(key)) as pieces:
                 async for stream, offset, data in pieces:
@@ -190,8 +190,7 @@ class ExecRequests:
         connection.ok(request.id, told)
 
     def _order(self, request: control.Exec) -> tuple[str, SpawnTask, int]:
-        """The key of the attempt that it goes inside of, what the launcher is to start, and the uid of the task's user here.
-        Raises BadRequest, SlowDown."""
+        """The key of the attempt, the command for the launcher, and the uid of the task's user here. Raises BadRequest."""
         node, here = self._node, self._node.state.node
         key, task = running_here(node, self._task_ids, request.task)
         if not key:
@@ -214,7 +213,7 @@ class ExecRequests:
         return key, action, -1 if own is None else own.terms.owner
 
     async def input(self, connection: Connection, request: control.Input) -> None:
-        """More of a command's standard input; answered when there is room for more than this."""
+        """Take more of a command's standard input; answer when there is room for more."""
         source = self.commands.get(connection, request.command).input
         if source is None:
             raise BadRequest("this command does not read its standard input", why="it was started without one")

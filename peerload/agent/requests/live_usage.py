@@ -1,7 +1,6 @@
-"""What tasks that run on this node use just now, for whoever looks: `show`, and the live view of this and other nodes.
+"""Live resource usage of tasks that run on this node, for `show` and `top`.
 
-The launcher reads it when somebody asks, and of one task not more than twice a second, however many look. Nothing is
-read while nobody does.
+The launcher reads it on request, at most twice a second for one task, however many clients ask.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from peerload.core.resources.devices import DeviceGrant, DeviceState
 
 FRESH_S = 0.5
-"""What was read so short a time ago is told again."""
+"""Age up to which a reading is reused."""
 RATE_S_MAX = 30.0
-"""How busy a task keeps cores is told from two looks that are no farther apart."""
+"""Maximum distance of two readings from which the busy cores are computed."""
 KEPT_MAX = 1024
-"""Tasks whose last look is remembered."""
+"""Tasks whose last reading is kept."""
 
 
 class UsageReading(NamedTuple):
-    """One look at one task. at_s: CLOCK_BOOTTIME; cpu_s: -1 = not known; cpus_busy: since the look before, None if that was
-    none, or long ago; memory_bytes: -1 = not known."""
+    """One reading of one task. at_s: CLOCK_BOOTTIME; cpu_s: -1 = unknown; cpus_busy: since the reading before, None if
+    there is none, or it is too old; memory_bytes: -1 = unknown."""
 
     at_s: float
     cpu_s: float
@@ -43,7 +42,7 @@ class UsageReading(NamedTuple):
 
 
 class LiveUsage:
-    """Reads of one agent, with the last reading of each task."""
+    """Readings of one agent, with the last of each task."""
 
     def __init__(self, node: Node, launcher: LauncherLink, task_ids: TaskIds) -> None:
         self._node = node
@@ -53,10 +52,10 @@ class LiveUsage:
         self._last: dict[str, UsageReading] = {}
 
     async def readings(self, refs: Sequence[str]) -> list[dict[str, object]]:
-        """Of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes gpus, null for what is not
-        known. Raises NoSuchTask and BadRequest for a name that no task of this home has."""
+        """Read the usage of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes gpus, null for
+        unknown. Raises NoSuchTask or BadRequest for an unknown task of this home."""
         keys = {key: task for ref in refs for key, task in [running_here(self._node, self._task_ids, ref)] if key}
-        async with self._lock:  # who comes meanwhile finds it fresh
+        async with self._lock:  # concurrent requests share one reading
             await self._read([key for key in keys if not self._is_fresh(key)])
         return [self._object(task, key, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
 
@@ -65,7 +64,7 @@ class LiveUsage:
         return last is not None and now().boot_s - last.at_s < FRESH_S
 
     async def _read(self, keys: list[str]) -> None:
-        """Have the launcher read these."""
+        """Have the launcher read these attempts."""
         if not keys:
             return
         told = await self._launcher.usage(keys)
@@ -91,8 +90,8 @@ class LiveUsage:
 
 
 def running_here(node: Node, task_ids: TaskIds, ref: str) -> tuple[str, str]:
-    """The key and the whole id of the attempt of this task that runs here; no key if none does. Raises NoSuchTask and
-    BadRequest for a name that no task of this home has."""
+    """The key of the attempt of this task that runs here, "" if none does, and the whole id. Raises NoSuchTask or
+    BadRequest for an unknown task of this home."""
     guest = remote_task.find(node, ref)
     if guest is not None:
         return (guest.key if guest.phase is RemotePhase.HERE else ""), guest.task
@@ -106,7 +105,7 @@ def running_here(node: Node, task_ids: TaskIds, ref: str) -> tuple[str, str]:
 
 
 def _gpu(state: DeviceState, grant: DeviceGrant) -> dict[str, Any]:
-    """One GPU of a task. util: how busy the card is, whoever keeps it so; the memory is the task's own."""
+    """One GPU of a task. ``util`` is of the whole device, the memory of the task alone."""
     return {
         "id": state.device.name,
         "index": state.device.index,
@@ -121,8 +120,7 @@ def _gpu(state: DeviceState, grant: DeviceGrant) -> dict[str, Any]:
 
 
 def _busy(before: UsageReading | None, now: UsageReading) -> float | None:
-    """How many cores it has kept busy between two looks. A process that ended may take its part of the count along: then
-    that is not known."""
+    """Busy cores between two readings. None if unknown: the time of a process that ended may be missing in the second."""
     if before is None or min(before.cpu_s, now.cpu_s) < 0 or not 0 < now.at_s - before.at_s <= RATE_S_MAX:
         return None
     passed = (now.cpu_s - before.cpu_s) / (now.at_s - before.at_s)

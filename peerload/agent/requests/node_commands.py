@@ -31,7 +31,7 @@ class NodeCommands:
         self._event_log = event_log
 
     async def drain(self, connection: Connection, request: control.Drain) -> None:
-        """This node takes no more tasks; wait until it has none, if that is asked."""
+        """Let this node take no more tasks; with ``wait`` answer when it has none."""
         if not request.wait:
             self._core.put(DrainRequested(self._core.expect(connection, request.id), request.reason))
             return
@@ -46,17 +46,17 @@ class NodeCommands:
                 await answer
         except TimeoutError:
             timed_out = True
-        finally:  # the client may have gone, too
+        finally:  # also when the client has disconnected
             if self._core.withdraw(number):
                 self._core.put(EmptyAwaitedNoMore(number))
         connection.ok(request.id, {"timed_out": timed_out})
 
     def undrain(self, connection: Connection, request: control.Undrain) -> None:
-        """It takes tasks again; where it was not drained, nothing has happened."""
+        """Let this node take tasks again."""
         self._core.put(UndrainRequested(self._core.expect(connection, request.id)))
 
     def leave(self, connection: Connection, request: control.Leave) -> None:
-        """This node leaves its cluster, and its agent stops. Raises BadRequest while tasks would suffer from it."""
+        """Leave the cluster, and stop the agent. Raises BadRequest while it has tasks."""
         here = self._node.state.node
         suffering = self._suffering(here)
         if suffering and not request.force:
@@ -71,7 +71,7 @@ class NodeCommands:
         self._run.stop(Ending.LEAVE)
 
     def _suffering(self, here: str) -> list[str]:
-        """What becomes of the tasks there are when this node leaves."""
+        """Consequences of leaving for the current tasks, in words."""
         guests = len(self._node.executor.guests)
         unfinished = self._node.home.tasks.values()
         leased = [task for task in unfinished if task.record.state is TaskState.LEASED]
@@ -87,11 +87,11 @@ class NodeCommands:
         return [f"{counted(number)} {words}" for number, words in counts if number]
 
     def forget(self, connection: Connection, request: control.Forget) -> None:
-        """A node is gone for good."""
+        """Forget a node that will not come back."""
         self._core.put(ForgetRequested(self._core.expect(connection, request.id), request.node))
 
     def stop(self, connection: Connection, request: control.Stop) -> None:
-        """The agent stops; with ``all`` its tasks end, too."""
+        """Stop the agent; with ``all`` kill its tasks, too."""
         connection.ok(request.id, {"pid": os.getpid()})
         self._run.stop(Ending.END_TASKS if request.all else Ending.STOP)
 

@@ -1,4 +1,4 @@
-"""The verb `output`: a task's output to one client, live or kept, wherever it runs."""
+"""The verb `output`: streams a task's output to one client, live or kept, wherever the task runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class OutputSource:
-    """The output of tasks of this home, as far as it can be had here."""
+    """The output of tasks of this home: kept here, or copied from the node that runs them."""
 
     def __init__(self, info: NodeInfo, node: Node, output: TaskOutputs, spool: Spool) -> None:
         self._info = info
@@ -54,24 +54,24 @@ class OutputSource:
         return task is not None and bool(task.running_at)
 
     async def bring_up_to_date(self, record: TaskRecord) -> None:
-        """Fetch what there is now, of a task that runs elsewhere."""
+        """Copy the current output of a task that runs elsewhere."""
         if self.runs(record) and record.node != self._node.state.node:
             key = execution_key(record.uid, record.attempt)
             try:
                 await self._output.copy_now(record.node, record.task, record.uid, record.attempt, key)
             except (PeerloadError, OSError, TimeoutError):
-                self._info.counters[metrics.OUTPUT_COPIES_FAILED] += 1  # what is here is shown
+                self._info.counters[metrics.OUTPUT_COPIES_FAILED] += 1  # the output so far is shown
 
     def size_now(self, record: TaskRecord) -> tuple[int, int]:
-        """How much is here; no more than the result says, less where it was cleaned away."""
+        """Sizes of the output here: at most those of the result, less if it was cleaned."""
         stdout_bytes, stderr_bytes = self._spool.sizes(execution_key(record.uid, record.attempt))
         if record.exit is None:
             return stdout_bytes, stderr_bytes
         return min(stdout_bytes, record.exit.stdout_bytes), min(stderr_bytes, record.exit.stderr_bytes)
 
     def follow(self, record: TaskRecord, sent: list[int], *, in_foreground: bool, is_awaited: bool) -> Pieces:
-        """The output from ``sent`` on as it comes. A task that was run in the foreground waits for its reader. Not one with
-        a terminal: a shell there would take a process that was stopped for one that its user has stopped."""
+        """The output from ``sent`` on, as it is written. A task in the foreground is stopped while its reader is slow
+        (backpressure). Not one with a terminal: a shell there would treat it as stopped by its user."""
         key = execution_key(record.uid, record.attempt)
         task = self._node.home.tasks.get(record.uid)
         is_paced = in_foreground and task is not None and task.spec.followed and task.spec.terminal is None
@@ -83,20 +83,20 @@ class OutputSource:
         return self._output.follow(key, *sent)
 
     def kept(self, key: str, sent: list[int], end: tuple[int, int]) -> Pieces:
-        """What there is, from ``sent`` up to ``end``."""
+        """The output that is here, from ``sent`` up to ``end``."""
         return self._output.follow(key, *sent, end=end)
 
     async def last_lines(self, key: str, lines: int, sizes: tuple[int, int]) -> list[int]:
-        """Where the last lines of both streams begin."""
+        """The offsets at which the last lines of both streams begin."""
         paths = [self._spool.path(key, stream) for stream in (1, 2)]
         return [await asyncio.to_thread(tail_start, path, lines, size) for path, size in zip(paths, sizes, strict=True)]
 
     def cut_soon(self, key: str) -> None:
-        """Nobody needs more of it than is kept of every ended task."""
+        """Cut the output to what is kept of an ended task."""
         self._output.cut_soon(key)
 
     async def send_remote(self, connection: Connection, request: control.Output, guest: RemoteTask) -> None:
-        """The output of a task of another home, as far as it was written here; with ``follow`` until it has ended."""
+        """Send the output of a task of another home that runs here; with ``follow`` until it has ended."""
         first = second = 0
         sizes = self._spool.sizes(guest.key)
         if request.tail_lines is not None:
@@ -143,7 +143,7 @@ class OutputRequests:
 
 
 class OutputStream:
-    """One request on its way. What was sent is remembered per attempt; a new attempt starts from the beginning."""
+    """One request. The sent sizes are kept by attempt; a new attempt starts from the beginning."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class OutputStream:
         self._delay = ""
 
     async def run(self, record: TaskRecord) -> None:
-        """Send it all, then the end."""
+        """Send the output, then how the task ended."""
         if self._request.tail_lines is not None:
             await self._begin_at_the_last_lines(record, self._request.tail_lines)
         while self._request.follow and not record.state.is_final:
@@ -189,11 +189,11 @@ class OutputStream:
             self._source.cut_soon(key)
 
     def _is_to_be_saved(self, record: TaskRecord) -> bool:
-        """True if its user wants its output in files, too; those who write these cut it."""
+        """True if the output is also saved to files; then it is cut afterwards."""
         return bool(output_files.patterns(self._store.terms(order_of(record.task)[0])))
 
     async def _live(self, record: TaskRecord) -> TaskRecord:
-        """Follow the current attempt until something changes; → the newest record."""
+        """Follow the current attempt until the task changes → the newest record."""
         pump: asyncio.Task[None] | None = None
         if self._source.runs(record):
             if self._request.tells_start:
@@ -215,7 +215,7 @@ class OutputStream:
                 await asyncio.gather(pump, return_exceptions=True)
 
     def _send_delay(self, record: TaskRecord) -> None:
-        """Why there is no end of it, though it has ended; once for each reason."""
+        """Tell, once for each reason, why the result of an ended task is delayed."""
         why = self._watch.delayed.get(record.task, "")
         if why and why != self._delay:
             self._delay = why
@@ -240,14 +240,14 @@ class OutputStream:
                 sent[stream - 1] = offset + len(data)
 
     async def _begin_at_the_last_lines(self, record: TaskRecord, lines: int) -> None:
-        """Of what there is now of the current attempt; of one that comes later everything is sent."""
+        """Start at the last lines of the current attempt; later attempts are sent whole."""
         if not record.state.is_final:
             await self._source.bring_up_to_date(record)
         key = execution_key(record.uid, record.attempt)
         self._sent[key] = await self._source.last_lines(key, lines, self._source.size_now(record))
 
     def _start(self, end: tuple[int, int]) -> list[int]:
-        """Where to begin: at the beginning, or at the tail of what there is."""
+        """The offsets to start from: the beginning, or the tail."""
         tail_bytes = self._request.tail_bytes
         if tail_bytes is None:
             return [0, 0]

@@ -1,8 +1,7 @@
-"""What `peerload top` asks each second: all that is known here, or only what has changed since it asked last.
+"""The request of `peerload top`: a snapshot of nodes and tasks, or the changes since an earlier revision.
 
-Nothing is kept for any viewer. Each thing has the number of the look at which it was last seen to differ, and whoever
-asks says the number of its own last look. So many viewers cost little more than one, and one that comes back after an
-hour gets what it missed, or everything.
+No state is kept for a viewer. Each item has the revision at which it last changed, and a viewer sends its last revision.
+So many viewers cost little more than one, and a viewer that returns later gets what it missed, or everything.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 TASKS_SHOWN_MAX = 1000
-"""Unfinished tasks of this home that are told of: those that a node has, then those that wait, the oldest first."""
+"""Unfinished tasks of this home in a snapshot: placed ones first, then waiting ones, oldest first."""
 GUESTS_SHOWN_MAX = 1000
 VIEWERS_KEPT_MAX = 64
-"""Users with tasks of their own whose looks are remembered; the one who looked longest ago is told everything anew."""
+"""Users with an overview of their own; the least recent one gets everything again."""
 GONE_KEPT_MAX = 10_000
-"""Names of what is gone that are kept for those who ask seldom; who missed more is told everything."""
+"""Names of removed items that are kept; a viewer that missed more gets everything."""
 COMMAND_CHARS_MAX = 200
 AGENT_KEYS = (
     "node",
@@ -66,8 +65,7 @@ _GUEST_STATES = {
 
 
 class RevisionIndex:
-    """Which of many named things differ from what they were at an earlier look. ``whole_from``: who saw less than this
-    look cannot be told the difference."""
+    """Revisions of named items. ``whole_from``: the first revision from which changes are known."""
 
     def __init__(self) -> None:
         self._marks: dict[str, tuple[object, int]] = {}
@@ -75,7 +73,7 @@ class RevisionIndex:
         self.whole_from = 0
 
     def update(self, number: int, marks: dict[str, object]) -> None:
-        """The things there are now; what is equal to its mark of before has not changed."""
+        """Take the current items; an item whose mark is equal has not changed."""
         known = self._marks
         for name, mark in marks.items():
             before = known.get(name)
@@ -91,11 +89,11 @@ class RevisionIndex:
                 self.whole_from = max(self.whole_from, self._gone.pop(oldest))
 
     def changed(self, since: int) -> list[str]:
-        """What is new or different since that look."""
+        """Items that are new or different since that revision."""
         return [name for name, (_, number) in self._marks.items() if number > since]
 
     def gone(self, since: int) -> list[str]:
-        """What was there at that look, or after it, and is no more."""
+        """Items that were removed since that revision."""
         return [name for name, number in self._gone.items() if number > since]
 
 
@@ -118,7 +116,7 @@ class OverviewCache:
         self._each: OrderedDict[str, OverviewBuilder] = OrderedDict()
 
     def of(self, caller: Principal) -> OverviewBuilder:
-        """That of this caller."""
+        """The overview of this caller."""
         if caller.sees_all:
             return self._all
         found = self._each.get(caller.who)
@@ -133,7 +131,7 @@ class OverviewCache:
 
 
 class OverviewBuilder:
-    """The answers to `control.Overview`. caller: whose tasks are told of alone; None: all."""
+    """Builds the answers to `control.Overview`. caller: only its tasks; None: all tasks."""
 
     def __init__(
         self,
@@ -156,7 +154,7 @@ class OverviewBuilder:
         self._guests = RevisionIndex()
 
     def build(self, request: control.Overview) -> dict[str, object]:
-        """What has changed since ``request.since``, or all there is, ``complete``, where that is not known here."""
+        """The changes since ``request.since``; everything, ``complete``, if that revision is not known here."""
         began_s = time.thread_time()
         self._number += 1
         boot = f"{self._node.state.identity.boot}-{self._name}"
@@ -188,7 +186,7 @@ class OverviewBuilder:
         return told | {"took_s": time.thread_time() - began_s}
 
     def _since(self, told: str, boot: str) -> int:
-        """The look that a viewer saw last, 0 if it was none of this start of the agent."""
+        """The last revision of a viewer, 0 if it is of another start of the agent."""
         start, _, number = told.rpartition(".")
         known = start == boot and number.isascii() and number.isdigit()
         return int(number) if known and int(number) < self._number else 0
@@ -205,7 +203,7 @@ class OverviewBuilder:
     # -- the tasks of this home ----------------------------------------------------------------------------------------
 
     def _select_tasks(self) -> tuple[dict[str, HomeTask], dict[str, int]]:
-        """Those that are told of, and how many there are of all: placed, waiting, held."""
+        """The tasks in the snapshot, and the numbers of all: placed, waiting, held."""
         placed: dict[str, HomeTask] = {}
         waiting: list[HomeTask] = []
         held = waits = others = 0
@@ -232,7 +230,7 @@ class OverviewBuilder:
         return placed, {"placed": others, "waiting": waits, "held": held}
 
     def _task_mark(self, task: HomeTask) -> object:
-        if not task.record.node:  # why it waits may change although nothing of it does
+        if not task.record.node:  # the reason to wait may change although the task does not
             return task.record, task.phase, views.why_waiting(self._node, task, task.record)
         return task.record, task.running_at, task.phase, task.devices
 
@@ -247,7 +245,7 @@ class OverviewBuilder:
         del told["argv"]  # it may be a megabyte
         return told | {"command": _command(task.spec.argv), "priority": task.spec.priority}
 
-    # -- what runs here for others -------------------------------------------------------------------------------------
+    # -- tasks of other homes -------------------------------------------------------------------------------------
 
     def _guests_here(self) -> dict[str, RemoteTask]:
         found: dict[str, RemoteTask] = {}
@@ -296,7 +294,7 @@ def _guest_mark(guest: RemoteTask) -> object:
 
 
 def _command(argv: tuple[bytes, ...]) -> str:
-    """The first characters of a command line."""
+    """The start of a command line."""
     text = ""
     for word in argv:
         text = f"{text} {views.text(word[:COMMAND_CHARS_MAX])}" if text else views.text(word[:COMMAND_CHARS_MAX])
@@ -306,7 +304,7 @@ def _command(argv: tuple[bytes, ...]) -> str:
 
 
 def own_user() -> str:
-    """Whose tasks an agent's own are."""
+    """The user that this agent runs as."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

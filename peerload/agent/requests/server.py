@@ -1,4 +1,4 @@
-"""The path of a request: the checks that it has to pass, in their order, and where it is carried out."""
+"""The path of a request: its checks in their order, and its dispatch."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class RequestServer:
         self._run = run
 
     def handle(self, connection: Connection, request: control.Request) -> None:
-        """Let a request pass all checks, in this order, and have it carried out. What queues tasks has to pass those of
-        `SubmissionChecks.check` after these: the quotas of its user, its files, room on the disk, its directory."""
+        """Check a request, in this order, and have it carried out. Requests that queue tasks then have to pass
+        `SubmissionChecks.check`: the quota of tasks, output files, disk space, and the directory."""
         try:
             # Bound of one client: requests that are not answered yet.
             connection.check_pending()
@@ -73,7 +73,7 @@ class RequestServer:
         connection.spawn(request.id, work).add_done_callback(lambda _: charge.end())
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
-        """Count what was refused, and for which rule."""
+        """Count a violation of a security rule."""
         self._info.counters[name] += 1
         self._security.tell(rule, connection.from_node or f"uid {connection.uid}", what)
 

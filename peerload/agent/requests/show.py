@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 PAGE_TASKS = 50
-"""Tasks put together before they are sent and others have their turn."""
+"""Tasks in one page; others have their turn between two pages."""
 
 
 class ShowRequests:

@@ -1,4 +1,4 @@
-"""The verbs that queue tasks: submit and retry; and the checks that such a request has to pass."""
+"""The verbs that queue tasks, submit and retry, and their checks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SubmissionChecks:
-    """Checks of what is to be queued: the quotas of its user, its files, room on the disk, and its directory."""
+    """Checks of a submission: the quota of its user, output files, disk space, and the directory."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SubmissionChecks:
         self._node = node
 
     def with_owner(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
-        """The same as a submission of this caller."""
+        """Set the owner of a submission to this caller."""
         return self._access.with_owner(caller, spec, terms)
 
     async def check(
@@ -74,8 +74,8 @@ class SubmissionChecks:
         *,
         files: bool,
     ) -> bool:
-        """Pass so many tasks through all checks, in this order → whether their directory is here. ``files``: also whether
-        the files with their output can be written. Raises SlowDown, DiskFull or BadRequest."""
+        """Check a submission, in this order → True if its directory is here. ``files``: check that its output files can be
+        written. Raises SlowDown, DiskFull or BadRequest."""
         self._quotas.check_submission(caller, tasks or 1)
         if files:
             output_files.check_patterns(terms, tasks)
@@ -90,7 +90,7 @@ class SubmissionChecks:
 
 
 class Submissions:
-    """Puts submissions to the core; the answer goes out when what it decided is on disk."""
+    """Puts submissions to the core, whose answer is sent once its decision is durable."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Submissions:
         terms = with_whole_ids(self._task_ids, request.spec, request.terms)
         spec, terms = self._checks.with_owner(connection.caller, request.spec, terms)
         if output_files.patterns(terms):
-            spec = msgspec.structs.replace(spec, followed=True)  # the files get all of its output
+            spec = msgspec.structs.replace(spec, followed=True)  # the output files get all of it
         directory_here = await self._checks.check(
             connection.caller, spec, terms, len(indices), request.each, len(request.input), files=True
         )
@@ -146,8 +146,8 @@ class Submissions:
     async def _store_input(
         self, connection: Connection, request: control.Submit
     ) -> tuple[str, Callable[[], None] | None]:
-        """Keep what a task is to read, before there is the task → its name, and what undoes it. What is whole is on the disk
-        then, as it would be needed after a crash; who sends more is there to notice one."""
+        """Store the input before the task exists → its name, and the undo function. A complete input is synced, since it is
+        needed after a crash; a client that sends more would notice one."""
         if not request.spec.takes_input:
             return "", None
         inputs, name = self._stdin, input_name(request.token)
@@ -168,7 +168,7 @@ class Submissions:
         return name, refused
 
     async def retry(self, connection: Connection, request: control.Retry) -> None:
-        """Queue what a task was to run as a new task; of an array those members that have not succeeded."""
+        """Queue a task again as a new one; of an array the members that have not succeeded."""
         store = await self._reads.durable()
         records = [record async for page in self._task_ids.pages(request.task) for record in page]
         meant = self._task_ids.parse(request.task)
@@ -205,7 +205,7 @@ class Submissions:
 
 
 def with_whole_ids(task_ids: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> SubmitOptions:
-    """The terms with whole ids in them. Raises BadRequest for what contradicts itself, or is no id."""
+    """Expand the ids of dependencies. Raises BadRequest for contradictory options and invalid ids."""
     if terms.retries and spec.guarantee is Guarantee.ONCE:
         raise BadRequest(
             "a task that may run once only cannot be tried again",
@@ -222,7 +222,7 @@ def with_whole_ids(task_ids: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> S
 
 
 def submission_digest(request: control.Submit) -> bytes:
-    """What tells a submission that is repeated from another one with the same token."""
+    """Digest that tells a repeated submission from another one with the same token."""
     told: tuple[object, ...] = (request.spec, request.array)
     if request.each or request.terms != NO_TERMS:
         told = (*told, request.each, request.terms)
@@ -232,7 +232,7 @@ def submission_digest(request: control.Submit) -> bytes:
 
 
 def members(request: control.Submit) -> tuple[int, ...]:
-    """The members of the array, () for a single task. Raises BadRequest for what no task may be."""
+    """The members of the array, () for a single task. Raises BadRequest for an invalid submission."""
     _check_argv(request.spec.argv, "the command line")
     if b"\0" in request.spec.directory:
         raise BadRequest("the directory has a NUL byte in it")
@@ -258,7 +258,7 @@ def members(request: control.Submit) -> tuple[int, ...]:
 
 
 def _check_argv(argv: tuple[bytes, ...], what: str) -> None:
-    """Raises BadRequest for what no process can be given."""
+    """Raises BadRequest for a command line that no process can get."""
     size = sum(map(len, argv))
     if size > ARGV_BYTES_MAX:
         raise BadRequest(f"{what} has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
@@ -267,7 +267,7 @@ def _check_argv(argv: tuple[bytes, ...], what: str) -> None:
 
 
 def _check_input(request: control.Submit) -> None:
-    """Raises BadRequest for input that nobody could read."""
+    """Raises BadRequest for input that no task reads."""
     if (request.input or not request.input_ends) and not request.spec.takes_input:
         raise BadRequest("there is input for a task that takes none", why="takes_input of its spec is false")
     if request.spec.takes_input and (request.array or request.each):
@@ -277,12 +277,12 @@ def _check_input(request: control.Submit) -> None:
 def _to_retry(
     name: str, records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask], request: control.Retry
 ) -> list[TaskRecord]:
-    """Which of these are tried again. Raises BadRequest if none is."""
+    """The records to retry. Raises BadRequest if there are none."""
     over = [record for record in records if record.state.is_final or record.state is TaskState.UNKNOWN]
     if request.failed:
         chosen = [record for record in over if record.state in (TaskState.FAILED, TaskState.UNKNOWN)]
     elif len(records) == 1 and over:
-        return over  # whoever names one task means it, however it ended
+        return over  # one named task is retried however it ended
     else:
         chosen = [record for record in over if request.all or record.state is not TaskState.DONE]
     if chosen:
@@ -300,7 +300,7 @@ def _to_retry(
 
 
 def _why_not_ended(records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask]) -> str:
-    """Where these are, none of which has ended, in words."""
+    """The state of unfinished tasks, in words."""
     if len(records) > 1:
         return f"none of its {len(records)} members has"
     record = records[0]

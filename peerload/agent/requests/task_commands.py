@@ -1,6 +1,6 @@
 """The verbs that change tasks and groups: cancel, signal, hold, release, prio and group.
 
-Each is put to the core as an event; its answer goes out when what it decided is on disk.
+Each is put to the core as an event, whose answer is sent once its decision is durable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TaskCommands:
-    """Puts changes of tasks to the core, when the tasks that are meant are known."""
+    """Looks up the named tasks, and puts the change to the core."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TaskCommands:
         self._node = node
 
     async def cancel(self, connection: Connection, request: control.Cancel) -> None:
-        """Stop tasks; wait until they have stopped, if that is asked."""
+        """Cancel tasks; with ``wait`` answer when their processes have ended."""
         await self._reads.durable()
         names = tuple([record.task async for page in self._task_ids.all_pages(request.tasks) for record in page])
         if not request.wait:
@@ -65,7 +65,7 @@ class TaskCommands:
             await self._cancel_waits.wait(connection, request, watch, records)
 
     def cancel_remote(self, connection: Connection, request: control.CancelRemote) -> None:
-        """End tasks of other homes on this node. Raises NoSuchTask for the first that is not here."""
+        """Kill tasks of other homes on this node. Raises NoSuchTask for the first that is not here."""
         here = {name for guest in self._node.executor.guests.values() for name in (guest.task, guest.array)}
         for name in request.guests:
             if name not in here:
@@ -82,13 +82,13 @@ class TaskCommands:
         self._core.put(SignalRequested(number, task, request.signal))
 
     async def hold(self, connection: Connection, request: control.Hold) -> None:
-        """Keep waiting tasks back."""
+        """Hold waiting tasks."""
         await self._reads.durable()
         names = await self._task_ids.known_ids(request.tasks)
         self._core.put(HoldRequested(self._core.expect(connection, request.id), names))
 
     async def release(self, connection: Connection, request: control.Release) -> None:
-        """Let held tasks go on."""
+        """Release held tasks."""
         await self._reads.durable()
         names = await self._task_ids.known_ids(request.tasks)
         self._core.put(ReleaseRequested(self._core.expect(connection, request.id), names))
@@ -101,12 +101,12 @@ class TaskCommands:
         self._core.put(PriorityRequested(number, names, request.priority))
 
     def group(self, connection: Connection, request: control.Group) -> None:
-        """Set a group, pause it, let it go on, or remove it."""
+        """Set, pause, continue or remove a group."""
         number = self._core.expect(connection, request.id)
         self._core.put(GroupRequested(number, request.name, request.slots, request.paused, removed=request.removed))
 
     def groups(self, connection: Connection, request: control.Groups) -> None:
-        """All there are."""
+        """List the groups; others than administrators see their own part."""
         groups, caller = self._node.eligibility.groups, connection.caller
         if caller.sees_all:
             connection.ok(request.id, {"groups": [group_dict(group) for group in groups]})

@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 PAGE_TASKS = 256
-"""Tasks put together before they are sent and others have their turn."""
+"""Tasks in one page; others have their turn between two pages."""
 PAGE_TOKENS = 50
-"""Requests that so many tasks of a list count as."""
+"""Tokens of one page."""
 LISTED_HERE_MAX = 2000
-"""A list that may have more tasks is looked for in a thread: some microseconds each, and all in one query."""
+"""Longer lists are queried in a thread."""
 
 
 async def send_page(
     quotas: Quotas, connection: Connection, number: int, tasks: list[dict[str, object]], tokens: int = PAGE_TOKENS
 ) -> None:
-    """Send tasks ahead of the answer, at the client's pace and within the rate of its user; others have their turn."""
+    """Send one page of tasks, at the client's pace and within the rate of its user."""
     await connection.stream(number, {"tasks": tasks})
     await quotas.pace(connection.caller, tokens)
 
 
 def task_row(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
-    """A task of this home as lists show it, with why it waits if it does. ``user``: whose tasks the agent's own are."""
+    """A task of this home as lists show it. ``user``: the owner of the agent's own tasks."""
     shown = views.task_here(node, record, spec, display_user(spec, user))
     shown["unreachable_since"] = views.unreachable_since(node, record, now())
     return shown
@@ -115,8 +115,7 @@ class TaskLists:
         connection.ok(request.id, answer | {"damaged": views.damaged_objects(damaged)})
 
     async def select(self, connection: Connection, request: control.Select) -> None:
-        """List the tasks that match, as references that other verbs take. Raises NoSuchTask for a reference to a task that
-        is not there."""
+        """List matching tasks as references for other verbs. Raises NoSuchTask for an unknown reference."""
         whole = await self._reads.readable(connection)
         await self._task_ids.known_ids(request.tasks)
         caller = connection.caller
@@ -136,7 +135,7 @@ class TaskLists:
         connection.ok(request.id, {"selected": chosen, "count": states.total(), "states": dict(states)})
 
     async def history(self, connection: Connection, request: control.History) -> None:
-        """List ended tasks, with what they have used."""
+        """List ended tasks with their usage."""
         await self._reads.readable(connection)
         store, since = self._access.store(connection.caller), request.since
         left = request.limit

@@ -1,4 +1,4 @@
-"""The verb `wait`: the ends of tasks, told as they come, at the client's pace."""
+"""The verb `wait`: streams the ends of tasks as they happen, at the client's pace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TaskEnds:
-    """The ends of tasks of this home, as `wait` tells them."""
+    """Ends of tasks of this home in the form of `wait`."""
 
     def __init__(self, store: Store, spool: Spool, jobs: CompletionJobs, output_bytes_max: int) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class TaskEnds:
         self._output_bytes_max = output_bytes_max
 
     def told(self, record: TaskRecord, *, with_output: bool) -> dict[str, object]:
-        """How a task ended, with what it wrote if that is asked; or that it is unknown."""
+        """How a task ended, with its output if that is asked; or that it is unknown."""
         told = views.ended_object(record)
         if with_output:
             told |= views.error_line(self._spool, record)
@@ -46,7 +46,7 @@ class TaskEnds:
         return bool(output_files.patterns(self._store.terms(order_of(record.task)[0])))
 
     async def saved(self, record: TaskRecord) -> dict[str, object]:
-        """What has become of the files with its output, when that is known."""
+        """Wait until the output files are written → their state."""
         state, why = await self._jobs.saved(record)
         return {"files": {"id": record.task, "state": state, "why": why}}
 
@@ -55,7 +55,7 @@ class TaskEnds:
         sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else (0, 0)
         told: dict[str, object] = {"started_at": record.started_at or None, "ended_at": record.ended_at or None}
         told |= dict(zip(("stdout_bytes", "stderr_bytes"), sizes, strict=True))
-        was_cut = max(sizes) > self._output_bytes_max  # what is missing would be read as zeros
+        was_cut = max(sizes) > self._output_bytes_max  # the missing part would be read as zeros
         if was_cut or sum(sizes) > control.OUTPUT_TOLD_BYTES_MAX:
             return told
         key = execution_key(record.uid, record.attempt)
@@ -76,7 +76,7 @@ class WaitRequests:
         self._ends = ends
 
     async def wait(self, connection: Connection, request: control.Wait) -> None:
-        """Tell each end as it comes."""
+        """Send the ends of tasks until all have ended, or the first with ``any``."""
         await self._reads.durable()
         await self._task_ids.known_ids(request.tasks)
         work = WaitRequest(self._task_ids, self._watches, self._quotas, self._ends, connection, request)
@@ -84,7 +84,7 @@ class WaitRequests:
 
 
 class WaitRequest:
-    """One request on its way."""
+    """One request."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class WaitRequest:
         self._to_be_saved: list[TaskRecord] = []
 
     async def run(self) -> bool:
-        """Tell each end as it comes, of which task it has become unknown, once, and at last, if that is asked, what has become of
-        the files with their output; False if time ran out first. Raises SlowDown."""
+        """Send each end, each task that becomes unknown, and, if asked, the states of output files → False at the timeout.
+        Raises SlowDown."""
         loop, timeout_s = asyncio.get_running_loop(), self._request.timeout_s
         until_s = None if timeout_s is None else loop.time() + timeout_s
         try:
@@ -138,18 +138,18 @@ class WaitRequest:
                         if self._is_enough():
                             return True
         except TimeoutError:
-            while self._watch.records:  # what came in time, of which a slow reader was not told yet
+            while self._watch.records:  # ends in time that a slow reader was not sent yet
                 if self._is_enough():
                     return True
             return not self._left
         return True
 
     async def _ended_by_now(self) -> bool:
-        """Tell what has ended, or is unknown, when it is read; whether that was enough. The others are watched and left."""
+        """Send the tasks that have ended or are unknown already, and watch the others → True if that is enough."""
         async for page in self._task_ids.all_pages(self._request.tasks):
-            # No await between reading the store and watching: what ends later is told to the watch.
+            # No await between reading the store and watching: no end is missed.
             unfinished = {record.task for record in page if not record.state.is_final}
-            self._charge.add(max(len(unfinished) - 1, 0))  # the name of a task, or of an array, counts already
+            self._charge.add(max(len(unfinished) - 1, 0))  # each named task or array is charged already
             self._watches.add(self._watch, unfinished)
             self._left |= unfinished
             self._unknown.update(record.task for record in page if record.state is TaskState.UNKNOWN)
@@ -164,7 +164,7 @@ class WaitRequest:
         return not self._left
 
     def _is_enough(self) -> bool:
-        """Take the next change, and tell it if it is news → whether it is enough that this one has ended."""
+        """Take the next change, and send it if it is new → True if this end is enough."""
         name = next(iter(self._watch.records))
         record = self._watch.records.pop(name)
         if record.state.is_final and name in self._left:

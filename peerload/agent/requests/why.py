@@ -1,4 +1,4 @@
-"""`peerload why`: what a client is told of why a task waits, or why it went where it went. It only looks."""
+"""The verb `why`: explains why a task waits, or why it runs where it runs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskRecord, TaskSpec
 
 MEMBERS_MAX = 10_000
-"""Members of an array that are looked at; all of them may be a million."""
+"""Members of an array that are examined; an array may have a million."""
 GROUPS_MAX = 8
-"""Different states with their reasons that are told of an array."""
+"""Groups of members with the same state and reason that are listed."""
 AWAITED_NAMED_MAX = 4
-"""Tasks waited for that are named where all must have ended."""
+"""Dependencies that are named in a suggestion."""
 STEPS_MAX = 8
-"""The last so many changes of a task that are told."""
+"""The last changes of a task that are listed."""
 REVOKED = "was shut out of the cluster (revoked)"
 LEFT = "has left the cluster, or was forgotten"
 UNKNOWN = "is no node that is known here"
@@ -48,7 +48,7 @@ WAITING_PHASES = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomeP
 
 
 def is_waiting(task: HomeTask | None) -> bool:
-    """Whether it waits for room: at home, or in the queue of another node."""
+    """True if a task waits for room, at home or in the queue of another node."""
     if task is None:
         return False
     return task.phase in WAITING_PHASES or (task.phase is HomePhase.AWAY and not task.running_at)
@@ -67,7 +67,7 @@ class WhyRequest:
         self._cluster = cluster
 
     async def explain(self, ref: str) -> dict[str, object]:
-        """About one task, or an array. Raises NoSuchTask, and BadRequest for what is no id."""
+        """Explain one task or an array. Raises NoSuchTask, BadRequest for an invalid id."""
         counter, _ = self._task_ids.resolve(ref)
         records: list[TaskRecord] = []
         async for page in self._task_ids.pages(ref):
@@ -87,7 +87,7 @@ class WhyRequest:
         return told | self._waiting(task) if task is not None and is_waiting(task) else told
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
-        """How many members are in which state and why, and all that is told of one about the next to start."""
+        """Explain an array: its members by state and reason, and the next member to start in full."""
         home = self._node.home
         groups: Counter[tuple[str, str]] = Counter()
         for record in records:
@@ -112,7 +112,7 @@ class WhyRequest:
         return told | self._waiting(next_one) if next_one is not None else told
 
     def _describe(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
-        """What is told of every task, whatever has become of it."""
+        """The part of an explanation that every task has."""
         shown = views.task_here(self._node, record, spec, "")
         history = self._store.history(record.task)
         return {
@@ -137,7 +137,7 @@ class WhyRequest:
         }
 
     def _waiting(self, task: HomeTask) -> dict[str, object]:
-        """Why it does not start: a reason for every node."""
+        """Why a waiting task does not start: a reason for every node."""
         node, now_s = self._node, now().boot_s
         reasons = WaitReasons(node, task, now_s)
         verdicts = [*map(self._as_trusted, reasons.verdicts()), *self._pinned_elsewhere(task)]
@@ -170,14 +170,14 @@ class WhyRequest:
         }
 
     def _as_trusted(self, verdict: EligibilityVerdict) -> EligibilityVerdict:
-        """Of a node that was shut out nothing else is of interest."""
+        """Replace the verdict of a revoked node."""
         peer = self._node.membership.get(verdict.node)
         if peer is None or not self._cluster.was_revoked(verdict.node) or not self._cluster.is_peer_revoked(peer):
             return verdict
         return msgspec.structs.replace(verdict, can_ever=False, now=None, reason=REVOKED)
 
     def _pinned_elsewhere(self, task: HomeTask) -> list[EligibilityVerdict]:
-        """The node that the task is for, if it is none that is known here (any more)."""
+        """A verdict about the node that the task is pinned to, if that is not a known member."""
         own, name = self._node.state.node, task.spec.placement.node or ""
         peer = self._node.membership.get(name)
         if name in ("", own) or (peer is not None and peer.state is not PeerState.LEFT):
@@ -186,21 +186,21 @@ class WhyRequest:
         return [EligibilityVerdict(name, can_ever=False, now=None, reason=reason)]
 
     def _isolation(self, verdicts: list[EligibilityVerdict]) -> str:
-        """Why there are no others, of a task that cannot start here; "" if this node was not shut out."""
+        """Summary for a task that cannot start here while this node is revoked; "" otherwise."""
         if not self._cluster.is_revoked() or any(verdict.now for verdict in verdicts):
             return ""
         return f"{self._node.state.node} was shut out of its cluster (revoked) and works alone: {verdicts[0].reason}"
 
 
 def _state_text(record: TaskRecord) -> str:
-    """Of a task that does not wait for room: how it stands, in words."""
+    """State of a task that does not wait for room, in words."""
     if record.state.is_final and record.exit is not None:
         return how_it_ended(record.exit)
     return record.reason
 
 
 def _group_suggestion(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
-    """What a user could do about the gate before which this task waits, if there is room for it behind."""
+    """The suggestion for a task that waits for its dependencies or its group, if a node has room for it."""
     room = next((verdict.node for verdict in verdicts if verdict.now), "")
     awaited = node.eligibility.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
     if room and awaited:
@@ -212,13 +212,13 @@ def _group_suggestion(node: Node, task: HomeTask, verdicts: list[EligibilityVerd
 
 
 def _another_directory(task: HomeTask, home: str) -> Suggestion | None:
-    """What helps a task whose directory is not here."""
+    """The suggestion for a task whose directory is not here."""
     lacks = task.cannot_here.startswith("no directory ")
     return Suggestion("with -d DIR, or -d - for a fresh scratch directory,", home) if lacks else None
 
 
 def _summary(verdicts: list[EligibilityVerdict], home: str) -> str:
-    """In one line why it waits: what keeps it from the node that could run it soonest. "" where one has room."""
+    """One line on why a task waits: the reason of the nearest node that could run it. "" if a node has room."""
     if any(verdict.now for verdict in verdicts):
         return ""
     could = [verdict for verdict in verdicts if verdict.can_ever]

@@ -1,7 +1,7 @@
-"""Standard input of attempts that run here for other homes: pulled from there into a file of this node's spool.
+"""Fetches of standard input for attempts that run here for other homes, into a file of this node's spool.
 
-The launcher feeds the task from that file and says how far it is; only so much more is asked for. The file's size is where
-to go on, after a broken stream and after a restart of this agent alike, and only the home's word ends an input.
+The launcher feeds the task from that file and reports its progress; only so much more is requested. The size of the file says
+where to continue, after a broken stream and after a restart of this agent alike. Only the home ends an input.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.input")
 
-PULLED_AHEAD_BYTES_MAX = 4 << 20
-"""So much more than its task has read of an input is pulled."""
-TOLD_EVERY_BYTES = 1 << 20
-"""Its home is told how far it is each time that so much was read."""
+FETCHED_AHEAD_BYTES_MAX = 4 << 20
+"""Bound on what is fetched beyond what the task has read."""
+REPORT_EVERY_BYTES = 1 << 20
+"""Number of bytes read after which the home is told the progress."""
 PUNCH_BYTES = 4 << 20
-"""What was read is dropped in steps of this."""
+"""Step in which read input is dropped from the file."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
 """A home that cannot be reached is tried again after the first, then twice as long each time, up to the second."""
 
 
 class StdinFetch:
-    """The input of one attempt: ``size_bytes`` are here, ``fed_bytes`` of these its task has read."""
+    """The input of one attempt. size_bytes: fetched so far; fed_bytes: read by its task."""
 
     def __init__(self, launcher: LauncherLink, links: PeerLinks, path: Path, guest: RemoteTask) -> None:
         self._launcher = launcher
@@ -65,23 +65,22 @@ class StdinFetch:
         self._launcher.feed(self.guest.key, self.size_bytes, has_ended=self.has_ended)
 
     async def run(self) -> None:
-        """Pull until the end has come, or the home knows that no more is read; whatever breaks, again from where it
-        broke."""
+        """Fetch until the end has come, or the home knows that no more is read. A broken stream is continued."""
         wait_s = RETRY_S_MIN
         while True:
             before = self.size_bytes
             try:
-                if await self._pull():
+                if await self._fetch():
                     return
                 why = "it knows no such attempt (any more)"
             except (PeerloadError, OSError, TimeoutError) as error:
                 why = str(error)
             wait_s = RETRY_S_MIN if self.size_bytes > before else min(wait_s * 2, RETRY_S_MAX)
-            log.info("the input of %s does not come: %s", self.guest.task, why)
+            log.info("cannot fetch standard input: task=%s error=%s", self.guest.task, why)
             await asyncio.sleep(wait_s)
 
-    async def _pull(self) -> bool:
-        """One stream, as long as it lasts. → whether that was all; False if its home knows nothing of it."""
+    async def _fetch(self) -> bool:
+        """Fetch over one stream. → True if that was all; False if the home knows no such attempt."""
         guest = self.guest
         reader, link = await self._links.open_stream(guest.home, (InputChunk, InputEnd, InputWindow))
         self._stream = reader, link
@@ -135,7 +134,7 @@ class StdinFetch:
             if self._stream is not None and self.work is not None:  # else the next one tells it first of all
                 self._tell()
                 self.work.cancel()
-        elif self.fed_bytes - self._told_bytes >= TOLD_EVERY_BYTES:
+        elif self.fed_bytes - self._told_bytes >= REPORT_EVERY_BYTES:
             self._tell()
 
     def _punch(self) -> None:
@@ -143,12 +142,12 @@ class StdinFetch:
             self._punched_bytes = self.fed_bytes
 
     def _tell(self) -> None:
-        """Its home may drop what is here, and send on."""
+        """Tell the home how much was read: it may drop that, and send on."""
         if self._stream is None:
             return
         reader, link = self._stream
         self._told_bytes = self.fed_bytes
-        self._asked_bytes = self.fed_bytes + PULLED_AHEAD_BYTES_MAX
+        self._asked_bytes = self.fed_bytes + FETCHED_AHEAD_BYTES_MAX
         guest = self.guest
         request = InputRequest(
             guest.task, guest.uid, guest.attempt, self.size_bytes, self._asked_bytes, is_closed=self.is_closed
@@ -163,42 +162,42 @@ class StdinFetch:
 
 
 class StdinFetches:
-    """Those of one agent, by execution key."""
+    """The fetches of one agent, by execution key."""
 
     def __init__(self, launcher: LauncherLink, links: PeerLinks, spool: Spool, run: RunState) -> None:
         self._launcher = launcher
         self._links = links
         self._spool = spool
         self._background = BackgroundTasks(run)
-        self._pulls: dict[str, StdinFetch] = {}
+        self._fetches: dict[str, StdinFetch] = {}
 
     def begin(self, guest: RemoteTask) -> None:
-        """Pull for an attempt that runs here, if that is not done already; tell the launcher what is here. Raises
+        """Fetch for an attempt that runs here, if that is not done already; tell the launcher what is here. Raises
         OSError."""
-        pull = self._pulls.get(guest.key)
-        if pull is None:
-            pull = StdinFetch(self._launcher, self._links, self._spool.input_path(guest.key), guest)
-            self._pulls[guest.key] = pull
-            pull.work = self._background.start(pull.run())
-        pull.feed()
+        fetch = self._fetches.get(guest.key)
+        if fetch is None:
+            fetch = StdinFetch(self._launcher, self._links, self._spool.input_path(guest.key), guest)
+            self._fetches[guest.key] = fetch
+            fetch.work = self._background.start(fetch.run())
+        fetch.feed()
 
     def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
         """The launcher has fed so much to this attempt."""
-        pull = self._pulls.get(key)
-        if pull is not None:
-            pull.fed(offset, is_closed=is_closed)
+        fetch = self._fetches.get(key)
+        if fetch is not None:
+            fetch.fed(offset, is_closed=is_closed)
 
     def end(self, key: str) -> None:
-        """This attempt is over."""
-        pull = self._pulls.pop(key, None)
-        if pull is not None:
-            pull.close()
-            remove(pull.path)
+        """End the fetch of an attempt that is over."""
+        fetch = self._fetches.pop(key, None)
+        if fetch is not None:
+            fetch.close()
+            remove(fetch.path)
 
     async def close(self) -> None:
         """Stop all; what is here is gone on with by the next start."""
-        pulls = list(self._pulls.values())
-        self._pulls.clear()
-        for pull in pulls:
-            pull.close()
+        fetches = list(self._fetches.values())
+        self._fetches.clear()
+        for fetch in fetches:
+            fetch.close()
         await self._background.close()

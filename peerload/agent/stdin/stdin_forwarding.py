@@ -1,7 +1,7 @@
-"""The standard input of what runs on this node: which file feeds which attempt, and how far each has come.
+"""Forwarding of standard input to what runs on this node: the file that feeds each attempt, and its progress.
 
 A task of this home is fed from its input itself (`stdin_store.py`), an attempt of another home from a file in this node's
-spool into which its pull (`stdin_fetch.py`) writes. The launcher does the feeding and says how far it is.
+spool into which its fetch (`stdin_fetch.py`) writes. The launcher feeds, and reports its progress.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StdinForwarding:
-    """One per agent. inputs: what tasks of this home read; pulls: what attempts of other homes read."""
+    """The forwarding of one agent. inputs: of tasks of this home; fetches: for attempts of other homes."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class StdinForwarding:
         inbox: Inbox,
         spool: Spool,
         inputs: StdinStore,
-        pulls: StdinFetches,
+        fetches: StdinFetches,
     ) -> None:
         self._node = node
         self._launcher = launcher
         self._inbox = inbox
         self._spool = spool
         self._inputs = inputs
-        self._pulls = pulls
+        self._fetches = fetches
         self._here: dict[str, StoredStdin] = {}
         self._commands: set[str] = set()
         self._asked_to_cut: set[bytes] = set()
@@ -71,7 +71,7 @@ class StdinForwarding:
             return
         guest = self._node.executor.guests.get(key)
         if guest is not None and guest.spec.takes_input and guest.phase is RemotePhase.HERE:
-            self._pulls.begin(guest)
+            self._fetches.begin(guest)
 
     def begin_command(self, key: str, source: StoredStdin) -> None:
         """The launcher was told to start this command of `exec`, which reads from there, or runs it still."""
@@ -80,12 +80,12 @@ class StdinForwarding:
         self.grown(key, source)
 
     def end_command(self, key: str) -> None:
-        """It is over."""
+        """A command of `exec` is over."""
         self._commands.discard(key)
         self._here.pop(key, None)
 
     def grown(self, key: str, source: StoredStdin) -> None:
-        """More of it has come, or its end."""
+        """Tell the launcher that the input has grown, or has ended."""
         self._launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
 
     def adopt(self, *, is_first: bool) -> None:
@@ -133,7 +133,7 @@ class StdinForwarding:
         if source is not None:
             source.take(offset, is_closed=is_closed)
         else:
-            self._pulls.fed(key, offset, is_closed=is_closed)
+            self._fetches.fed(key, offset, is_closed=is_closed)
 
     def came(self, record: TaskRecord, source: StoredStdin) -> None:
         """Have the record say that something has come, if it has."""

@@ -1,6 +1,6 @@
-"""Standard input of tasks of this home for the nodes that run them: sent over a stream as far as each node asks for it.
+"""Serving of standard input to the nodes that run tasks of this home: sent over a stream as far as each node requests it.
 
-What a node asks for says what it has: that need not be kept for it any more, and a client may send so much more.
+A request says how much the node has: that need not be kept for it any more, and a client may send so much more.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ServedStdin:
 
 
 class StdinServer:
-    """Those of one home, by stream."""
+    """The streams of one home that serve standard input."""
 
     def __init__(self, node: Node, inputs: StdinStore, forwarding: StdinForwarding, run: RunState) -> None:
         self.node = node
@@ -132,7 +132,7 @@ class StdinServer:
         except ConnectionError:
             return  # the asker went away, and asks again from where it was
         except OSError as error:
-            log.warning("the input of %s breaks off: %s", served.request.task, error)
+            log.warning("cannot serve standard input: task=%s error=%s", served.request.task, error)
         link.close("the input is complete")
 
     def closed(self, link: PeerConnection) -> None:

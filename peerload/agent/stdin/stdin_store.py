@@ -1,16 +1,16 @@
-"""What tasks of this home read from their standard input: a file for each, to which its client adds.
+"""Store of standard input: a file for each task of this home, to which its client appends.
 
-    STATE/spool/<name>.in           what was sent so far; its beginning may be a hole
-    STATE/spool/<name>.in-ended     that is all: a number, how many bytes
-    STATE/spool/<name>.in-left      its client has left it open on purpose: how many bytes there were
+    STATE/spool/<name>.in           the data so far; its beginning may be a hole
+    STATE/spool/<name>.in-ended     a mark that the input has ended: its size in bytes
+    STATE/spool/<name>.in-left      a mark that its client has left it open on purpose: its size in bytes
 
-What a client is told has ended, or is left open, is on the disk as a whole. A mark that says more than there is (the
-machine stopped in between) is not believed. A file is open only while it is written to: there may be many thousands.
+An input whose end, or leaving, is acknowledged to its client is on the disk as a whole. A mark with a greater size than the
+file (the machine stopped in between) does not count. A file is open only while it is written to: there may be many thousands.
 
-The name is made of the submission's token, so that the file is there before the task is. A task that runs here is fed
-from this file itself, one elsewhere from a copy that its node pulls (`stdin_fetch.py`). A client may send only so much
-more than was taken. As long as INPUT_KEPT_BYTES_MAX were not exceeded the whole is kept, and another attempt reads it
-from the beginning; beyond that, what was taken is dropped, and the task has this one attempt.
+The name is made of the submission's token, so that the file exists before the task does. A task that runs here is fed from
+this file, one elsewhere from a copy that its node fetches (`stdin_fetch.py`). A client may send only so much more than was
+taken. Up to INPUT_KEPT_BYTES_MAX the whole input is kept, and another attempt reads it from the beginning; beyond that, taken
+data is dropped, and the task has this one attempt.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.input")
 
 INPUT_KEPT_BYTES_MAX = 64 << 20
-"""Up to so much the whole of an input is kept until its task has ended."""
+"""Bound up to which a whole input is kept until its task has ended."""
 INPUT_AHEAD_BYTES_MAX = 4 << 20
-"""So much more than was taken a client may send."""
+"""Bound on what a client may send beyond what was taken."""
 INPUT_UNASKED_BYTES_MAX = 8 << 20
 """A client that does not wait for the answers, which say that there is room, may send so much beyond that."""
 PUNCH_BYTES = 4 << 20
-"""What was taken is dropped in steps of at least this."""
+"""Least step in which taken input is dropped from the file."""
 NUMBER_CHARS_MAX = 20
 _SUFFIX, _ENDED, _LEFT = ".in", ".in-ended", ".in-left"
 
@@ -48,7 +48,7 @@ _ADDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLO
 
 
 class StdinFull(PeerloadError):
-    """What was sent cannot be kept."""
+    """The input cannot be kept."""
 
     code = "input"
 
@@ -59,9 +59,10 @@ def input_name(token: str) -> str:
 
 
 class StoredStdin:
-    """One input. ``size_bytes`` have come, ``has_ended``: that is all; ``taken_bytes``: of these the attempt that runs has
-    taken; ``is_closed``: it takes no more; ``is_dropped``: nobody will, and no file of it stays; ``feeder``: who sends it, ``ends_with_feeder``: that is all when that one is
-    gone; ``window``: (rows, columns) of its terminal, if that was said anew; ``uid``: of its task, once there is one."""
+    """One input. size_bytes: received so far; has_ended: no more will come; taken_bytes: taken by the attempt that runs;
+    is_closed: that attempt takes no more; is_dropped: no attempt will, and no file of it stays; feeder: the client that sends
+    it; ends_with_feeder: it ends when that client is gone; window: (rows, columns) of its terminal, if they have changed; uid:
+    of its task, once there is one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,7 +90,7 @@ class StoredStdin:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """Its file, to be added to. Raises OSError."""
+        """The file, open for appending. Raises OSError."""
         file = os.open(self.path, _ADDING)
         try:
             yield file
@@ -97,8 +98,9 @@ class StoredStdin:
             os.close(file)
 
     def add(self, data: bytes, offset: int | None) -> None:
-        """More of it. ``offset``: where it belongs, None = at the end; what has come before is not kept twice. Raises
-        BadRequest for a gap, InputFull if the disk takes it not, SlowDown if it is far more than there was room for."""
+        """Add data. ``offset``: its place, None = at the end; data that came before is not kept twice. Raises
+        BadRequest for a gap, StdinFull if the disk does not take it, SlowDown if it is far more than there was room
+        for."""
         at = self.size_bytes if offset is None else offset
         if at > self.size_bytes:
             why = f"{self.size_bytes} bytes have come so far, and this begins at {at}"
@@ -135,21 +137,21 @@ class StoredStdin:
             raise
 
     def end(self) -> None:
-        """That was all, without anybody who would be told so: it need not be on the disk."""
+        """End the input. Nobody is told, so it need not be on the disk."""
         if self.has_ended:
             return
         self._ended()
         try:
             _mark(self.path.with_suffix(_ENDED), self.size_bytes)
         except OSError as error:  # after a restart nobody comes back to go on with it: it ends there then
-            log.warning("the end of an input is not kept: %s", error)
+            log.warning("cannot write the end mark of an input: error=%s", error)
 
     def _ended(self) -> None:
         self.has_ended = True
         self.tell()
 
     async def finish(self) -> None:
-        """That was all, and it is on the disk afterwards. Raises InputFull."""
+        """End the input, durably. Raises StdinFull."""
         if self.has_ended:
             return
         self._is_ending = True
@@ -165,7 +167,8 @@ class StoredStdin:
                 self._ended()
 
     async def leave(self) -> None:
-        """Its client goes and leaves it open: another may go on with it. It is on the disk afterwards. Raises InputFull."""
+        """Leave the input open while its client goes: another may continue it. It is on the disk afterwards. Raises
+        StdinFull."""
         self.feeder = None
         self.was_left = True
         try:
@@ -175,7 +178,7 @@ class StoredStdin:
                 raise _full(error) from None
 
     def _seal(self, suffix: str) -> None:
-        """In a thread: what there is is on the disk, then a mark that says so. Raises OSError."""
+        """Sync the file, then write a mark that says so; for a thread. Raises OSError."""
         size_bytes = self.size_bytes
         with self._opened() as file:
             os.fsync(file)
@@ -186,7 +189,7 @@ class StoredStdin:
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be sent now."""
+        """True if more may be sent now."""
         return self.size_bytes - self.taken_bytes < INPUT_AHEAD_BYTES_MAX
 
     async def room(self) -> dict[str, Any]:
@@ -199,11 +202,11 @@ class StoredStdin:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether its beginning is to be dropped."""
+        """True if the beginning of the file is to be dropped."""
         return self.size_bytes > INPUT_KEPT_BYTES_MAX and not self.is_cut
 
     def began(self, key: str) -> None:
-        """This attempt takes it from the beginning, or goes on with it."""
+        """This attempt begins to take the input, or goes on with it."""
         if key != self._key:
             self._key = key
             self.taken_bytes = 0
@@ -241,13 +244,13 @@ class StoredStdin:
             self._watchers.discard(event)
 
     def tell(self) -> None:
-        """It has changed."""
+        """Wake whoever watches the input."""
         for event in self._watchers:
             event.set()
 
 
 class StdinStore:
-    """Those of one home, by name."""
+    """The inputs of one home, by name."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -261,11 +264,11 @@ class StdinStore:
         return known
 
     def is_known(self, name: str) -> bool:
-        """Whether it is there already."""
+        """True if there is an input of this name."""
         return name in self._open or (self._directory / f"{name}{_SUFFIX}").exists()
 
     def drop(self, name: str) -> None:
-        """Nobody reads it any more."""
+        """Remove an input that nobody reads any more."""
         known = self._open.pop(name, None)
         if known is not None:
             known.is_closed = known.is_dropped = True
@@ -281,7 +284,7 @@ class StdinStore:
                 remove(path)
 
     def left_by(self, feeder: object) -> list[StoredStdin]:
-        """What this client was sending."""
+        """The inputs that this client was sending."""
         return [known for known in self._open.values() if known.feeder is feeder]
 
 
@@ -325,7 +328,7 @@ def _mark(path: Path, size_bytes: int, *, is_durable: bool = False) -> None:
 
 
 def _marked(path: Path) -> int:
-    """What a mark says, -1 if there is none."""
+    """The number in a mark, -1 if there is none."""
     try:
         text = path.read_bytes()[:NUMBER_CHARS_MAX]
     except OSError:

@@ -75,11 +75,11 @@ def report(notices: list[str], store: Store, kept: Recovered, journal: EventLog)
     for notice in notices:
         journal.happened("store", "lost", reason=notice)
     for damage in kept.damaged[:TOLD_MAX]:
-        log.error("%s is damaged and is not served: %s", damage.task, damage.why)
+        log.error("task is damaged and is not served: task=%s reason=%s", damage.task, damage.why)
         task, reason = (damage.task, damage.why) if is_id(damage.task) else ("", f"{damage.task}: {damage.why}")
         journal.note(PutEvent(time.time(), "store", "damaged", task=task, reason=reason))
     for reason in kept.unreadable[:TOLD_MAX]:
-        log.error("in the database: %s", reason)
+        log.error("database row cannot be read: reason=%s", reason)
         journal.happened("store", "damaged", reason=reason)
     if kept.damaged:
         names = ", ".join(damage.task for damage in kept.damaged[:3]) + (" ..." if len(kept.damaged) > 3 else "")  # noqa: PLR2004

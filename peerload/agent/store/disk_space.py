@@ -146,7 +146,7 @@ class DiskSpace:
         """Prepare the start of an agent: make room for its own files, from the reserve if need be; else fill the
         reserve up."""
         while self.free_bytes() < START_BYTES and self.reserve.give():
-            log.warning("the disk is full: a part of the reserve is given up")
+            log.warning("disk is full: part of the reserve is released")
         self.refill()
         self.state = self._judged()
 

@@ -28,7 +28,7 @@ _COLUMNS = "number, kind, counter, member, due_at, tries, why"
 
 class DueJob(msgspec.Struct, frozen=True, gc=False):
     """One chore. due_at: Unix s, 0 = at once; tries: how often it could not be done, and why the last time. member: SINGLE
-    for what is owed for an array as a whole."""
+    for a job of an array as a whole."""
 
     number: int
     kind: CompletionJob
@@ -39,7 +39,7 @@ class DueJob(msgspec.Struct, frozen=True, gc=False):
     why: str
 
 
-def put_chores(writer: sqlite3.Connection, row: PutChores, place: tuple[int, int]) -> None:
+def put_jobs(writer: sqlite3.Connection, row: PutChores, place: tuple[int, int]) -> None:
     """Insert jobs within the transaction that has the task's end. An array has one notification, inserted with the
     end of its last task."""
     counter, member = place
@@ -60,7 +60,7 @@ def due(store: StoreReader, kind: CompletionJob, now: float, limit: int, besides
         f"SELECT {_COLUMNS} FROM chores WHERE kind = ? AND NOT due_at BETWEEN ? AND ? ORDER BY due_at, number LIMIT ?",  # noqa: S608 -- constants
         (kind.value, math.nextafter(now, math.inf), now + DUE_S_MAX, limit + len(besides)),
     )
-    return [owed for owed in map(_owed, rows) if owed.number not in besides][:limit]
+    return [job for job in map(_job_of, rows) if job.number not in besides][:limit]
 
 
 def next_due_at(store: StoreReader) -> float | None:
@@ -69,20 +69,20 @@ def next_due_at(store: StoreReader) -> float | None:
     return rows[0][0] if rows and isinstance(rows[0][0], float) else None
 
 
-def owed_for(store: StoreReader, counter: int, member: int) -> list[DueJob]:
+def jobs_of(store: StoreReader, counter: int, member: int) -> list[DueJob]:
     """The jobs of a task that are still to be done."""
     rows = store.rows(
         f"SELECT {_COLUMNS} FROM chores WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
         (counter, SINGLE, member),
     )
-    return [_owed(row) for row in rows]
+    return [_job_of(row) for row in rows]
 
 
-def notices(store: StoreReader) -> set[tuple[int, int]]:
-    """The number of each notice that is owed, and how often it could not be given."""
+def pending_notifications(store: StoreReader) -> set[tuple[int, int]]:
+    """The number of each pending notification, and how often it has failed."""
     rows = store.rows("SELECT number, tries FROM chores WHERE kind = ?", (CompletionJob.NOTIFY.value,))
     return {(row[0], row[1]) for row in rows}
 
 
-def _owed(row: tuple[Any, ...]) -> DueJob:
+def _job_of(row: tuple[Any, ...]) -> DueJob:
     return DueJob(row[0], CompletionJob(row[1]), *row[2:])

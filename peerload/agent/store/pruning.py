@@ -100,13 +100,13 @@ class CommitProbe(MaintenanceRow, frozen=True):
     at: float
 
 
-class ChoreDone(MaintenanceRow, frozen=True):
+class JobDone(MaintenanceRow, frozen=True):
     """A completion job is done."""
 
     number: int
 
 
-class ChorePostponed(MaintenanceRow, frozen=True):
+class JobPostponed(MaintenanceRow, frozen=True):
     """A completion job failed, and is due again at ``due_at`` (Unix s)."""
 
     number: int
@@ -137,9 +137,9 @@ def apply(writer: sqlite3.Connection, upkeep: MaintenanceRow, remembered_from: f
         writer.execute(schema.KEEP_DATE, (upkeep.anchor,))
     elif isinstance(upkeep, CommitProbe):
         writer.execute("INSERT OR REPLACE INTO meta VALUES ('checked_at', ?)", (upkeep.at,))
-    elif isinstance(upkeep, ChoreDone):
+    elif isinstance(upkeep, JobDone):
         writer.execute("DELETE FROM chores WHERE number = ?", (upkeep.number,))
-    elif isinstance(upkeep, ChorePostponed):
+    elif isinstance(upkeep, JobPostponed):
         writer.execute(
             "UPDATE chores SET tries = ?, due_at = ?, why = ? WHERE number = ?",
             (upkeep.tries, upkeep.due_at, upkeep.why, upkeep.number),

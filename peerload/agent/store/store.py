@@ -27,7 +27,7 @@ from peerload.agent.store import schema
 from peerload.agent.store.backup import back_up
 from peerload.agent.store.disk_space import has_no_room
 from peerload.agent.store.high_water import ATTEMPTS_GAP, GAP, HighWaterFile, HighWaterMark, LostCommits
-from peerload.agent.store.jobs import put_chores
+from peerload.agent.store.jobs import put_jobs
 from peerload.agent.store.pruning import OUTPUT_BYTES_MAX, MaintenanceRow, output_bytes
 from peerload.agent.store.pruning import apply as apply_upkeep
 from peerload.agent.store.recovery import StoreRecovery
@@ -346,7 +346,7 @@ class Store(StoreRecovery):
             try:
                 thread.start()
             except RuntimeError as error:
-                log.warning("the store has no thread of its own: %s", error)
+                log.warning("cannot start the writer thread of the store: error=%s", error)
                 return False
             self._thread = thread
         return True
@@ -434,7 +434,7 @@ class Store(StoreRecovery):
                 if isinstance(row, MaintenanceRow):
                     apply_upkeep(writer, row, self.date.now() - KEPT_S)
                 elif type(row) is PutChores:
-                    put_chores(writer, row, order_of(row.task))
+                    put_jobs(writer, row, order_of(row.task))
             events = self._events(rows)
             if events:
                 writer.executemany(schema.PUT_EVENT, events)

@@ -19,7 +19,7 @@ REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 
 
 class AgentView:
-    """This agent, as `info` and `settings` answer."""
+    """Answers to `info` and `settings`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class AgentView:
         self._links = links
 
     def info(self) -> dict[str, object]:
-        """As `info` views."""
+        """The answer to `info`."""
         info, config, profile = self._info, self._info.config, self._node.state.profile
         return {
             "node": config.node,
@@ -65,5 +65,5 @@ class AgentView:
         }
 
     def settings(self) -> dict[str, object]:
-        """As `control.Settings` lists it."""
+        """The answer to `settings`."""
         return {"settings": told(self._info.config, self._info.origins)}

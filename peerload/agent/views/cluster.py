@@ -1,4 +1,4 @@
-"""The cluster as this agent sees it: its keys, its certificate, and who is shut out."""
+"""The cluster as this agent sees it: its keys, its certificate, and revocations."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class ClusterView:
         self._tls = tls
 
     def is_revoked(self) -> bool:
-        """True if this node was shut out of its cluster."""
+        """True if this node was revoked."""
         return self._tls.is_revoked
 
     def is_peer_revoked(self, peer: PeerInfo) -> bool:
-        """True if this start of that node is shut out."""
+        """True if this start of that node is revoked."""
         return not self._trust.admits(peer.identity.node, peer.identity.boot)
 
     def was_revoked(self, node: str) -> bool:
-        """True if a node of this name was shut out at any time."""
+        """True if a node of this name was ever revoked."""
         return self._trust.was_revoked(node)
 
     def info(self) -> dict[str, object]:
@@ -65,7 +65,7 @@ class ClusterView:
         }
 
     def _security(self) -> dict[str, object]:
-        """What `peerload doctor --security` cannot find out itself; no key and no secret is in it."""
+        """Facts for `peerload doctor --security` that only the agent knows; no key and no secret is among them."""
         facts, trust = self._tls.facts, self._trust
         return {
             "mode": self._config.mode,

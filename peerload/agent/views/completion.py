@@ -1,4 +1,4 @@
-"""What is done at home when a task has ended, as `show` tells it."""
+"""Completion jobs of a task, as `show` tells them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 def completion_object(
     store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions
 ) -> dict[str, object]:
-    """Where its output goes, what is run then, and what of that is still owed. The files by their names where these are
-    known: when it has ended."""
+    """Output files, notification command, and jobs that are still pending. The names of files are final once the task has
+    ended."""
     counter, member = order_of(record.task)
     node = record.node or record.last_node
     files = [
         text(named(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
         for pattern in (terms.output_file, terms.error_file)
     ]
-    owed = jobs.owed_for(store, counter, member) if record.ended_at and terms.chores() else []
+    owed = jobs.jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
     return {
         "output_file": files[0],
         "error_file": files[1],

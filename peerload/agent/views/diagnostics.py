@@ -1,4 +1,4 @@
-"""The health of an agent as far as it alone knows it, for `peerload doctor`."""
+"""Health of an agent from the inside, for `peerload doctor`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StorageView:
 
 
 class DiagnosticsView:
-    """What `control.Checkup` views."""
+    """Answer to `checkup`: the health of the agent, its links and its storage."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class DiagnosticsView:
         self._links = links
 
     def checkup(self) -> dict[str, object]:
-        """As `control.Checkup` lists it."""
+        """The answer to `checkup`."""
         node, launcher = self._node, self._launcher
         frozen = islice(node.runs.frozen, FROZEN_TOLD_MAX)
         return {

@@ -1,4 +1,4 @@
-"""Nodes as the objects that a client is shown (keys: docs/json.md); tasks are in `views/task.py`."""
+"""Nodes as JSON objects for clients (keys: docs/json.md); tasks are in `views/task.py`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from peerload.model.resources import Profile
 
 DECLINES_TOLD_MAX = 8
-"""Directories that are told of one node."""
+"""Missing directories that are listed for one node."""
 
 
 def nodes(node: Node) -> list[dict[str, object]]:
-    """Every node known, this one first, the others by name."""
+    """Every known node, this one first, the others by name."""
     peers = sorted(node.membership, key=lambda peer: peer.identity.node)
     return [_own_object(node), *(_peer_object(node, peer) for peer in peers)]
 
@@ -53,7 +53,7 @@ def _own_object(node: Node) -> dict[str, object]:
 def _peer_object(node: Node, peer: PeerInfo) -> dict[str, object]:
     heard = node.membership.last_report(peer.identity.node)
     age_s = max(node.state.now.boot_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
-    is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # what was, before, says nothing of what is
+    is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # an old load report of a dead node means nothing
     return _node_object(peer.profile, heard.report if heard is not None and is_there else None, age_s) | {
         "state": peer.state.value,
         "incarnation": peer.identity.incarnation,
@@ -66,14 +66,14 @@ def _peer_object(node: Node, peer: PeerInfo) -> dict[str, object]:
 
 
 def declines(node: Node, peer: PeerInfo) -> list[str]:
-    """Reasons, in words, why a peer declines some tasks of this home. In system mode no directory is named."""
+    """Reasons why a peer declines some tasks of this home. In system mode no directory is named."""
     missing = node.membership.missing_directories(peer.identity.node)
     words = [f"no directory {text(directory)}" if not user else "no directory" for directory, user in missing]
     return list(dict.fromkeys(words))[:DECLINES_TOLD_MAX]
 
 
 class NodesView:
-    """The nodes known here, as `nodes` and `overview` tell them."""
+    """The known nodes, as `nodes` and `overview` list them."""
 
     def __init__(self, node: Node, gpus: Gpus, cluster: ClusterView) -> None:
         self._node = node
@@ -81,11 +81,11 @@ class NodesView:
         self._cluster = cluster
 
     def objects(self) -> list[dict[str, object]]:
-        """Every node known, this one first, the others by name."""
+        """Every known node, this one first, the others by name."""
         return self.objects_of(sorted(self._node.membership, key=lambda peer: peer.identity.node))
 
     def objects_of(self, peers: Iterable[PeerInfo]) -> list[dict[str, object]]:
-        """This node, with why it has no GPUs although there is a driver; and of the others these."""
+        """This node, with the reason why it has no GPUs although there is a driver, and these peers."""
         own = _own_object(self._node)
         why = self._gpus.why_none
         own["no_gpus_because"] = why if why and why != NOT_INSTALLED else None
@@ -157,7 +157,7 @@ _GPU_UNKNOWN = dict.fromkeys(
 
 
 def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, object]]:
-    """The GPUs of a peer, as far as it has told of them. A view asks this of thousands each second."""
+    """The GPUs of a peer, from its profile and load report. `top` needs thousands of these each second."""
     loads = {} if report is None else {load.mark: load for load in report.devices}
     found: list[dict[str, object]] = []
     for device in profile.devices:
@@ -206,7 +206,7 @@ def _own_gpu(state: DeviceState, now_s: float) -> dict[str, object]:
 
 
 def _counted(profile: Profile) -> dict[str, int]:
-    """How many devices of other kinds there are."""
+    """Numbers of devices of other kinds."""
     counts: dict[str, int] = {}
     for device in profile.devices:
         if device.kind != GPU:

@@ -52,8 +52,8 @@ class PeerLinksView:
         if self._bus is None:
             return None
         urls = [without_password(url) for url in self._info.config.mqtt]
-        told = {"urls": urls, "url": self._bus.url, "why": self._bus.why_away or None}
-        return told | {"heard": self._bus.is_heard}
+        told = {"urls": urls, "url": self._bus.url, "why": self._bus.unavailable_because or None}
+        return told | {"heard": self._bus.is_echoed}
 
     def _peer(self, peer: PeerInfo, linked: set[str]) -> dict[str, object]:
         name = peer.identity.node

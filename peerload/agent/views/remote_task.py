@@ -1,4 +1,4 @@
-"""Tasks of other homes as the node that runs them can show them, also while their homes are away."""
+"""Tasks of other homes as their executor shows them, also while the homes are away."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def listed(node: Node, guest: RemoteTask, user: str) -> dict[str, object]:
 
 
 def _reason(node: Node, guest: RemoteTask) -> str:
-    """What only this node knows about the state of the task, in words."""
+    """State of the task that only this node knows, in words."""
     if guest.phase is RemotePhase.ENDED:
         return f"{guest.home} has not taken its result yet"
     if guest.killed_because:
@@ -64,7 +64,7 @@ def shown(node: Node, guest: RemoteTask, user: str) -> dict[str, object]:
 
 
 def record_of(node: Node, guest: RemoteTask) -> TaskRecord:
-    """What its home's record of it would say, as far as that is known here."""
+    """The record that its home would have, as far as it is known here."""
     state = TaskState.LEASED
     exit_ = guest.exit
     if exit_ is not None:

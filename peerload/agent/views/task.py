@@ -1,4 +1,4 @@
-"""Tasks as the objects a client is shown (keys: docs/json.md); nodes are in `views/node.py`."""
+"""Tasks as JSON objects for clients (keys: docs/json.md); nodes are in `views/node.py`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ if TYPE_CHECKING:
 
 
 ERROR_TAIL_BYTES = 1024
-"""The last line of stderr is looked for in so much of its end."""
+"""Size of the tail of stderr in which its last line is searched."""
 ERROR_LINE_CHARS_MAX = 200
 _STATES = {state: state.value for state in TaskState}
-"""A list may be of very many: a member of an enum is asked for its value slowly."""
+"""Values of the states; `.value` of an enum is slow in long lists."""
 
 
 def text(raw: bytes) -> str:
-    """Bytes as text for people and JSON; what is not UTF-8 is shown escaped."""
+    """Decode bytes for people and JSON; invalid UTF-8 is escaped."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def task_object(
     record: TaskRecord, spec: TaskSpec, user: str, *, running_at: float = 0.0, devices: Sequence[str] = ()
 ) -> dict[str, object]:
-    """One task, as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not seen; devices: what it has, or
-    had, in words."""
+    """One task, as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not; devices: names of its devices."""
     exit_ = record.exit
     is_running = record.state is TaskState.LEASED and running_at
     state = "running" if is_running else _STATES[record.state]
@@ -79,7 +78,7 @@ def task_object(
 
 
 def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
-    """The same with what this home knows of it besides its record: whether it runs, and on what."""
+    """A task of this home, as `ls` lists it, with its live state: whether it runs, and on which devices."""
     task = node.home.tasks.get(record.uid)
     names = device_names(node, record.node, devices_of(node, record))
     told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
@@ -88,7 +87,7 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
 
 
 def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | None:
-    """When the node that has a task was heard of last (Unix s), while it is not believed to be alive; else None."""
+    """When the node of a leased task was last heard (Unix s), if it is suspected or dead; else None."""
     if record.state is not TaskState.LEASED or record.node == node.state.node:
         return None
     peer = node.membership.get(record.node)
@@ -98,7 +97,7 @@ def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | N
 
 
 def array_row(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
-    """The fields of a list row that stands for several members of an array, where they differ from those of its first member."""
+    """The fields of a row for several members of an array that differ from those of its first member."""
     is_over = first["state"] in (TaskState.DONE, TaskState.CANCELLED)
     return {
         "members": {"spans": row.spans, "count": row.count, "nodes": row.nodes},
@@ -112,12 +111,12 @@ def array_row(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
 
 
 def running_since(task: HomeTask | None, record: TaskRecord) -> float:
-    """Since when the current attempt is seen running (Unix s), 0 = it is not. ``task``: of this home, if unfinished."""
+    """When the current attempt was first seen running (Unix s), 0 = not. ``task``: the unfinished task, if any."""
     return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
 
 def submit_options_object(terms: SubmitOptions, record: TaskRecord) -> dict[str, object]:
-    """What `show` adds of the terms of a task, and of how often it has been tried again on these."""
+    """The submit options of a task, as `show` adds them, with its failures so far."""
     return {
         "group": terms.group or None,
         "tags": dict(tag.split("=", 1) for tag in terms.tags),
@@ -129,7 +128,7 @@ def submit_options_object(terms: SubmitOptions, record: TaskRecord) -> dict[str,
 
 
 def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
-    """Why a queued task waits, in a few words; `why` tells more."""
+    """Short reason why a queued task waits; `why` tells more."""
     if task is None:
         return record.reason
     if task.phase is HomePhase.GATED:
@@ -144,7 +143,7 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
 
 
 def ended_object(record: TaskRecord) -> dict[str, object]:
-    """How a task ended, as `wait` and `output` say it."""
+    """How a task ended, in the form of `wait` and `output`."""
     exit_ = record.exit
     return {
         "id": record.task,
@@ -159,7 +158,7 @@ def ended_object(record: TaskRecord) -> dict[str, object]:
 
 
 def error_line(spool: Spool, record: TaskRecord) -> dict[str, object]:
-    """The last line that a failed task has written to stderr, where it has; nothing for others."""
+    """The last line of stderr of a failed task, if any; nothing for other tasks."""
     if record.state is not TaskState.FAILED or record.exit is None or not record.exit.stderr_bytes:
         return {}
     tail = spool.read_tail(execution_key(record.uid, record.attempt), 2, ERROR_TAIL_BYTES)
@@ -169,7 +168,7 @@ def error_line(spool: Spool, record: TaskRecord) -> dict[str, object]:
 
 
 def devices_of(node: Node, record: TaskRecord) -> tuple[str, ...]:
-    """The ids of the devices that a task has, or had where it ended; those at another node as that has told."""
+    """The ids of the devices that a task has, or had at its end."""
     task = node.home.tasks.get(record.uid)
     if record.devices or task is None or task.record.attempt != record.attempt:
         return record.devices
@@ -177,7 +176,7 @@ def devices_of(node: Node, record: TaskRecord) -> tuple[str, ...]:
 
 
 def device_names(node: Node, where: str, ids: Sequence[str]) -> list[str]:
-    """The devices of a node in words: ``GPU 1 (RTX 4090)``; by their ids where that node is not known (any more)."""
+    """Names of devices of a node, such as ``GPU 1 (RTX 4090)``; their ids if the node is not known."""
     if not ids:
         return []
     peer = node.membership.get(where)
@@ -194,7 +193,7 @@ def _device_name(device: Device) -> str:
 
 
 def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> dict[str, object]:
-    """What `show` adds. devices: the ids of what it has."""
+    """The fields that `show` adds. devices: the ids of its devices."""
     placement = spec.placement
     exit_ = record.exit
     return {
@@ -226,14 +225,14 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
 
 
 def output_gone_object(store: StoreReader, record: TaskRecord) -> dict[str, object]:
-    """Since when the output of an ended task is not here any more, and why: it was removed."""
+    """When and why the output of an ended task was removed."""
     gone = store.output_gone(record.task) if record.ended_at else None
     at, why = gone or (None, None)
     return {"output_gone_at": at, "output_gone_why": why}
 
 
 def device_request_object(request: ResourceRequest) -> dict[str, object]:
-    """What a task asks of GPUs and other devices, beyond how many GPUs."""
+    """The device request of a task, besides the number of GPUs."""
     return {
         "gpu_mem_bytes": request.gpu_mem_bytes,
         "gpu_prefer": list(request.gpu_prefer),
@@ -246,7 +245,7 @@ def device_request_object(request: ResourceRequest) -> dict[str, object]:
 
 
 def learned_gpu_memory(history: DurationEstimates, spec: TaskSpec) -> dict[str, object]:
-    """The GPU memory that earlier runs of this command needed, in bytes for each GPU, and their number; null and 0 if unknown."""
+    """GPU memory that earlier runs of this command needed, in bytes a GPU, and their number; null and 0 if unknown."""
     runs = history.gpu.past(history.keys(spec), ANY_MODEL, RUNS_KNOWN_MIN) if spec.request.gpus else None
     return {
         "gpu_mem_learned_bytes": runs.need_bytes if runs else None,
@@ -255,8 +254,8 @@ def learned_gpu_memory(history: DurationEstimates, spec: TaskSpec) -> dict[str, 
 
 
 def usage_object(record: TaskRecord) -> dict[str, object]:
-    """What `history` adds about an ended task. duration_s: how long its process ran, None if it never did; waited_s:
-    from its submission to that, or to its end."""
+    """The fields that `history` adds. duration_s: run time of its process, None if it never ran; waited_s: from the
+    submission to the start, or to the end."""
     ran = record.ended_at > record.started_at > 0
     until = record.started_at if ran else record.ended_at
     return {
@@ -292,7 +291,7 @@ def event_object(event: RecordedEvent) -> dict[str, object]:
 
 
 def damaged_objects(rows: Sequence[Damage]) -> list[dict[str, object]]:
-    """Tasks whose rows cannot be read."""
+    """Tasks whose rows in the database are damaged."""
     return [{"id": row.task, "why": row.why} for row in rows]
 
 

@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options, speed, whole
 from peerload.client.connection import SYSTEM_SOCKET, user_socket_path
 from peerload.model.errors import ConfigError, PeerloadError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
     from peerload.model.config import AgentConfig
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, Any
 
 import peerload
 from peerload.cli.common.agent_flags import as_words, make_private
@@ -22,10 +23,8 @@ from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.wire import frame
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 STARTS_WITHIN_S = 60.0
 """An agent with a million tasks reads its database for longer than ten seconds."""
@@ -200,7 +199,7 @@ def end_launcher(state: str) -> int | None:
     if lock is None:
         return None
     try:
-        return _told_to_stop(os.path.join(state, "launcher"))
+        return _stop_launcher(os.path.join(state, "launcher"))
     finally:
         os.close(lock)
 
@@ -235,7 +234,7 @@ def _locked(state: str) -> int | None:
     return lock
 
 
-def _told_to_stop(directory: str) -> int | None:
+def _stop_launcher(directory: str) -> int | None:
     try:
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     except OSError:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import options, suggestions, task_flags
 from peerload.cli.common.errors import CANNOT
@@ -15,10 +16,8 @@ from peerload.model.text import printable
 from peerload.text import units
 from peerload.text.format import number_text, say, shortened, size_text
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
     from peerload.client.connection import Client
 

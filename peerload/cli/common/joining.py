@@ -13,16 +13,15 @@ import os
 import socket
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from peerload.client.connection import ANSWERS_WITHIN_S, default_socket_path
 from peerload.model.errors import PeerloadError
 from peerload.text.format import say
 from peerload.wire import frame
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
 PORT = 7117
 """The usual port, taken if it is free: one number to open in a firewall."""

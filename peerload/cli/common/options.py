@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any, NoReturn
 
 from peerload.model.errors import UsageError
 from peerload.text.units import duration
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
 
 SPEED_MAX = 1000
 NODE_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from peerload.client.protocol import OutputGaps
 from peerload.model.text import printable
 from peerload.text.format import print_json, say, size_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class OutputWriter:

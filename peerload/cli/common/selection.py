@@ -7,17 +7,16 @@ how many tasks are meant, and asks on a terminal before it changes many.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import node_name
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, say
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import Any
 
     from peerload.cli.common.options import Options
     from peerload.client.connection import Client
@@ -86,7 +85,7 @@ class Selection:
         """Whether there are only ids, each of one task or one array."""
         return bool(self.words) and not self.is_narrowed and all(map(is_plain_id, self.words))
 
-    def asked(self, states: Iterable[str] = ()) -> dict[str, Any]:
+    def request_fields(self, states: Iterable[str] = ()) -> dict[str, Any]:
         """The fields of a request that selects. ``states``: the states if the user names none."""
         wanted = self.states or list(states)
         fields = {"tasks": self.words, **self.narrowing, "states": wanted}
@@ -95,9 +94,9 @@ class Selection:
     def selected(self, client: Client, states: Iterable[str] = ()) -> dict[str, Any]:
         """The agent's reply: selected count states."""
         more = {"all_users": True} if self._all_users else {}
-        return client.call("select", **self.asked(states), **more)
+        return client.call("select", **self.request_fields(states), **more)
 
-    def chosen(self, client: Client, states: Sequence[str] = ()) -> list[str] | None:
+    def references(self, client: Client, states: Sequence[str] = ()) -> list[str] | None:
         """References to the tasks to change; empty, with a message, if none matches; None if the user said no. ``states``: the states of
         tasks that are selected without their ids."""
         if self.is_plain:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 PIECE_BYTES = 64 << 10
 """Bytes read and sent at a time: a socket that has room at all has room for these."""

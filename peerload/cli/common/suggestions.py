@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import NODE_NAME_SAYS, is_node_name
 from peerload.model.errors import NeverRunnable, UsageError
 from peerload.model.text import printable
 from peerload.text.format import say
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from peerload.client.connection import Client
 
 NAMED_MAX = 8

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentTypeError
+from typing import TYPE_CHECKING
 
 from peerload.cli.common.options import Options, whole
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text import units
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
 

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import time
+from typing import TYPE_CHECKING, Any, Self
 
 from peerload.cli.common import command
 from peerload.cli.common.errors import CANNOT, INTERRUPTED
@@ -22,11 +23,9 @@ from peerload.model.text import printable
 from peerload.text.format import say, shortened, size_text
 from peerload.text.tasks import is_mine
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
-    from typing import Any, Self
 
 SECOND_INTERRUPT_S = 2.0
 """A second Ctrl-C within this cancels the task."""
@@ -37,11 +36,11 @@ WHY_AFTER_S = 5.0
 """A task that has not started after this long: its reason is said, …"""
 WHY_WIDTH_MAX = 200
 """… in at most this width, …"""
-TOLD_BEFORE = "no node known can ever run it"
+SAID_AT_SUBMISSION = "no node known can ever run it"
 """… unless it was already said at its submission."""
 SIGNALS_UNHANDLED_MAX = 3
 """An agent that stops in the middle of a frame blocks the loop: after this many signals we give up."""
-TOLD_IN_WORDS = (124, 126, 127)
+EXPLAINED_EXIT_CODES = (124, 126, 127)
 WITHOUT_ROOM = "; the disk of "
 """In the reason of a task whose output may not have been kept."""
 """Exit codes whose reason is worth a line: time limit, cannot execute, not found."""
@@ -190,7 +189,7 @@ class TaskSession:
             self._ask_why()
         ended = None
         if agent in ready:
-            ended = self._hear()
+            ended = self._receive()
         if ended is None and stdin is not None and 0 in ready:
             self._pass_on(stdin)
         return ended
@@ -201,7 +200,7 @@ class TaskSession:
             self._why_due_s = None
             self._why_request = self._client.send("why", task=self._task)
 
-    def _hear(self) -> dict[str, Any] | None:
+    def _receive(self) -> dict[str, Any] | None:
         answered, kind, body = self._client.receive(may_last=True)
         self._lost_until_s = 0.0
         if answered != self._request:
@@ -369,7 +368,7 @@ class TaskSession:
                     self._cancel(signal.SIGTERM)
             return
         if answered == self._why_request:
-            if kind == "ok" and body.get("summary") not in (None, "", TOLD_BEFORE):
+            if kind == "ok" and body.get("summary") not in (None, "", SAID_AT_SUBMISSION):
                 why = shortened(printable(body["summary"]), WHY_WIDTH_MAX)
                 say(f"{self._task} waits: {why}", f"more:  peerload why {self._task}")
             return
@@ -422,7 +421,7 @@ class TaskSession:
 # -- the end of a task, told ---------------------------------------------------------------------------------------------
 
 
-def told_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
+def report_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
     """The exit code for a task whose output is incomplete: never 0, and stderr says so."""
     if code or not missing_bytes:
         return code
@@ -439,14 +438,14 @@ def say_detached(task: str) -> int:
     return DETACHED
 
 
-def _needs_words(ended: dict[str, Any], code: int, reason: str) -> bool:
+def _needs_explanation(ended: dict[str, Any], code: int, reason: str) -> bool:
     """Whether the exit code alone does not explain the failure."""
     if reason in ("", f"exit code {code}"):
         return False
-    return code in TOLD_IN_WORDS or bool(ended.get("out_of")) or WITHOUT_ROOM in reason
+    return code in EXPLAINED_EXIT_CODES or bool(ended.get("out_of")) or WITHOUT_ROOM in reason
 
 
-def told(ended: dict[str, Any], *, interrupted: bool) -> int:
+def report_end(ended: dict[str, Any], *, interrupted: bool) -> int:
     """The exit code for an ended task, with a line on stderr if the code alone does not explain it."""
     task, state, reason = str(ended.get("id", "")), str(ended.get("state", "")), str(ended.get("reason") or "")
     code = command.exit_code_of(ended)
@@ -454,7 +453,7 @@ def told(ended: dict[str, Any], *, interrupted: bool) -> int:
         return code if ended.get("exit_code") is not None else INTERRUPTED
     if state == "unknown" or code == CANNOT:
         say(f"{task} is {state}: {reason or 'it has no exit code'}", f"more:  peerload show {task}")
-    elif _needs_words(ended, code, reason):
+    elif _needs_explanation(ended, code, reason):
         say(f"{task}: {printable(reason)}", f"it ran on {ended['node']}" if ended.get("node") else "")
     elif (
         state == "failed" and ended.get("node") and os.isatty(2)

@@ -50,7 +50,7 @@ class Rates(NamedTuple):
     memory: int
 
 
-class Info(NamedTuple):
+class ProcessInfo(NamedTuple):
     """Process on a card."""
 
     pid: int
@@ -115,9 +115,9 @@ class PlayedNvml:
         used = min(sum(size for _, size, _ in self._processes(handle)), total)
         return Memory(total, total - used, used)
 
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Info]:  # noqa: N802 -- as above
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[ProcessInfo]:  # noqa: N802 -- as above
         """Processes on a card."""
-        return [Info(pid, size) for pid, size, _ in self._processes(handle)]
+        return [ProcessInfo(pid, size) for pid, size, _ in self._processes(handle)]
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Rates:  # noqa: N802 -- as above
         """Utilization of a card a moment ago."""

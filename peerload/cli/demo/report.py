@@ -25,6 +25,7 @@ HANDOFF_COUNTERS = {
     "transfers": metrics.TRANSFERS,
     "tasks given": metrics.TASKS_GIVEN,
 }
+"""Keys of the report, and the counters behind them."""
 
 _UP_TO_START = "\x1b[{lines}F\x1b[J"
 
@@ -123,7 +124,7 @@ def account(
         "cpu_s": cpu_s,
         "cpus": len(os.sched_getaffinity(0)),
         "mqtt": _by_type(counters),
-        "handoffs": {name: _sum(counters, metric) for name, metric in HANDOFF_COUNTERS.items()},
+        "handoffs": {key: _sum(counters, name) for key, name in HANDOFF_COUNTERS.items()},
         "peer_link": {
             "sent": _sum(counters, metrics.PEER_MESSAGES_SENT),
             "received": _sum(counters, metrics.PEER_MESSAGES_RECEIVED),

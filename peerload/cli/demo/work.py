@@ -31,7 +31,7 @@ SLEEP_S = (0.3, 0.9, 0.6, 1.2)
 _COUNT_PRIMES = "print(sum(all(n % d for d in range(2, int(n ** 0.5) + 1)) for n in range(2, {below})))"
 
 
-class Command:
+class DemoCommand:
     """One command line: a ``name`` for people, its ``argv``, and the ``answer`` it must print (computed here when it
     is asked for)."""
 
@@ -41,7 +41,7 @@ class Command:
         self.answer = answer
 
 
-def commands(count: int) -> list[Command]:
+def commands(count: int) -> list[DemoCommand]:
     """The first ``count`` commands of the mix, always the same."""
     makers = {"hash": _hash, "gzip": _gzip, "sort": _sort, "primes": _primes, "read": _read, "sleep": _sleep}
     met = dict.fromkeys(makers, 0)
@@ -65,40 +65,40 @@ def _shell(line: str) -> list[str]:
     return ["/bin/sh", "-c", line]
 
 
-def _hash(number: int) -> Command:
+def _hash(number: int) -> DemoCommand:
     size = HASH_BYTES[number % len(HASH_BYTES)]
     line = f"yes peerload | head -c {size} | sha256sum"
-    return Command(f"hash-{size // 1_000_000}MB", _shell(line), lambda: f"{_digest_of_repeats(size)}  -")
+    return DemoCommand(f"hash-{size // 1_000_000}MB", _shell(line), lambda: f"{_digest_of_repeats(size)}  -")
 
 
-def _gzip(number: int) -> Command:
+def _gzip(number: int) -> DemoCommand:
     lines = GZIP_LINES[number % len(GZIP_LINES)]
     line = f"seq {lines} | gzip -9 | gzip -dc | sha256sum"
-    return Command(f"gzip-{lines // 1000}k", _shell(line), lambda: f"{_digest_of_numbers(lines)}  -")
+    return DemoCommand(f"gzip-{lines // 1000}k", _shell(line), lambda: f"{_digest_of_numbers(lines)}  -")
 
 
-def _sort(number: int) -> Command:
+def _sort(number: int) -> DemoCommand:
     lines = SORT_LINES[number % len(SORT_LINES)]
     line = f"seq {lines} | rev | sort | sha256sum"
-    return Command(f"sort-{lines // 1000}k", _shell(line), lambda: f"{_digest_of_sorted(lines)}  -")
+    return DemoCommand(f"sort-{lines // 1000}k", _shell(line), lambda: f"{_digest_of_sorted(lines)}  -")
 
 
-def _primes(number: int) -> Command:
+def _primes(number: int) -> DemoCommand:
     below = PRIMES_BELOW[number % len(PRIMES_BELOW)]
     argv = [sys.executable, "-I", "-S", "-c", _COUNT_PRIMES.format(below=below)]
-    return Command(f"primes-{below // 1000}k", argv, lambda: str(_primes_below(below)))
+    return DemoCommand(f"primes-{below // 1000}k", argv, lambda: str(_primes_below(below)))
 
 
-def _read(number: int) -> Command:
+def _read(number: int) -> DemoCommand:
     parts = READ_PARTS[number % len(READ_PARTS)]
     numbers = " ".join(map(str, range(parts)))
     line = f"for part in {numbers}; do sleep {READ_PAUSE_S}; seq {READ_LINES}; done | sha256sum"
-    return Command(f"read-{parts}-parts", _shell(line), lambda: f"{_digest_of_numbers(READ_LINES, parts)}  -")
+    return DemoCommand(f"read-{parts}-parts", _shell(line), lambda: f"{_digest_of_numbers(READ_LINES, parts)}  -")
 
 
-def _sleep(number: int) -> Command:
+def _sleep(number: int) -> DemoCommand:
     seconds = SLEEP_S[number % len(SLEEP_S)]
-    return Command(f"sleep-{seconds}", _shell(f"sleep {seconds}; echo slept {seconds}"), lambda: f"slept {seconds}")
+    return DemoCommand(f"sleep-{seconds}", _shell(f"sleep {seconds}; echo slept {seconds}"), lambda: f"slept {seconds}")
 
 
 @functools.cache

@@ -158,7 +158,7 @@ def _tried(
     client: mqtt.Client, url: BrokerUrl, answered: threading.Event, found: dict[str, Any], let_in: Callable[[], None]
 ) -> str:
     """Connect, do that if we are let in, and go → why we were not, "" if we were."""
-    from peerload.security.broker_tls import broker_says
+    from peerload.security.broker_tls import broker_error_text
 
     try:
         client.connect(url.host, url.port, keepalive=10)
@@ -170,5 +170,5 @@ def _tried(
         finally:
             client.loop_stop()
     except (OSError, ValueError) as error:
-        return broker_says(error) or str(getattr(error, "strerror", None) or error) or type(error).__name__
+        return broker_error_text(error) or str(getattr(error, "strerror", None) or error) or type(error).__name__
     return str(found["why"])

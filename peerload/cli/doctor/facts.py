@@ -143,7 +143,7 @@ class DoctorInput:
                 try:
                     self.checkup = client.call("checkup")
                     self.settings = client.call("settings")["settings"]
-                except BadRequest:  # an agent of an earlier version: what it cannot tell is skipped
+                except BadRequest:  # an agent of another version: skip what it cannot tell
                     self.checkup = {}
         except (AgentUnavailable, BadRequest) as error:
             self.agent_error = error

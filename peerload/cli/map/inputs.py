@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
+from typing import TYPE_CHECKING
 
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import size_text
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import stat
 from array import array
+from typing import TYPE_CHECKING
 
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import time
+from typing import TYPE_CHECKING, Any, Self
 
 from peerload.cli.common import command
 from peerload.cli.map.inputs import BadInput
@@ -22,11 +23,9 @@ from peerload.client.protocol import OutputGaps, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
 from peerload.text.format import counted, say, size_text
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
-    from typing import Any, Self
 
     from peerload.cli.map.inputs import MapInputs
     from peerload.cli.map.joblog import Joblog

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import command
 from peerload.cli.common.output import write_all
 from peerload.model.text import printable
 from peerload.text.format import duration_text, shortened
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     Fetch = Callable[[str], Iterator[dict[str, Any]]]
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.map.inputs import LineReader
 from peerload.cli.map.template import CommandTemplate
@@ -15,11 +16,9 @@ from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import size_text
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator
-    from typing import Any
 
 LINES_MAX = 100_000
 COMMANDS_BYTES_MAX = 3 << 20

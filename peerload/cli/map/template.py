@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from typing import TYPE_CHECKING
 
 from peerload.model.errors import UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 

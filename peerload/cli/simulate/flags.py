@@ -273,7 +273,7 @@ def _text(flag: str, name: str) -> str:
         raise UsageError(f"sim: {flag}: {name} cannot be read", why=error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"sim: {flag}: {name} is no text", why=str(error)) from None
-    if is_too_large or len(text) > FILE_BYTES_MAX:  # of a device or a pipe the size is not known before
+    if is_too_large or len(text) > FILE_BYTES_MAX:  # the size of a device or a pipe is not known before
         raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
     return text
 

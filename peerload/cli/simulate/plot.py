@@ -62,7 +62,7 @@ def check_writable(flag: str, path: str) -> None:
     elif file.exists():
         why = "" if os.access(file, os.W_OK) else "it may not be written"
     else:
-        try:  # what may be written can be seen from no mode: of /proc, or as root
+        try:  # a mode does not tell what may be written in /proc, or as root
             with file.open("x"):
                 pass
             file.unlink()
@@ -103,7 +103,7 @@ def draw(path: str, scenarios: Sequence[Scenario], results: Sequence[dict[str, A
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(visible=True, which="major", alpha=0.3)
-    figure.legend(loc="outside right upper", framealpha=0.9, fontsize="small")  # where it hides nothing
+    figure.legend(loc="outside right upper", framealpha=0.9, fontsize="small")  # where it hides no curve
     figure.savefig(path, dpi=DOTS_PER_INCH)
 
 

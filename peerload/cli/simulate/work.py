@@ -41,7 +41,7 @@ def run(scenarios: Sequence[Scenario], replications: int, seed: int, workers: in
     """Run all scenarios → the samples of the replications of each, which do not depend on the number of workers.
     Ctrl-C and SIGTERM end the workers and raise KeyboardInterrupt; an error in a worker is raised here."""
     jobs = [(index, seed, number) for index in range(len(scenarios)) for number in range(replications)]
-    jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that nobody is idle at the end
+    jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that no worker is idle at the end
     found: list[list[Sample | None]] = [[None] * replications for _ in scenarios]
     total = replications * sum(scenario.tasks for scenario in scenarios)
     with _interruptible(), SimProgress(total) as progress:
@@ -51,7 +51,7 @@ def run(scenarios: Sequence[Scenario], replications: int, seed: int, workers: in
 
 
 def _cost(scenario: Scenario) -> float:
-    return scenario.tasks * (1 + (scenario.load or 1.0))  # the fuller, the more probes
+    return scenario.tasks * (1 + (scenario.load or 1.0))  # the higher the load, the more probes
 
 
 def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress: SimProgress) -> Iterator[Done]:
@@ -79,7 +79,7 @@ def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress
                 job = next(left, None)
                 if job is None:
                     del busy[connection]
-                    connection.close()  # so it ends, and its memory is free for the others
+                    connection.close()  # the worker ends, and its memory is free for the others
                 else:
                     with _watched(process):
                         connection.send(job)
@@ -135,13 +135,13 @@ def _death(code: int | None) -> PeerloadError:
 def _work(connection: Connection) -> None:
     """Main function of a worker: receives the scenarios, then one job after the other; sends progress, and the
     result of each job."""
-    with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended
         scenarios: Sequence[Scenario] = connection.recv()
         while True:
             job: Job = connection.recv()
             try:
                 connection.send(_play(scenarios, job, connection.send))
-            except PeerloadError as error:  # as words: not every error survives the way between processes
+            except PeerloadError as error:  # as text: not every error can be pickled
                 connection.send(PeerloadError(str(error), hint=error.hint))
             except Exception as error:  # noqa: BLE001 -- it is raised again at the other end
                 error.add_note(traceback.format_exc())

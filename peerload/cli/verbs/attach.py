@@ -5,17 +5,15 @@ Its input comes from here if it has a terminal, or reads standard input that nob
 
 from __future__ import annotations
 
+from typing import Any
+
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
-from peerload.cli.common.task_session import Detached, TaskSession, is_ours, say_detached, told, told_missing
+from peerload.cli.common.task_session import Detached, TaskSession, is_ours, report_end, report_missing, say_detached
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.text.format import print_json
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 TAIL_LINES = 10
 """Lines of earlier output that are shown, as with `tail -f`."""
@@ -59,8 +57,8 @@ def main(words: list[str]) -> int:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
-    code = told(ended, interrupted=following.interrupts > 0)
-    return told_missing(ended, code, writer.missing_bytes)
+    code = report_end(ended, interrupted=following.interrupts > 0)
+    return report_missing(ended, code, writer.missing_bytes)
 
 
 def _single(client: Client, name: str) -> list[dict[str, Any]]:

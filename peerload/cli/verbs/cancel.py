@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
 from peerload.cli.common.errors import CANNOT, TIMED_OUT
@@ -13,10 +14,8 @@ from peerload.text.format import counted, print_json, say
 from peerload.text.tasks import collapsed
 from peerload.text.units import duration
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 
 def main(words: list[str]) -> int:
@@ -45,7 +44,7 @@ def main(words: list[str]) -> int:
         raise UsageError("cancel: --remote takes the ids of tasks alone", hint="which there are:  peerload ls --remote")
     asked = {"signal": flags.signal, "force": flags.force}
     with Client(flags.socket) as client:
-        chosen = chosen_by.chosen(client, selection.UNFINISHED)
+        chosen = chosen_by.references(client, selection.UNFINISHED)
         if chosen is None:
             return CANNOT
         if flags.wait:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
 from peerload.cli.common.errors import CANNOT
@@ -14,10 +15,8 @@ from peerload.text.format import counted, print_json, say, size_text
 from peerload.text.tasks import collapsed
 from peerload.text.units import duration
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 STATES = ("done", "failed", "cancelled")
 KEEP_MAX = 1_000_000_000
@@ -45,7 +44,7 @@ def main(words: list[str]) -> int:
     )
     flags = reader.read(words)
     chosen_by = selection.Selection(flags, "clean", needed=False)
-    asked = _asked(flags, chosen_by)
+    asked = _request(flags, chosen_by)
     try:
         client = Client(flags.socket)
     except AgentUnavailable:
@@ -96,7 +95,7 @@ def _refs(client: Client, chosen_by: selection.Selection, states: list[str]) -> 
     return list(found.get("selected") or ())
 
 
-def _asked(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]:
+def _request(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]:
     """The request. Raises UsageError if no task is selected, or selectors contradict each other."""
     states = [name for value in flags.state for name in value.split(",") if name]
     states += [state for state in STATES if getattr(flags, state)]

@@ -7,20 +7,20 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, say
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
     from peerload.security.cluster_dir import ClusterDirectory
 
 EXAMPLE_PORT = 7117
+TLS_PORT = 8883
 SOMEWHERE = "ADDRESS"
 NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789-"
 NAME_LENGTH_MAX = 40
@@ -193,27 +193,19 @@ def _default_name(directory: Path) -> str:
     return name.strip("-")[:NAME_LENGTH_MAX] or "cluster"
 
 
-TLS_PORT = 8883
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from peerload.security.cluster_dir import ClusterDirectory
-
-
 def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> int:
-    """Make them in a new directory, and say what to type next. flags: `host` and `json` of the command line. Raises
-    BadRequest."""
+    """Make the files by which a Mosquitto serves the cluster by TLS, in a new directory. flags: `host` and `json` of the command
+    line. Raises BadRequest."""
     from peerload.security import mosquitto_config
 
     if cluster.is_local:
-        why = "this node is of no cluster beyond this machine"
-        raise BadRequest("no certificate is made for a broker", why=why, hint="make one:  peerload invite")
+        why = "this node has no cluster of several machines"
+        raise BadRequest("no certificate was made for a broker", why=why, hint="make one:  peerload invite")
     if not cluster.is_issuer:
         raise BadRequest(
-            "no certificate is made for a broker",
+            "no certificate was made for a broker",
             why="this node does not have the key of the cluster's CA",
-            hint="type it where the cluster was made; which nodes have the key:  peerload invite",
+            hint="run it where the cluster was made; which nodes have the key:  peerload invite",
         )
     hosts: list[str] = flags.host or []
     valid_until = mosquitto_config.make(cluster, directory, hosts, datetime.now(UTC))

@@ -7,6 +7,7 @@ agent. An agent that does not answer at once is not waited for.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from peerload.cli.common.options import DESCRIBE, Described, Options
 from peerload.cli.common.verb_table import VERBS, load
@@ -14,10 +15,6 @@ from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import shortened
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 AGENT_S_MAX = 0.5
 """Patience with the agent after TAB."""

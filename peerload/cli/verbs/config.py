@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.agent_flags import compared
 from peerload.cli.common.errors import CANNOT
@@ -13,10 +14,8 @@ from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import coloured, counted, print_json, say, table
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
     from peerload.model.config import AgentConfig
     from peerload.model.errors import ConfigError

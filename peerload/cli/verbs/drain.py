@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.errors import TIMED_OUT
 from peerload.cli.common.options import Options, node_name
@@ -11,10 +12,8 @@ from peerload.model.errors import UsageError
 from peerload.text.format import counted, print_json, say
 from peerload.text.units import duration
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 
 def main(words: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from peerload.cli.common.options import Options, whole
 from peerload.client.connection import Client
@@ -10,10 +11,6 @@ from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
 from peerload.text.format import json_line
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 WHAT = ("task", "attempt", "node", "agent", "join", "cluster", "launcher", "disk", "gpu", "chore", "store", "security")
 EVENTS_MAX = 100_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import command
 from peerload.cli.common.errors import CANNOT
@@ -18,10 +19,8 @@ from peerload.model.errors import AgentUnavailable, BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 
 def main(words: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options
 from peerload.cli.common.task_flags import group_name
@@ -11,10 +12,8 @@ from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, table
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 SLOTS_MAX = 1_000_000
 VERBS = ("ls", "set", "pause", "resume", "rm")
@@ -47,7 +46,7 @@ def main(words: list[str]) -> int:
     if flags.json:
         print_json(group)
     else:
-        sys.stdout.write(f"{printable(_told(flags.what, group))}\n")
+        sys.stdout.write(f"{printable(_group_text(flags.what, group))}\n")
     return 0
 
 
@@ -109,7 +108,7 @@ def _show(groups: list[dict[str, Any]], flags: Namespace) -> None:
         sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _told(what: str, group: dict[str, Any]) -> str:
+def _group_text(what: str, group: dict[str, Any]) -> str:
     name = group["name"]
     if what == "rm":
         return f"group {name}: deleted"

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from typing import TYPE_CHECKING, Any, TextIO
 
 from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options, whole
@@ -25,11 +26,9 @@ from peerload.text.format import (
     terminal_columns,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator
-    from typing import Any, TextIO
 
 HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "EXIT")
 RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "GPUS", "GPU MEM")
@@ -68,7 +67,7 @@ def main(words: list[str]) -> int:
         missing = {"missing": reply.get("missing")} if flags.cluster else {}
         print_json({"tasks": shown, "truncated": bool(reply.get("truncated")), **missing})
     else:
-        _talk(flags, reply, hidden)
+        _say_left_out(flags, reply, hidden)
         sys.stdout.write("".join(f"{line}\n" for line in _lines(shown)))
     return 0
 
@@ -92,7 +91,7 @@ def instant(text: str) -> float:
         ) from None
 
 
-def _talk(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
+def _say_left_out(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
     if reply.get("truncated"):
         say(f"only the newest {flags.limit or LIMIT} tasks are shown", "more:  --limit N")
     tasks.say_missing(reply)
@@ -203,7 +202,7 @@ def export(flags: Namespace) -> int:
     if path == "-":
         if flags.json:
             raise UsageError("history: --export - writes CSV", hint="for JSON lines:  --export FILE.jsonl")
-        return _tell(_copy(flags, sys.stdout, as_csv=True), "", flags)
+        return _report(_copy(flags, sys.stdout, as_csv=True), "", flags)
     if not path.endswith((".csv", ".jsonl")):
         raise UsageError(f"history: {path!r} has no known ending", hint="the name of a trace ends in .csv or .jsonl")
     partial = f"{path}.{os.getpid()}.part"
@@ -216,7 +215,7 @@ def export(flags: Namespace) -> int:
     finally:
         with contextlib.suppress(FileNotFoundError):  # renamed by now, or never made
             os.unlink(partial)  # noqa: PTH108
-    return _tell(trace, path, flags)
+    return _report(trace, path, flags)
 
 
 def _copy(flags: Namespace, out: TextIO, *, as_csv: bool) -> Trace:
@@ -267,7 +266,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < NUMBER_END
 
 
-def _tell(trace: Trace, path: str, flags: Namespace) -> int:
+def _report(trace: Trace, path: str, flags: Namespace) -> int:
     code = CANNOT if trace.missing else 0
     if flags.json:
         missing = {"missing": trace.missing} if flags.cluster else {}

@@ -23,7 +23,7 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     chosen_by = selection.Selection(flags, "hold")
     with Client(flags.socket) as client:
-        chosen = chosen_by.chosen(client, ("queued",))
+        chosen = chosen_by.references(client, ("queued",))
         if chosen is None:
             return CANNOT
         reply = selection.changed(client, "hold", chosen)
@@ -61,7 +61,7 @@ def release(words: list[str]) -> int:
     flags = reader.read(words)
     chosen_by = selection.Selection(flags, "release")
     with Client(flags.socket) as client:
-        chosen = chosen_by.chosen(client, ("held",))
+        chosen = chosen_by.references(client, ("held",))
         if chosen is None:
             return CANNOT
         reply = selection.changed(client, "release", chosen)
@@ -88,7 +88,7 @@ def prio(words: list[str]) -> int:
     flags = reader.read(_with_number_first(words))
     chosen_by = selection.Selection(flags, "prio")
     with Client(flags.socket) as client:
-        chosen = chosen_by.chosen(client, selection.UNFINISHED)
+        chosen = chosen_by.references(client, selection.UNFINISHED)
         if chosen is None:
             return CANNOT
         reply = selection.changed(client, "prio", chosen, priority=flags.priority)

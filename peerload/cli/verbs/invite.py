@@ -8,7 +8,7 @@ import secrets
 import shlex
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from peerload import distribution
@@ -20,10 +20,8 @@ from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, say
 from peerload.text.units import duration
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 USES_MAX = 1000
 TTL_S_MAX = 7 * 86_400.0
@@ -55,7 +53,7 @@ def main(words: list[str]) -> int:
         info = client.call("info")
     if info.get("cluster_local"):
         become_agents_user(info, "invite", flags.socket)
-        _found(flags, info)
+        _make_cluster(flags, info)
     elif flags.listen or flags.name:
         what = "invite: --listen and --name are for a node without a cluster"
         raise UsageError(what, why=f"this one is a member of {info.get('cluster')}", hint="peerload invite")
@@ -97,7 +95,7 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
     say(f"for a machine without peerload, {where}:", "\n  or:  ".join(way.text for way in ways))
 
 
-def _found(flags: Namespace, info: dict[str, Any]) -> None:
+def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
     """Make a cluster for several machines, with the agent here as its first member."""
     from peerload.cli.common.agent_process import restart
     from peerload.cli.common.joining import cluster_directory, listen_at

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.agent_flags import configured, located, make_private
 from peerload.cli.common.joining import become_agents_user
@@ -16,10 +17,8 @@ from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, U
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 MEETS_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.05
@@ -42,7 +41,7 @@ def main(words: list[str]) -> int:
     reader.flag("--cluster", metavar="DIR", help="directory for the keys of the cluster (default: your own)")
     reader.flag("--state", metavar="DIR", help="directory of tasks and outputs")
     flags = reader.read(words)
-    flags.token = words_of(flags.token)
+    flags.token = token_words(flags.token)
     from peerload.wire.token import parse
 
     token = parse("".join(flags.token))
@@ -61,25 +60,25 @@ def main(words: list[str]) -> int:
     if (
         running is not None
         and running.get("cluster_fingerprint") == token.fingerprint.hex()
-        and _is_in(place["socket"])
+        and _is_connected(place["socket"])
     ):
         raise BadRequest(
             f"this machine is a member of {running.get('cluster')} already: {node}",
             why="nothing was done, and the token was not sent",
             hint="the other members:  peerload nodes        leave it:  peerload leave",
         )
-    admitted = _admitted(token, node, place, flags, str((running or {}).get("listen") or ""))
+    admitted = _ask_to_join(token, node, place, flags, str((running or {}).get("listen") or ""))
     info = _as_member(running, place)
     _await_peer(place["socket"])
     info = _info(place["socket"]) or info
     if flags.json:
         print_json({key: info.get(key) for key in JSON_KEYS})
     else:
-        sys.stdout.write(_told(info, admitted, place))
+        sys.stdout.write(_joined_text(info, admitted, place))
     return 0
 
 
-def words_of(given: list[str]) -> list[str]:
+def token_words(given: list[str]) -> list[str]:
     """The words of the token; for `-` the last word of the line on stdin, which may be the whole output of `invite`."""
     if given != ["-"]:
         return given
@@ -113,13 +112,13 @@ def _info(socket_path: str) -> dict[str, Any] | None:
         return None
 
 
-def _is_in(socket_path: str) -> bool:
+def _is_connected(socket_path: str) -> bool:
     """Whether the agent here is connected to another member; a node that was revoked, or was away for too long, may join again."""
     with Client(socket_path) as client:
-        return _meets(client)
+        return _sees_peer(client)
 
 
-def _meets(client: Client) -> bool:
+def _sees_peer(client: Client) -> bool:
     return any(node.get("state") == "alive" and not node.get("self") for node in client.call("nodes")["nodes"])
 
 
@@ -137,7 +136,7 @@ def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
     return {"state": settings["state"], "socket": settings["socket"], "cluster": str(directory), "node": node}
 
 
-def _admitted(
+def _ask_to_join(
     token: Any,  # noqa: ANN401 -- the agent's own
     node: str,
     place: dict[str, str],
@@ -157,13 +156,13 @@ def _admitted(
     make_private(place["state"])
     private_files.private_directory(state)
     _check_free(directory, token)
-    got = join_client.ask(token, node, state)
+    got = join_client.join_cluster(token, node, state)
     welcome = got.welcome
     try:
         cluster_dir.install(directory, welcome.name, welcome.cluster, KeyPair(got.ca, welcome.ca_key), welcome.seal_key)
         if welcome.trust:
-            revocation.keep(state / "trust", welcome.trust)
-        node_identity_file.write_private(state / tls.JOINED_FILE, got.key + welcome.certificate)
+            revocation.save(state / "trust", welcome.trust)
+        private_files.write_private(state / tls.JOINED_FILE, got.key + welcome.certificate)
         peers = tuple(dict.fromkeys((got.address, *welcome.peers)))
         listen = flags.listen or listen_at(got.host, own)
         node_identity_file.write(state, node_identity_file.NodeIdentityFile(str(directory), node, listen, peers))
@@ -203,7 +202,7 @@ def _await_peer(socket_path: str) -> None:
     pause, deadline = threading.Event(), time.monotonic() + MEETS_WITHIN_S
     with Client(socket_path) as client:
         while time.monotonic() < deadline:
-            if _meets(client):
+            if _sees_peer(client):
                 return
             pause.wait(LOOK_EVERY_S)
     say(
@@ -212,7 +211,7 @@ def _await_peer(socket_path: str) -> None:
     )
 
 
-def _told(info: dict[str, Any], admitted: Any, place: dict[str, str]) -> str:  # noqa: ANN401 -- as above
+def _joined_text(info: dict[str, Any], admitted: Any, place: dict[str, str]) -> str:  # noqa: ANN401 -- as above
     own = "" if place["socket"] == default_socket_path() else f" --socket {shlex.quote(place['socket'])}"
     node, count = printable(str(info.get("node"))), int(info.get("peers") or 0) + 1
     issuer = "  It may invite others.\n" if admitted.welcome.ca_key else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from peerload.cli.common import selection
 from peerload.cli.common.command import say_away, say_unknown, say_waits
 from peerload.cli.common.errors import CANNOT, report
@@ -12,10 +14,8 @@ from peerload.model.errors import BadRequest
 from peerload.text.format import say
 from peerload.text.tasks import instant_text, is_mine, own_names
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 EVER_S = 1e9
 TASKS_MAX = 1000
@@ -41,19 +41,21 @@ def main(words: list[str]) -> int:
     chosen = selection.Selection(flags, "logs")
     with Client(flags.socket) as client:
         if not chosen.is_plain or len(chosen.words) > 1:
-            return _each(client, chosen, flags)
+            return _print_several(client, chosen, flags)
         try:
-            return _one(client, chosen.words[0], flags)
+            return _print_one(client, chosen.words[0], flags)
         except BadRequest as error:
             if error.code != BadRequest.code or flags.at:
                 raise
-            return _each(client, chosen, flags, refused=error)  # an array, perhaps
+            return _print_several(client, chosen, flags, refused=error)  # an array, perhaps
 
 
-def _each(client: Client, chosen: selection.Selection, flags: Namespace, refused: BadRequest | None = None) -> int:
+def _print_several(
+    client: Client, chosen: selection.Selection, flags: Namespace, refused: BadRequest | None = None
+) -> int:
     """Print the outputs of several tasks in the order of submission, each with a heading on stderr. ``refused``: the error for the only
     word as the id of one task; raised if it does not name several either."""
-    asked = chosen.asked() | {"ended_within_s": EVER_S, "limit": TASKS_MAX}
+    asked = chosen.request_fields() | {"ended_within_s": EVER_S, "limit": TASKS_MAX}
     reply = client.call("tasks", **asked, at=flags.at)
     own = own_names()
     tasks = [str(task["id"]) for task in reply["tasks"] if chosen.words or is_mine(task, own)]
@@ -66,7 +68,7 @@ def _each(client: Client, chosen: selection.Selection, flags: Namespace, refused
         if not flags.json:
             say(f"output of {task}")
         try:
-            code = _one(client, task, flags, names=True) or code
+            code = _print_one(client, task, flags, names=True) or code
         except BadRequest as error:  # removed meanwhile
             report(error)
             code = CANNOT
@@ -76,7 +78,7 @@ def _each(client: Client, chosen: selection.Selection, flags: Namespace, refused
     return code
 
 
-def _one(client: Client, task: str, flags: Namespace, *, names: bool = False) -> int:
+def _print_one(client: Client, task: str, flags: Namespace, *, names: bool = False) -> int:
     streams = [2] if flags.err else [1, 2]
     asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
     writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
 from peerload.cli.common.options import Options, whole
@@ -15,10 +16,8 @@ from peerload.text import tasks
 from peerload.text.format import counted, print_json, say, terminal_columns
 from peerload.text.tasks import as_row, number_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
     from peerload.cli.common.selection import Selection
 
@@ -67,7 +66,7 @@ def listed(client: Client, flags: Namespace, chosen: Selection) -> dict[str, Any
     if flags.remote:
         reply = client.call("remote", limit=flags.limit, at=flags.at)
         return {**reply, "hidden": 0}
-    asked = chosen.asked() | {"limit": flags.limit}
+    asked = chosen.request_fields() | {"limit": flags.limit}
     asked |= {} if flags.members or flags.json else {"gathered": True}
     asked |= {"ended_within_s": EVER_S} if chosen.words else {}
     reply = client.call("tasks", **asked, at=flags.at, cluster=flags.cluster)

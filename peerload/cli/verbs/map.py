@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import command, options, task_flags
 from peerload.cli.common.errors import CANNOT, report
@@ -16,10 +17,8 @@ from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
     from peerload.cli.map.inputs import MapInputs
 
@@ -162,7 +161,7 @@ def _run(mapping: Mapping, flags: Namespace) -> int:
         view.outputs.finish()
     finally:
         view.end()
-    return _told(mapping)
+    return _report(mapping)
 
 
 class _View(MapView):
@@ -226,7 +225,7 @@ def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, A
     return {"output_missing": mapping.incomplete.get(task, why)}
 
 
-def _told(mapping: Mapping) -> int:
+def _report(mapping: Mapping) -> int:
     """Report failures on stderr, and what to type next → the exit code."""
     _name_failures(mapping)
     hint = _retry_hint(mapping)

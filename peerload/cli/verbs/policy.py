@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options
@@ -13,11 +14,9 @@ from peerload.model.errors import AgentUnavailable, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, table
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Mapping
-    from typing import Any
 
     from peerload.policy.describe import CheckedPolicy, ChosenPolicy, PolicyDescription, PresetDescription
     from peerload.policy.parameters import Parameter

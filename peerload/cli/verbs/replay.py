@@ -6,6 +6,7 @@ import mmap
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from peerload import __version__
 from peerload.cli.common.options import Options
@@ -16,10 +17,8 @@ from peerload.policy import registry
 from peerload.text.format import print_json, say
 from peerload.wire import recording
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any
 
 DIFFERS = 1
 """Exit code: something was decided differently."""
@@ -84,7 +83,7 @@ def _compare(view: memoryview, *, as_json: bool) -> int:
         count += 1
         code = DIFFERS if replay.difference is not None else code
         if as_json:
-            print_json(_told(replay))
+            print_json(_to_json(replay))
         else:
             sys.stdout.write("".join(f"{line}\n" for line in _lines(count, replay)))
     if not count:
@@ -92,7 +91,7 @@ def _compare(view: memoryview, *, as_json: bool) -> int:
     return code
 
 
-def _told(replay: Replay) -> dict[str, Any]:
+def _to_json(replay: Replay) -> dict[str, Any]:
     started = replay.started
     return {
         "node": started.identity.node,
@@ -179,7 +178,7 @@ def replays(entries: Iterable[recording.Entry]) -> Iterator[Replay]:
                 replay = Replay(entry)
             case recording.Handled() if replay is not None:
                 replay.follow(entry)
-            case recording.Ended() if replay is not None:
+            case recording.RecordingEnd() if replay is not None:
                 replay.ended = entry.reason
     if replay is not None:
         yield replay

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import command, selection
 from peerload.cli.common.errors import CANNOT, report
@@ -13,10 +14,8 @@ from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 TOKEN_BYTES = 16
 FAILED = ("failed", "unknown")
@@ -81,7 +80,7 @@ def _chosen(
     states = FAILED if flags.failed else (*FAILED, "cancelled", *(("done",) if flags.all else ()))
     if chosen_by.states and not set(chosen_by.states) <= {*selection.ENDED, "unknown"}:
         raise UsageError("retry: only tasks that have ended or are unknown can be queued again")
-    refs = chosen_by.chosen(client, states)
+    refs = chosen_by.references(client, states)
     if refs is None:
         return None
     if chosen_by.is_narrowed or chosen_by.means_all:

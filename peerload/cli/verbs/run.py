@@ -7,17 +7,17 @@ task ends with this command, unless `--keep` is given or Ctrl-\ has detached fro
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from peerload.cli.common import command, task_flags
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
-from peerload.cli.common.task_session import Detached, TaskSession, say_detached, told, told_missing
+from peerload.cli.common.task_session import Detached, TaskSession, report_end, report_missing, say_detached
 from peerload.cli.common.terminal import say_if_it_needs_a_terminal, window, with_colours, with_term
 from peerload.client.connection import Client
 from peerload.text.format import print_json
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
 
@@ -76,10 +76,10 @@ def main(words: list[str]) -> int:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
-    code = told(ended, interrupted=following.interrupts > 0)
+    code = report_end(ended, interrupted=following.interrupts > 0)
     if code:
         command.say_left_out(secret)
-    return told_missing(ended, code, writer.missing_bytes) or unsaved
+    return report_missing(ended, code, writer.missing_bytes) or unsaved
 
 
 def _unsaved(client: Client, task: str) -> int:

@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peerload.cli.common.options import Options
 from peerload.distribution import deploy_directory
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.text.format import print_json
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options
 from peerload.client.connection import Client
@@ -12,10 +13,8 @@ from peerload.model.text import printable
 from peerload.text import tasks
 from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, size_text
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
 
 
 def main(words: list[str]) -> int:

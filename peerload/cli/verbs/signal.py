@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
 from peerload.cli.common.errors import CANNOT
@@ -14,10 +15,8 @@ from peerload.model.text import printable
 from peerload.text.format import print_json, say
 from peerload.text.tasks import collapsed
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 RUNNING = ("running",)
 SENT_MAX = 64
@@ -40,7 +39,7 @@ def main(words: list[str]) -> int:
     number = _number(flags.signal)
     chosen_by = selection.Selection(flags, "signal")
     with Client(flags.socket) as client:
-        chosen = chosen_by.chosen(client, RUNNING)
+        chosen = chosen_by.references(client, RUNNING)
         if not chosen:
             return CANNOT
         running, others = _running(client, chosen, are_named=bool(chosen_by.words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.simulate import compare, plot, work
@@ -14,11 +15,9 @@ from peerload.model.errors import PeerloadError
 from peerload.sim.outcome import impossible, longer, outcome
 from peerload.text.format import json_line, say
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
-    from typing import Any
 
     from peerload.sim.outcome import Outcome
     from peerload.sim.scenario import Scenario

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import command, task_flags
 from peerload.client.connection import Client
@@ -10,10 +11,8 @@ from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 ARRAY_MEMBERS_MAX = 1_000_000
 ARRAY_INDEX_MAX = 10**9
@@ -59,7 +58,7 @@ def main(words: list[str]) -> int:
             client, spec, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each, terms=terms
         )
         try:
-            _tell(client, reply, spec, ranges, flags, is_each=bool(each))
+            _print_id(client, reply, spec, ranges, flags, is_each=bool(each))
         except OSError as error:
             if not isinstance(error, BrokenPipeError):
                 say(f"{reply['id']} was submitted")  # the user must learn its id
@@ -68,7 +67,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _tell(
+def _print_id(
     client: Client,
     reply: dict[str, Any],
     spec: dict[str, Any],

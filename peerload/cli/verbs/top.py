@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 from peerload.cli.common.options import Options
 from peerload.cli.common.redraw import redrawn
@@ -16,10 +17,6 @@ from peerload.text import tasks
 from peerload.text.format import coloured, number_text, print_json, table
 from peerload.text.nodes import HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
 from peerload.top.snapshot import bar, sample
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 LEFT_OUT_FIRST = ("GPUS", "CPU", "MEMORY", "SEEN")
 """Columns that a narrow terminal does without, in this order."""

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 from peerload.cli.common.agent_flags import agent_options, given_settings, located
 from peerload.cli.common.agent_process import agent_info, await_end, ended_at_once, is_worked_in, start, watch
@@ -15,10 +16,6 @@ from peerload.client.connection import ANSWERS_WITHIN_S, Client, default_socket_
 from peerload.model.errors import AgentUnavailable
 from peerload.model.text import printable
 from peerload.text.format import counted, number_text, print_json, say, size_text, terminal_columns
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 SOCKET_WITHIN_S = 3.0
 """A running agent recreates a lost socket within this."""
@@ -54,7 +51,7 @@ def main(words: list[str]) -> int:
     if flags.json:
         print_json({key: info.get(key) for key in JSON_KEYS})
     else:
-        sys.stdout.write(_told(info, already=already))
+        sys.stdout.write(_started_text(info, already=already))
     return 0
 
 
@@ -115,7 +112,7 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
     sought = info.get("sought") or {}
     if not info.get("peers") and sought:
         said = "; ".join(f"{address} ({_why(address, why)})" for address, why in sought.items())
-        hint = f"trying on:  peerload nodes{_own(settings)}"
+        hint = f"trying on:  peerload nodes{_socket_flag(settings)}"
         if any(OTHER_CLUSTER in why for why in sought.values()):
             hint = "give both the same:  peerload up --cluster DIR        or let this one in:  peerload invite, there"
         say(f"no peer answered yet at {said}", hint)
@@ -126,14 +123,14 @@ def _why(address: str, why: str) -> str:
     return why.removeprefix(f"{address}: ") or f"nothing heard for {PEER_WITHIN_S:g} s"
 
 
-def _own(info: dict[str, Any]) -> str:
+def _socket_flag(info: dict[str, Any]) -> str:
     """The flag by which a verb asks this agent; "" if it is the default one."""
     return "" if info.get("socket") == default_socket_path() else f" --socket {info.get('socket', '')}"
 
 
 def _how_to_add(info: dict[str, Any]) -> str:
     """The command for one more machine, and for one more node on this one."""
-    address, own = printable(info.get("listen", "HOST:PORT")), printable(_own(info))
+    address, own = printable(info.get("listen", "HOST:PORT")), printable(_socket_flag(info))
     invite = f"peerload invite{own}"
     if info.get("cluster_local"):
         return f"{invite}        on this one too:  peerload up --peer {address} …"
@@ -144,7 +141,7 @@ def _how_to_add(info: dict[str, Any]) -> str:
     return f"{invite}        from other machines: once this one is started with  --listen ADDRESS:PORT"
 
 
-def _cluster_told(info: dict[str, Any]) -> str:
+def _cluster_text(info: dict[str, Any]) -> str:
     """A sentence about the number of known nodes."""
     peers, remembered = int(info.get("peers") or 0), int(info.get("remembered") or 0)
     if remembered:
@@ -153,14 +150,14 @@ def _cluster_told(info: dict[str, Any]) -> str:
     return f"{peers + 1} nodes known." if peers else alone
 
 
-def _beside(label: str, *commands: str) -> str:
+def _labelled(label: str, *commands: str) -> str:
     """Commands after a label, on one line if the terminal is wide enough, else each on its own."""
     line = f"{label:16}{'        '.join(commands)}"
     columns = terminal_columns()
     return f"{label:16}" + f"\n{'':16}".join(commands) if 0 < columns < len(line) else line
 
 
-def _told(info: dict[str, Any], *, already: bool) -> str:
+def _started_text(info: dict[str, Any], *, already: bool) -> str:
     cpus = info.get("cpus")
     facts = [f"node {printable(info.get('node', ''))}", f"{number_text(cpus)} cpu{'' if cpus == 1 else 's'}"]
     if info.get("mem_bytes"):
@@ -169,11 +166,11 @@ def _told(info: dict[str, Any], *, already: bool) -> str:
         facts.append(f"{counted(info['slots'], 'task')} at a time")
     notices = "".join(f"Note:           {printable(notice)}\n" for notice in info.get("notices") or ())
     verb = "an agent is already running" if already else "agent started"
-    own = printable(_own(info))
+    own = printable(_socket_flag(info))
     return (
-        f"{verb}: {', '.join(facts)}. {_cluster_told(info)}\n"
+        f"{verb}: {', '.join(facts)}. {_cluster_text(info)}\n"
         f"{notices}"
-        f"{_beside('Try:', f'peerload run{own} hostname', f'peerload submit{own} sleep 5', f'peerload top{own}')}\n"
+        f"{_labelled('Try:', f'peerload run{own} hostname', f'peerload submit{own} sleep 5', f'peerload top{own}')}\n"
         f"Add a machine:  {_how_to_add(info)}\n"
         f"Stop it:        peerload down{own}\n"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
 from peerload.cli.common.command import exit_code_of, say_missing, say_unknown, say_unsaved
@@ -17,10 +18,8 @@ from peerload.text.format import print_json, say
 from peerload.text.tasks import array_of
 from peerload.text.units import duration
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any
 
 FAILED_NAMED_MAX = 100
 """Bound of failed tasks that the summary names."""
@@ -44,14 +43,16 @@ def main(words: list[str]) -> int:
     chosen = selection.Selection(flags, "wait")
     timed_out = False
     with Client(flags.socket) as client:
-        refs = chosen.words if chosen.words and not chosen.is_narrowed else chosen.chosen(client, selection.UNFINISHED)
+        refs = (
+            chosen.words if chosen.words and not chosen.is_narrowed else chosen.references(client, selection.UNFINISHED)
+        )
         progress = WaitProgress(client, refs or [], flags)
         began_s, left_s = time.monotonic(), flags.timeout
         for number, part in enumerate(selection.batches(refs or [])):
             if number and flags.timeout is not None:
                 left_s = max(began_s + flags.timeout - time.monotonic(), 0.0)
             for task in client.stream("wait", tasks=part, any=flags.any, timeout_s=left_s, files=True):
-                progress.told(task)
+                progress.handle(task)
             timed_out = timed_out or bool(client.last.get("timed_out"))
             if flags.any and not client.last.get("timed_out"):
                 timed_out = False
@@ -91,7 +92,7 @@ class WaitProgress:
         except PeerloadError:
             return None
 
-    def told(self, task: dict[str, Any]) -> None:
+    def handle(self, task: dict[str, Any]) -> None:
         """Handle one part of the answer: an end, an unknown outcome, or the state of output files."""
         if "files" in task:
             self._clear()

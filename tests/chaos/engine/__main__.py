@@ -8,9 +8,9 @@ import sys
 
 from peerload.model.errors import PeerloadError
 from peerload.policy.registry import load_preset
-from peerload.sim.workload import burst, poisson
 from tests.chaos.engine.engine import Simulation
 from tests.chaos.engine.trace import Trace
+from tests.workloads import burst, poisson
 
 
 def main(words: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import heapq
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.model import events, metrics
+from peerload.model import events
 from peerload.model.config import CoreConfig
 from peerload.model.resources import Profile
 from peerload.model.task import SCRATCH, TaskSpec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.model.events import Submission
     from peerload.model.messages import Advice, Membership, Ownership
     from peerload.policy.preset import PolicySet
-    from peerload.sim.workload import Arrival
+    from peerload.sim.queueing_model import Arrival
     from tests.chaos.engine.network import Codec
     from tests.chaos.engine.trace import Trace
 
@@ -40,7 +40,7 @@ ASK_AGAIN_S = 1.0
 
 
 class WorldOptions(NamedTuple):
-    """The environment of the nodes. codec: what every message passes (the wire's, in tests); disk_s: how long it takes until something is
+    """What is around the nodes. codec: what every message passes (the wire's, in tests); disk_s: how long it takes until something is
     durable; notice_s: how long after a process's end its agent knows."""
 
     network: NetworkOptions = NetworkOptions()
@@ -175,7 +175,7 @@ class Simulation:
             self.after(self.world.network.delay_s, lambda: host.handle(met))
 
     def crash(self, host: Host, down_s: float, *, machine: bool = False) -> None:
-        """Crash an agent (or the whole machine); it is back after ``down_s``."""
+        """Its agent (or the whole machine) is gone, and back after ``down_s``."""
         self._collect_counts(host)
         self.traced(host.name, "machine crashed" if machine else "agent crashed")
         if machine:
@@ -241,7 +241,7 @@ class Simulation:
                 self._counts[name] = self._counts.get(name, 0) + value
 
     def report(self) -> Report:
-        """The report so far."""
+        """What was seen so far."""
         before = dict(self._counts)
         for host in self.hosts.values():
             self._collect_counts(host)
@@ -253,8 +253,8 @@ class Simulation:
             sum(responses) / max(len(responses), 1),
             percentile(responses, 0.95),
             self._last_end_s - min(self._submitted_s.values(), default=0.0),
-            counts.get(metrics.TRANSFERS, 0),
-            counts.get(metrics.SENDER_PROBES, 0) + counts.get(metrics.RECEIVER_PROBES, 0),
+            counts.get("transfers_total", 0),
+            counts.get("sender_probes_total", 0) + counts.get("receiver_probes_total", 0),
             self.network.sent,
             self.trace.digest() if self.trace is not None else "",
             dict(sorted(counts.items())),

@@ -46,7 +46,7 @@ def test_all_of_it_is_private_and_nothing_is_written_over(tmp_path: Path) -> Non
     key = (place / "broker.key").read_bytes()
     (tmp_path / "link").symlink_to(place)
     for there in (place, tmp_path / "link"):
-        with pytest.raises(BadRequest, match="is there already"):
+        with pytest.raises(BadRequest, match="exists"):
             made(there)
     with pytest.raises(BadRequest, match="cannot be made"):
         made(tmp_path / "no" / "such" / "place")
@@ -57,7 +57,7 @@ def test_all_of_it_is_private_and_nothing_is_written_over(tmp_path: Path) -> Non
 
 @each("host", ["", "a b", "-x", "a..b", "x" * 254, "*.lab", "a/b", "b\x1b[31m", "ü", "1.2.3.4:8883"])
 def test_what_is_no_name_of_a_machine(tmp_path: Path, host: str) -> None:
-    with pytest.raises(BadRequest, match="is no name or address"):
+    with pytest.raises(BadRequest, match="is not a host name or address"):
         made(tmp_path / "broker", host)
     assert list(tmp_path.iterdir()) == []
 
@@ -68,9 +68,9 @@ def test_a_brokers_certificate_is_no_nodes(tmp_path: Path, hosts: tuple[str, ...
     place = made(tmp_path / "broker", *hosts)
     pem = (place / "broker.pem").read_bytes()
     with pytest.raises(ValueError, match="not a node's certificate"):
-        certificates.node_facts(cluster_of().authority, pem)
+        certificates.verified_info(cluster_of().authority, pem)
     with pytest.raises(ValueError, match="not a node's certificate"):
-        certificates.proven_facts(certificates.der_of(pem))
+        certificates.proven_info(certificates.der_of(pem))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     (tmp_path / "both.pem").write_bytes((place / "broker.key").read_bytes() + pem)
     context.load_cert_chain(tmp_path / "both.pem")

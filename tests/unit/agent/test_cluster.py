@@ -120,18 +120,18 @@ def test_a_part_that_is_missing(made: Path, name: str) -> None:
 def test_a_part_that_is_a_link(made: Path, tmp_path: Path, name: str) -> None:
     (made / name).rename(tmp_path / name)
     (made / name).symlink_to(tmp_path / name)
-    refused(made, name, "it is a link")
+    refused(made, name, "it is a symbolic link")
 
 
 def test_a_part_that_is_no_file_holds_nobody_up(made: Path) -> None:
     (made / "seal.key").unlink()
     os.mkfifo(made / "seal.key", 0o600)
-    refused(made, "it is no file")
+    refused(made, "it is not a regular file")
 
 
 def test_a_link_to_it(made: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(made)
-    refused(tmp_path / "link", "it is a link, or no directory")
+    refused(tmp_path / "link", "it is a symbolic link, or not a directory")
 
 
 def test_none_there(tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ def test_none_there(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 def test_somebody_elses(made: Path) -> None:
     os.chown(made / "ca.key", 12345, 12345)
-    refused(made, "it is somebody else's", "chown")
+    refused(made, "it belongs to another user", "chown")
     os.chown(made, 12345, 12345)
-    refused(made, "it is somebody else's", "chown")
+    refused(made, "it belongs to another user", "chown")
 
 
 def damaged(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -175,7 +175,7 @@ def test_a_damaged_one(made: Path, damage: Callable[[Path], None]) -> None:
 
 def test_one_of_a_later_format(made: Path) -> None:
     damaged("cluster.toml", lambda raw: raw.replace(b"format = 1", b"format = 2"))(made)
-    refused(made, "it is of format 2", "upgrade")
+    refused(made, "it has format 2", "upgrade")
 
 
 def test_a_part_that_is_too_large(made: Path) -> None:

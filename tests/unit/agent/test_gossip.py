@@ -184,7 +184,7 @@ def test_what_cannot_be_sent_is_counted() -> None:
     play(test, uvloop.new_event_loop)
 
 
-def test_a_host_name_is_looked_up_on_the_side() -> None:
+def test_a_host_name_is_resolved_on_the_side() -> None:
     async def test() -> None:
         one, two = End("n1"), End("n2")
         async with asyncio.timeout(PATIENCE_S):
@@ -210,7 +210,7 @@ def test_names_that_nobody_answers_for_hold_up_nothing_else(monkeypatch: pytest.
             await asyncio.Event().wait()
             return []
 
-        monkeypatch.setattr("peerload.agent.peers.gossip.looked_up", hangs)
+        monkeypatch.setattr("peerload.agent.peers.gossip.resolve", hangs)
         one = End("n1")
         for number in range(1000):
             one.socket.send("n2", f"host-{number}.example:7117", b"hello")

@@ -32,7 +32,7 @@ def test_nothing_is_watched_once_the_connection_is_closed_though_a_write_was_due
         await turns.wait()
         assert not loop.remove_writer(number)
         assert not loop.remove_reader(number)
-        await client.leave()
+        await client.disconnect()
         for left in (theirs, *others):
             left.close()
         return faults

@@ -173,9 +173,9 @@ def test_serving_ends_when_the_guest_is_gone(tmp_path: Path) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 assert await anext(served) == OutputChunk(1, 0, b"so far")
-                output.guests_left()  # it is still here
+                output.remote_attempts_gone()  # it is still here
                 del guests[KEY]
-                output.guests_left()
+                output.remote_attempts_gone()
                 assert [piece async for piece in served] == [OutputEnd(6, 0)]
         finally:
             assert spool.inotify is not None

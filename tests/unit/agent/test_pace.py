@@ -28,7 +28,7 @@ class Scene:
         self.spool = Spool(state)
         self.told: list[int] = []
         self.news = asyncio.Event()
-        self.pace = OutputBackpressure(self.spool, self._tell)
+        self.backpressure = OutputBackpressure(self.spool, self._tell)
 
     def _tell(self, key: str, number: int) -> None:
         assert key == KEY
@@ -61,14 +61,14 @@ def test_a_reader_that_is_awaited_is_not_left_behind_by_another(tmp_path: Path) 
     async def scene() -> None:
         made = Scene(tmp_path)
         async with (
-            made.pace.reader(KEY, 0, 0, runs_here=True, is_awaited=True) as saves,
-            made.pace.reader(KEY, 0, 0, runs_here=True) as looks_on,
+            made.backpressure.reader(KEY, 0, 0, runs_here=True, is_awaited=True) as saves,
+            made.backpressure.reader(KEY, 0, 0, runs_here=True) as looks_on,
         ):
             looks_on.read[0] = 101
             made.write(101)
             await made.tells(STOP)
             saves.read[0], looks_on.read[0] = 101, 0
-            made.pace.moved(KEY)
+            made.backpressure.moved(KEY)
             assert made.told == [STOP, CONT]
         made.close()
 
@@ -78,16 +78,16 @@ def test_a_reader_that_is_awaited_is_not_left_behind_by_another(tmp_path: Path) 
 def test_it_is_stopped_when_far_ahead_and_goes_on_when_near(tmp_path: Path) -> None:
     async def scene() -> None:
         made = Scene(tmp_path)
-        async with made.pace.reader(KEY, 0, 0, runs_here=True) as reader:
+        async with made.backpressure.reader(KEY, 0, 0, runs_here=True) as reader:
             made.write(100)
             await asyncio.sleep(0)
             made.write(1)
             await made.tells(STOP)
             reader.read[0] = 50
-            made.pace.moved(KEY)
+            made.backpressure.moved(KEY)
             assert made.told == [STOP]
             reader.read[0] = 51
-            made.pace.moved(KEY)
+            made.backpressure.moved(KEY)
             assert made.told == [STOP, CONT]
             made.write(60)
             await made.tells(STOP, CONT, STOP)
@@ -100,11 +100,11 @@ def test_it_is_stopped_when_far_ahead_and_goes_on_when_near(tmp_path: Path) -> N
 def test_the_foremost_reader_counts_and_the_last_to_leave_lets_go(tmp_path: Path) -> None:
     async def scene() -> None:
         made = Scene(tmp_path)
-        async with made.pace.reader(KEY, 0, 0, runs_here=True):
-            async with made.pace.reader(KEY, 0, 0, runs_here=True) as second:
+        async with made.backpressure.reader(KEY, 0, 0, runs_here=True):
+            async with made.backpressure.reader(KEY, 0, 0, runs_here=True) as second:
                 second.read[0] = 200
                 made.write(250)
-                made.pace.moved(KEY)
+                made.backpressure.moved(KEY)
                 second.read[0] = 100
                 made.write(1)
                 await made.tells(STOP)
@@ -119,10 +119,10 @@ def test_the_foremost_reader_counts_and_the_last_to_leave_lets_go(tmp_path: Path
 def test_a_signal_of_its_user_ends_the_waiting(tmp_path: Path, number: int, *, is_let_go: bool) -> None:
     async def scene() -> None:
         made = Scene(tmp_path)
-        async with made.pace.reader(KEY, 0, 0, runs_here=True):
+        async with made.backpressure.reader(KEY, 0, 0, runs_here=True):
             made.write(101)
             await made.tells(STOP)
-            made.pace.signalled(KEY, number)
+            made.backpressure.signalled(KEY, number)
             assert made.told == [STOP, CONT][: 1 + is_let_go]
         made.close()
 
@@ -132,22 +132,22 @@ def test_a_signal_of_its_user_ends_the_waiting(tmp_path: Path, number: int, *, i
 def test_what_comes_from_elsewhere_waits_for_room(tmp_path: Path) -> None:
     async def scene() -> None:
         made = Scene(tmp_path)
-        await made.pace.room(KEY)
-        async with made.pace.reader(KEY, 0, 0, runs_here=False) as reader:
+        await made.backpressure.room(KEY)
+        async with made.backpressure.reader(KEY, 0, 0, runs_here=False) as reader:
             made.write(100)
-            await made.pace.room(KEY)
+            await made.backpressure.room(KEY)
             made.write(1)
-            waits = asyncio.get_running_loop().create_task(made.pace.room(KEY))
+            waits = asyncio.get_running_loop().create_task(made.backpressure.room(KEY))
             await asyncio.sleep(0)
             assert not waits.done()
             reader.read[0] = 60
-            made.pace.moved(KEY)
+            made.backpressure.moved(KEY)
             async with asyncio.timeout(PATIENCE_S):
                 await waits
             made.write(100)
-            waits = asyncio.get_running_loop().create_task(made.pace.room(KEY))
+            waits = asyncio.get_running_loop().create_task(made.backpressure.room(KEY))
             await asyncio.sleep(0)
-            made.pace.let_go(KEY)
+            made.backpressure.let_go(KEY)
             async with asyncio.timeout(PATIENCE_S):
                 await waits
         assert made.told == []
@@ -158,8 +158,8 @@ def test_what_comes_from_elsewhere_waits_for_room(tmp_path: Path) -> None:
 def test_an_agent_that_starts_lets_go_on_what_may_have_been_stopped(tmp_path: Path) -> None:
     made = Scene(tmp_path)
     made.write(50)
-    made.pace.adopt([KEY])
+    made.backpressure.adopt([KEY])
     assert made.told == []
     made.write(1)
-    made.pace.adopt([KEY])
+    made.backpressure.adopt([KEY])
     assert made.told == [CONT]

@@ -38,7 +38,7 @@ def test_each_start_is_a_part_of_its_own_and_only_we_may_read_it(tmp_path: Path)
         kept.close()
         kept.handled(NOW, EVENT, DONE)  # too late
         kept.close()
-    assert kinds(path) == ["Started", "Handled", "Ended"] * 2
+    assert kinds(path) == ["Started", "Handled", "RecordingEnd"] * 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -63,7 +63,7 @@ def test_what_a_killed_agent_left_is_mended(tmp_path: Path) -> None:
         path.write_bytes(whole[:-cut])
         again = Recorder(str(path), begun())
         again.close()
-        assert kinds(path)[-2:] == ["Started", "Ended"]
+        assert kinds(path)[-2:] == ["Started", "RecordingEnd"]
         assert kinds(path)[0] == "Started"
 
 
@@ -76,11 +76,11 @@ def test_it_ends_at_its_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
             kept.handled(NOW, EVENT, DONE)
             kept.flush()
     last = entries(path)[-1]
-    assert isinstance(last, recording.Ended)
+    assert isinstance(last, recording.RecordingEnd)
     assert str(bound) in last.reason
     assert path.stat().st_size < bound + 200
     assert [record.message for record in caplog.records] == [
-        f"{path} has reached {bound} bytes; nothing more is recorded"
+        f"recording is full, recording ends: file={path} bytes={bound}"
     ]
     size = path.stat().st_size
     full = Recorder(str(path), begun(), bound)
@@ -114,7 +114,7 @@ def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) 
         kept.flush()
         kept.close()
     assert [record.message for record in caplog.records] == [
-        "/dev/full cannot be written (No space left on device); nothing more is recorded"
+        "cannot write the recording, recording ends: file=/dev/full error=No space left on device"
     ]
 
 
@@ -124,7 +124,7 @@ def test_what_has_no_encoding_ends_the_recording_alone(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         kept.handled(NOW, events.PeerUnreachable("n", "\udcff"), DONE)
     kept.close()
-    assert kinds(path) == ["Started", "Ended"]
+    assert kinds(path) == ["Started", "RecordingEnd"]
     assert len(caplog.records) == 1
 
 

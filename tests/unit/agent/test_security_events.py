@@ -45,7 +45,11 @@ def test_each_is_counted_and_the_first_is_noted() -> None:
         ("security", "P1", "n3", "garbage"),
         ("security", "J3", "n2", "no proof"),
     ]
-    assert told.counters == {"security events": 52, "security: P1": 51, "security: J3": 1}
+    assert told.counters == {
+        "security_events_total": 52,
+        'security_events_total{rule="P1"}': 51,
+        'security_events_total{rule="J3"}': 1,
+    }
 
 
 def test_the_next_one_says_how_many_there_were() -> None:

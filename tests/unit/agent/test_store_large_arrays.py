@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peerload.agent.store.jobs import put_chores
+from peerload.agent.store.jobs import put_jobs
 from peerload.agent.store.selector import Criteria
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.submit_options import NO_TERMS, CompletionJob, SubmitOptions
@@ -46,7 +46,7 @@ def test_whether_a_notice_is_owed(opened: Opened, tmp_path: Path, array: int, no
     del opened
     with contextlib.closing(sqlite3.connect(tmp_path / "db")) as connection:
         row = PutChores(f"ws1/{array}.1", (CompletionJob.NOTIFY,))
-        assert steps_of(connection, lambda: put_chores(connection, row, (array, 1))) < STEPS_MAX
+        assert steps_of(connection, lambda: put_jobs(connection, row, (array, 1))) < STEPS_MAX
         assert connection.execute("SELECT count(*) FROM chores").fetchone() == (notices,)
 
 

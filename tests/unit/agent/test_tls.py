@@ -12,7 +12,7 @@ import pytest
 
 from peerload.model.errors import ConfigError
 from peerload.security import certificates, cluster_dir
-from peerload.security.tls import PROTOCOL, Credentials, tls_says
+from peerload.security.tls import PROTOCOL, Credentials, tls_error_text
 from tests.each import each
 from tests.support import cluster_of
 
@@ -95,7 +95,7 @@ def test_a_ca_that_ends_soon_ends_its_certificates() -> None:
     then = datetime.now(UTC) - certificates.CA_LIFE + timedelta(days=10)
     authority = certificates.make_ca("old", "0" * 32, then)
     pair = certificates.issue(authority, "ws1", datetime.now(UTC))
-    facts = certificates.node_facts(authority, pair.certificate)
+    facts = certificates.verified_info(authority, pair.certificate)
     assert facts.valid_until <= datetime.now(UTC) + timedelta(days=10)
 
 
@@ -103,14 +103,14 @@ def test_a_ca_that_ends_soon_ends_its_certificates() -> None:
 def test_another_cas_certificate_is_none_of_ours() -> None:
     now = datetime.now(UTC)
     ours, theirs = (certificates.make_ca("lab", "0" * 32, now) for _ in range(2))
-    with pytest.raises(ValueError, match="not a certificate of this cluster's"):
-        certificates.node_facts(ours, certificates.issue(theirs, "ws1", now).certificate)
+    with pytest.raises(ValueError, match="not a certificate of this cluster"):
+        certificates.verified_info(ours, certificates.issue(theirs, "ws1", now).certificate)
 
 
 def test_what_went_wrong_is_said_in_words() -> None:
-    assert tls_says(TimeoutError()) == "the handshake took too long"
-    assert tls_says(ConnectionResetError()) == "it went away during the handshake"
-    assert tls_says(ssl.SSLError(1, "x")) == "the TLS handshake failed"
+    assert tls_error_text(TimeoutError()) == "the handshake took too long"
+    assert tls_error_text(ConnectionResetError()) == "it disconnected during the handshake"
+    assert tls_error_text(ssl.SSLError(1, "x")) == "the TLS handshake failed"
 
 
 def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
@@ -240,6 +240,6 @@ def test_a_certificate_of_a_version_that_nobody_knows_is_named_as_one() -> None:
     assert version in der[:20]
     strange = der.replace(version, b"\xa0\x03\x02\x01\x03", 1)
     pem = ssl.DER_cert_to_PEM_cert(strange).encode()
-    for read in (lambda: certificates.key_of(strange), lambda: certificates.ca_facts(made._replace(certificate=pem))):
-        with pytest.raises(ValueError, match="not a certificate that can be read"):
+    for read in (lambda: certificates.key_of(strange), lambda: certificates.ca_info(made._replace(certificate=pem))):
+        with pytest.raises(ValueError, match="not a readable certificate"):
             read()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from peerload.model.errors import BadRequest
 from peerload.security import certificates, revocation
 from peerload.security.certificates import CertificateInfo, KeyPair
-from peerload.security.node_identity_file import write_private
+from peerload.security.private_files import write_private
 from peerload.security.revocation import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked, SealKey, Trust
 from peerload.wire.seal import Sealer
 from tests.each import each
@@ -165,7 +165,7 @@ def test_who_hears_late_seals_with_the_new_key_at_once(tmp_path: Path) -> None:
     late = trust_in(tmp_path / "2")
     late.take([raw], NOW + 7200)
     assert late.keys(NOW + 7200) == (K1, cluster_of().key)
-    revocation.keep(tmp_path / "new", [raw])
+    revocation.save(tmp_path / "new", [raw])
     assert Trust(cluster_of(), tmp_path / "new").keys(NOW) == (K1,), "a newcomer never had another"
 
 
@@ -174,7 +174,7 @@ def test_old_revocations_and_keys_are_dropped(tmp_path: Path) -> None:
     one.revoke("ws3", [], NOW)
     for key in (K1, K2, K3):
         one.rotate(key, NOW, OVERLAP_S)
-    assert sum(isinstance(word, SealKey) for word, _ in one._held.values()) == revocation.KEYS_KEPT_MAX
+    assert sum(isinstance(word, SealKey) for word, _ in one._known.values()) == revocation.KEYS_KEPT_MAX
     one.revoke("ws4", [], NOW + CLOCKS_S + revocation.ENDS_AFTER_S + 1)
     assert {word.node for word in one.revocations} == {"ws4"}
 
@@ -252,7 +252,7 @@ def test_a_damaged_file_is_asked_for_again(tmp_path: Path, damage: bytes) -> Non
 def test_no_key_is_shown(tmp_path: Path) -> None:
     one = trust_in(tmp_path / "1")
     one.rotate(b"\xaa" * 32, NOW, OVERLAP_S)
-    assert all("xaa" not in repr(word) for word, _ in one._held.values())
+    assert all("xaa" not in repr(word) for word, _ in one._known.values())
 
 
 # -- sealing while the key changes ---------------------------------------------------------------------------------------

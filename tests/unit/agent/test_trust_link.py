@@ -138,7 +138,9 @@ def test_nodes_with_the_cas_key_make_one_key_anew_and_not_each_its_own(tmp_path:
         deliver()
         assert {link.trust.number for link in links.values()} == {3}
         assert len({link.trust.signed for link in links.values()}) == 1
-        assert sum(isinstance(word, SealKey) and word.number == 3 for word, _ in links["ws1"].trust._held.values()) == 1
+        assert (
+            sum(isinstance(word, SealKey) and word.number == 3 for word, _ in links["ws1"].trust._known.values()) == 1
+        )
         for link in links.values():
             link._keyring.close()
 

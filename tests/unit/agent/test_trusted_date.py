@@ -14,7 +14,7 @@ import pytest
 
 from peerload.agent.launcher import connect
 from peerload.agent.store import jobs
-from peerload.agent.store.pruning import ChorePostponed
+from peerload.agent.store.pruning import JobPostponed
 from peerload.agent.store.rows import SINGLE
 from peerload.agent.store.trusted_date import SLACK_S, DateAnchor, TrustedDate, anchor_of
 from peerload.launcher import protocol
@@ -167,10 +167,10 @@ def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> No
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1, TaskState.DONE, ended_at=now), PutChores("ws1/1", (CompletionJob.FILES,)))
         (owed,) = jobs.due(opened.store, CompletionJob.FILES, now, 9, ())
-        opened.keep(ChorePostponed(owed.number, 1, now + 30.0, "no room"))
+        opened.keep(JobPostponed(owed.number, 1, now + 30.0, "no room"))
         assert jobs.due(opened.store, CompletionJob.FILES, now, 9, ()) == []
         assert len(jobs.due(opened.store, CompletionJob.FILES, now + 30.0, 9, ())) == 1
-        opened.keep(ChorePostponed(owed.number, 2, now + 40 * DAY_S, "no room"))
+        opened.keep(JobPostponed(owed.number, 2, now + 40 * DAY_S, "no room"))
         assert len(jobs.due(opened.store, CompletionJob.FILES, now, 9, ())) == 1
 
 

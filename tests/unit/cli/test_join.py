@@ -12,14 +12,14 @@ from peerload.model.errors import UsageError
 
 @pytest.mark.rule("S13")
 def test_a_token_may_come_on_stdin_as_invite_prints_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert join.words_of(["plj1-abc", "def"]) == ["plj1-abc", "def"]
+    assert join.token_words(["plj1-abc", "def"]) == ["plj1-abc", "def"]
     for line in ("plj1-abcdef\n", "peerload join plj1-abcdef", "  plj1-abcdef  \nmore\n"):
         monkeypatch.setattr("sys.stdin", io.StringIO(line))
-        assert join.words_of(["-"]) == ["plj1-abcdef"]
+        assert join.token_words(["-"]) == ["plj1-abcdef"]
 
 
 def test_no_token_on_stdin_is_a_mistake_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in ("", "\n"):
         monkeypatch.setattr("sys.stdin", io.StringIO(line))
         with pytest.raises(UsageError, match="no token on stdin"):
-            join.words_of(["-"])
+            join.token_words(["-"])

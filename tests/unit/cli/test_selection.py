@@ -41,7 +41,7 @@ def flags(*task: str, **given: Any) -> Namespace:
 
 
 def chosen(client: Asked, given: Namespace, states: tuple[str, ...] = ("queued",)) -> list[str] | None:
-    return selection.Selection(given, "cancel").chosen(client, states)  # type: ignore[arg-type]
+    return selection.Selection(given, "cancel").references(client, states)  # type: ignore[arg-type]
 
 
 @each(

@@ -1,24 +1,14 @@
-"""Synthetic workloads: arrivals and service times, drawn from a generator of their own."""
+"""Synthetic workloads for tests: arrivals and service times, drawn from a generator of their own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
+from peerload.sim.queueing_model import Arrival
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Sequence
-
-
-class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """Submission: when (s), at which node, how long the task runs (s), and the resources that it takes."""
-
-    at_s: float
-    node: str
-    service_s: float
-    cpus: float = 1.0
-    gpus: int = 0
 
 
 def burst(node: str, tasks: int, service_s: float, at_s: float = 1.0) -> Iterator[Arrival]:

@@ -13,8 +13,7 @@ from peerload.model import actions, events
 from peerload.model.devices import DeviceReading
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import SCRATCH, TaskSpec
-from peerload.sim.queueing_model import IDEAL_CONFIG, Delays, QueueingModel
-from peerload.sim.workload import Arrival
+from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays, QueueingModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
