@@ -13,7 +13,7 @@ import os
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.model import metrics
+from peerload.model import metrics, rules
 from peerload.model.errors import ProtocolError
 from peerload.security.address import network_of, plain_host
 from peerload.security.invitations import InvitationRefused
@@ -123,7 +123,7 @@ class JoinServer:
 
     def _drop(self, reason: str, address: str) -> None:
         self._counters[metrics.labelled(metrics.JOIN_CONNECTIONS_DROPPED, reason=reason)] += 1
-        self._security.tell("J2", address, reason)
+        self._security.tell(rules.JOINS_LIMITED, address, reason)
 
     def admit(self, newcomer: JoiningNode, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
         """Let a newcomer in. Raises InvitationRefused."""
@@ -136,7 +136,7 @@ class JoinServer:
     def refused(self, newcomer: JoiningNode, why: str) -> None:
         """Count a refusal, and report it now and then."""
         self._counters[metrics.JOINS_REFUSED] += 1
-        self._security.tell("J2", newcomer.address, why)
+        self._security.tell(rules.JOINS_LIMITED, newcomer.address, why)
         if self.refusals.add(newcomer.address, asyncio.get_running_loop().time()):
             self._events.happened("join", "refused", reason=f"somebody at {newcomer.address}: {why}")
             _log.warning("join refused: address=%s reason=%s", newcomer.address, why)

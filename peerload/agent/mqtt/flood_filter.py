@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.model import metrics
+from peerload.model import metrics, rules
 
 if TYPE_CHECKING:
     from peerload.agent.security_events import SecurityEvents
@@ -75,5 +75,7 @@ class FloodFilter:
 
     def _mute(self, name: str) -> None:
         self._security.counters[metrics.MQTT_PUBLISHERS_MUTED] += 1
-        self._security.tell("P2", name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s")
+        self._security.tell(
+            rules.PEERS_LIMITED, name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s"
+        )
         _log.warning("publisher muted for a flood: node=%s muted_s=%g", name, MUTED_S)
