@@ -95,10 +95,10 @@ from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
 from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
-from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
-from peerload.agent.sensors.host import Sensors
+from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -233,7 +233,7 @@ class Daemon:
             self.inbox = Inbox(loop, config.inbox_max)
             self.gpus = node_gpus(config, self.inbox.put, device_locks, self._gpu_library)
             await self.gpus.find()
-            profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.lets_in)
+            profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.serves_joins)
             seed = secrets.randbits(recording.SEED_BITS)
             chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
             core_config = _core_config(config)
@@ -327,7 +327,7 @@ class Daemon:
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
-        joins = JoinServer(enrollment, tls, event_log, security) if tls.lets_in else None
+        joins = JoinServer(enrollment, tls, event_log, security) if tls.serves_joins else None
         self.links = links = PeerLinks(local, tls, security, PeerBackpressure(inbox), joins)
 
         # Users, standard input and output of tasks
@@ -412,7 +412,7 @@ class Daemon:
         router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, run)
         server = RequestServer(access, quotas, router, dispatcher, info, security, run)
         self.forward_server = ForwardServer(server, access)
-        self.socket = LocalSocket(config, server, access, quotas, security, launcher)
+        self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk)
@@ -473,7 +473,7 @@ class Daemon:
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
-                Sensors(self.inbox.put, own_use.seconds).run(),
+                HostSensors(self.inbox.put, own_use.seconds).run(),
                 self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
@@ -483,7 +483,7 @@ class Daemon:
                 memory.watch(self.node),
             ]
             if speed_of(self.config) is None:
-                work.append(find_out(speed_file(self.config), self.inbox.put))
+                work.append(measure_speed(speed_file(self.config), self.inbox.put))
             if self.bus is not None:
                 work.append(self.bus.run())
             background = [group.create_task(one) for one in work]
@@ -516,7 +516,7 @@ class Daemon:
         service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.run_state.stop)
-        self.launcher.tell()
+        self.launcher.log_facts()
         self.notify_hooks.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
         self.event_log.happened(

@@ -17,6 +17,7 @@ import msgspec
 
 from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
 from peerload.agent.control.task_ids import REF, TaskIds, last_submission, refs_of
+from peerload.model import rules
 from peerload.model.errors import BadRequest, NotAllowed
 from peerload.model.submit_options import owner_key
 from peerload.wire import control
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.tasks.work import HomeTask, RemoteTask
+    from peerload.core.work import HomeTask, RemoteTask
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Forward
     from peerload.model.submit_options import SubmitOptions
@@ -193,7 +194,9 @@ class Authorization:
         if right is Right.HERE and caller.node:
             why = f"it was asked for from {caller.node}"
             verb = _verb(request)
-            self._security.tell("P3", caller.node, f"asks for {verb}, which is for users of the machine itself")
+            self._security.tell(
+                rules.ROLES_CHECKED, caller.node, f"asks for {verb}, which is for users of the machine itself"
+            )
             raise BadRequest(f"peerload {verb} is for users of the machine itself", why=why, hint="type it there")
         if not self.is_system:
             return request

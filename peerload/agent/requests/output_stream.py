@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.store.store import Store
     from peerload.core.node import Node
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
     from peerload.model.task import TaskRecord
     from peerload.wire import control
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.rows import Each
     from peerload.core.node import Node
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.wire import control

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.agent.store.pruning import RemovalCriteria
-from peerload.core.tasks.groups import own_part, told
+from peerload.core.tasks.groups import group_dict, own_part
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import (
     CancelRequested,
@@ -111,7 +111,7 @@ class TaskCommands:
         """List the groups; others than administrators see their own part."""
         groups, caller = self._node.eligibility.groups, connection.caller
         if caller.sees_all:
-            connection.ok(request.id, {"groups": [told(group) for group in groups]})
+            connection.ok(request.id, {"groups": [group_dict(group) for group in groups]})
             return
         found = [own_part(group, lambda task: self._access.sees(caller, task)) for group in groups]
         connection.ok(request.id, {"groups": [group for group in found if group is not None]})

@@ -13,7 +13,7 @@ from peerload.agent.store.rows import member_spec, task_name
 from peerload.agent.store.selector import Criteria, references
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
-from peerload.core.tasks.work import as_recorded
+from peerload.core.work import as_recorded
 from peerload.model.errors import NoSuchTask
 
 if TYPE_CHECKING:

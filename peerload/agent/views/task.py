@@ -9,9 +9,9 @@ from peerload.agent.store import jobs
 from peerload.agent.store.rows import order_of
 from peerload.core.estimates.gpu_history import ANY_MODEL
 from peerload.core.estimates.history import RUNS_KNOWN_MIN
-from peerload.core.explain.reasons import uncollected_words
+from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.devices import GPU
 from peerload.model.task import TaskState, execution_key
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.selector import ArrayRow
     from peerload.core.estimates.history import DurationEstimates
     from peerload.core.node import Node
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.devices import Device
     from peerload.model.instant import Instant
     from peerload.model.resources import ResourceRequest
@@ -84,7 +84,7 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
     task = node.home.tasks.get(record.uid)
     names = device_names(node, record.node, devices_of(node, record))
     told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
-    waits = uncollected_words(task) if task is not None else ""
+    waits = uncollected_reason(task) if task is not None else ""
     return told | {"reason": waits} if waits else told
 
 
@@ -134,7 +134,7 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
     if task is None:
         return record.reason
     if task.phase is HomePhase.GATED:
-        return node.eligibility.words(task) or record.reason
+        return node.eligibility.reason(task) or record.reason
     if task.phase is HomePhase.RESTING:
         return record.reason
     if task.stranded_because:
