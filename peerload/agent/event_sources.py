@@ -21,7 +21,7 @@ from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
-from peerload.model import events, metrics
+from peerload.model import events, metrics, rules
 from peerload.model.errors import SlowDown
 from peerload.model.messages import (
     WHY_LENGTH_MAX,
@@ -299,7 +299,7 @@ class PeerMessages:
         """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""
         if self._looked_up[src] >= OFFERS_MAX:
             self._counters[metrics.OFFERS_UNANSWERED] += 1
-            self._security.tell("P2", src, f"more than {OFFERS_MAX} offers outstanding")
+            self._security.tell(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return False
         self._looked_up[src] += 1
         return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import HomeTask, Offering, RemoteTask, Work
+    from peerload.core.work import HomeTask, Offering, RemoteTask, Work
     from peerload.model.actions import Row
     from peerload.model.events import TaskSubmitted
     from peerload.model.gossip import Load
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Mediator(Protocol):
-    """What a machine may tell, or ask of, machines that are built after it."""
+    """Calls of a machine to machines that are built after it."""
 
     # -- tasks of this home --------------------------------------------------------------------------------------------
 
@@ -41,13 +41,13 @@ class Mediator(Protocol):
         """A task waits at the gate no more, and has not passed."""
 
     def rows_at_end(self, record: TaskRecord, /) -> Sequence[Row]:
-        """What is to be kept together with the end of this task."""
+        """The rows that are made durable together with the end of this task."""
 
     def task_ended(self, record: TaskRecord, /) -> None:
         """A task has ended, and its end is on its way to the disk."""
 
     def task_left(self, task: HomeTask, /) -> None:
-        """Nothing of a task is left in memory."""
+        """A task is over and leaves memory."""
 
     def submission_checked(self, event: TaskSubmitted, /) -> None:
         """All tasks that a submission waits for are known to exist."""
@@ -61,7 +61,7 @@ class Mediator(Protocol):
         """An offer came to nothing."""
 
     def may_regain_lease(self, task: HomeTask, /) -> bool:
-        """Whether a task that was held may be leased again."""
+        """True if a task that was held may be leased again."""
 
     def run_again(self, task: HomeTask, exit_: Exit, /) -> str:
         """The process of a task has ended. Why it runs again; "": it does not."""
@@ -78,13 +78,13 @@ class Mediator(Protocol):
     # -- tasks of other homes ------------------------------------------------------------------------------------------
 
     def is_own_task(self, uid: bytes, /) -> bool:
-        """Whether an unfinished task of this home has this uid."""
+        """True if an unfinished task of this home has this uid."""
 
     def is_ending(self, key: str, /) -> bool:
-        """Whether the launcher still has an attempt that nobody here knows, and is ending it."""
+        """True if the launcher still has an attempt that nobody here knows, and is ending it."""
 
     def accepts_offer(self, offer: Offer, /) -> bool:
-        """What the transfer policy says to an offer."""
+        """True if the transfer policy accepts an offer."""
 
     def guest_arrived(self, guest: RemoteTask, /) -> None:
         """A task of another home was committed, and waits here."""

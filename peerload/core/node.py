@@ -1,4 +1,4 @@
-"""The only door of the core, in one file to show every route: an event comes in with its moment, actions come out.
+"""The core of a node as one state machine: an event comes in with its moment, actions come out.
 
     node = Node(config, policies, identity, profile, random.Random(seed))
     actions = node.handle(now, event)
@@ -16,38 +16,38 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from peerload.core import validation
+from peerload.core.coordination.clients import ClientRequests
+from peerload.core.coordination.dispatch import TaskDispatch
+from peerload.core.coordination.drain import NodeDrain
+from peerload.core.coordination.intake import Intake
+from peerload.core.coordination.leaving import TaskEvacuation
+from peerload.core.coordination.peer_events import PeerEvents
+from peerload.core.coordination.runs import RunningTasks
+from peerload.core.coordination.shortage import ResourceShortage
+from peerload.core.coordination.termination_tracker import TERMINATION_MESSAGES, TerminationTracker
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
 from peerload.core.membership.membership import Membership
 from peerload.core.membership.own_profile import OwnProfile
-from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.resources.admission import Ledger
-from peerload.core.resources.shortage import ResourceShortage
 from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import CoreState
 from peerload.core.tasks.batched_requests import BatchedRequests
 from peerload.core.tasks.client_binding import ClientBinding
-from peerload.core.tasks.clients import ClientRequests
-from peerload.core.tasks.dispatch import TaskDispatch
-from peerload.core.tasks.drain import NodeDrain
 from peerload.core.tasks.eligibility import Eligibility
 from peerload.core.tasks.home import Home
-from peerload.core.tasks.intake import Intake
-from peerload.core.tasks.leaving import TaskEvacuation
 from peerload.core.tasks.queue import WaitingQueue
-from peerload.core.tasks.runs import RunningTasks
 from peerload.core.tasks.submission import SubmissionLog
-from peerload.core.tasks.termination_tracker import WORDS, TerminationTracker
-from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
-from peerload.model import events, messages, metrics, timers
+from peerload.core.work import HomePhase, HomeTask, RemotePhase
+from peerload.model import events, messages, metrics, rules, timers
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.tasks.work import Offering, RemoteTask, Work
+    from peerload.core.work import Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.gossip import Load
@@ -68,7 +68,7 @@ TO_HOME = (
     messages.Return,
     messages.Died,
 )
-"""What is said to the home of a task."""
+"""Messages to the home of a task."""
 
 
 class Node:
@@ -81,7 +81,7 @@ class Node:
         mediator = _Mediator(self)
         self.ledger = Ledger(profile, config.gpu)
         if profile.devices:
-            profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.told())
+            profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.advertised())
         self.state = CoreState(config, policies, identity, profile, rng)
         self.own_profile = OwnProfile(self.state, self.ledger)
         self.queue = WaitingQueue(self.state, self.ledger)
@@ -116,7 +116,11 @@ class Node:
         )
 
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
-        """What is to be done because of this event, in order. Raises InvariantBroken only for a bug of ours."""
+        """Decide about one event → the actions, in order. Raises InvariantBroken only for a bug of ours.
+
+        The order: the event is routed to the machine that it is for; then every machine settles, from eligibility to sharing,
+        since what one has changed may concern the next.
+        """
         state = self.state
         state.now = now
         self.ledger.now_s = now.boot_s
@@ -152,7 +156,7 @@ class Node:
             table.update(kept)
 
     def holds(self, key: str) -> bool:
-        """Whether this attempt is to run here."""
+        """True if this attempt is to run here."""
         return self.runs.holds(key)
 
     def _route(self, event: events.Event) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line an event
@@ -181,7 +185,7 @@ class Node:
                     self.runs.strayed(key, device)
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
-                self.sharing.information.tell()
+                self.sharing.information.announce()
                 self.dispatch.judge_again()
                 self.executor.give_unrunnable_back()
             case events.PeerMet():
@@ -222,13 +226,13 @@ class Node:
                 self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
                 self.own_profile.change(speed=event.speed)
-                self.sharing.information.tell()
+                self.sharing.information.announce()
             case events.BusChanged():
                 self.membership.has_bus = event.connected
                 if event.connected:
-                    self.sharing.information.tell()
+                    self.sharing.information.announce()
             case events.LoadTold():
-                self.sharing.information.was_told(event.report)
+                self.sharing.information.report_sent(event.report)
             case events.HoldRequested():
                 self.clients.hold(event)
             case events.ReleaseRequested():
@@ -258,7 +262,7 @@ class Node:
                 self.own_profile.trouble("disk", event.trouble)
                 if event.has_room:
                     self.shortage.try_again()
-                self.sharing.information.tell()
+                self.sharing.information.announce()
             case events.MachineSleeping():
                 self.handoff.parking.go_away("this machine goes to sleep")
             case events.MachineWoke():
@@ -332,14 +336,18 @@ class Node:
         message: Any = event.message
         if self.authorisation.verdict(src, message) is DROPPED:
             task = getattr(message, "task", "what it does not have")
-            self.state.count(metrics.labelled(metrics.MESSAGES_UNAUTHORIZED, type=type(message).__struct_config__.tag))
-            self.state.broken("P3", src, f"{type(message).__struct_config__.tag} of {task} is not its to say")
+            self.state.count(
+                metrics.labelled(metrics.MESSAGES_UNAUTHORIZED, type=str(type(message).__struct_config__.tag))
+            )
+            self.state.broken(
+                rules.ROLES_CHECKED, src, f"{type(message).__struct_config__.tag} of {task} is not its to say"
+            )
             return
-        self.membership.heard(src)
+        self.membership.heard_from(src)
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
             return  # said to a home that has gone away; it will be said again
-        if isinstance(message, WORDS):
-            self.terminations.heard(src, message)
+        if isinstance(message, TERMINATION_MESSAGES):
+            self.terminations.message_received(src, message)
         match message:  # the frequent ones first
             case messages.Probe():
                 self.sharing.admission.probe_received(src, message)
@@ -394,7 +402,7 @@ class Node:
             case messages.AwaitTasks():
                 self.eligibility.remote_status.asked(src, message)
             case messages.TasksTold():
-                self.eligibility.dependencies.told(src, message)
+                self.eligibility.dependencies.status_received(src, message)
             case messages.Revoke():
                 self.executor.revoke_received(src, message)
             case messages.Signal():
@@ -410,7 +418,7 @@ class Node:
             case messages.ProfileRequest():
                 self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
-                if self.membership.profiles.told(src, message):
+                if self.membership.profiles.received(src, message):
                     self.sharing.sender.peer_met()
             case messages.State():
                 if message.identity.node == message.profile.node == src:
@@ -418,7 +426,7 @@ class Node:
                     self.peer_events.met(met, told_by_itself=False)
                 else:
                     self.state.count(metrics.STATES_FORGED)
-                    self.state.broken("P3", src, "a state told in another's name")
+                    self.state.broken(rules.ROLES_CHECKED, src, "a state told in another's name")
             case messages.DirectoryTold():
                 self.membership.directory_told(src, message)
             case messages.Leaving():
@@ -431,7 +439,7 @@ class Node:
             task = self.home.tasks.get(message.uid)
             if task is not None:
                 self.membership.remember_decline(src, message.code, messages.decline_subject(message.code, task.spec))
-        self.membership.heard_report(src, message.report)
+        self.membership.report_received(src, message.report)
         self.handoff.decline_received(src, message)
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -450,7 +458,7 @@ class Node:
             case timers.Period():
                 self.sharing.information.period_passed()
             case timers.Announcement():
-                self.sharing.information.tell_again()
+                self.sharing.information.announce_again()
             case timers.Answer():
                 self.sharing.requests.answer(timer.key)
             case timers.Pair():
@@ -557,7 +565,7 @@ class _Mediator:
         self._node.intake.accepted(event)
 
     def awaited_task_heard(self, name: str) -> None:
-        self._node.eligibility.remote_status.heard(name)
+        self._node.eligibility.remote_status.status_received(name)
 
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         self._node.sharing.sender.offer_declined(task, offering, reason)

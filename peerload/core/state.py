@@ -1,4 +1,4 @@
-"""What the machines behind `Node` share: who we are, the moment, our chance, and the actions decided so far."""
+"""State that all machines behind `Node` share: identity, the moment, the random generator, the actions decided so far."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.estimates.gpu_history import NOTHING_LEARNED
 from peerload.core.estimates.history import RUNS_KNOWN_MIN, DurationEstimates
-from peerload.core.resources.devices import NOTHING_LEARNED
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
 from peerload.model.devices import GpuShare
 from peerload.model.instant import Instant
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.core.tasks.work import RemoteTask, Work
+    from peerload.core.work import RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
@@ -116,7 +116,7 @@ class CoreState:
 
     @property
     def takes_guests(self) -> bool:
-        """Whether tasks of other homes may come here at all."""
+        """True if tasks of other homes may come here at all."""
         return not self.profile.drained and not self.profile.trouble and self.has_disk_room and not self.is_stuck
 
     def count(self, name: str, by: int = 1) -> None:
@@ -124,11 +124,11 @@ class CoreState:
         self.counts[name] = self.counts.get(name, 0) + by
 
     def send(self, dst: str, message: Membership | Advice | Ownership) -> None:
-        """Say something to a peer."""
+        """Send a message to a peer."""
         self.actions.append(Send(dst, message))
 
     def persist(self, *rows: Row) -> None:
-        """Keep rows; what is said after this waits until they are durable."""
+        """Make rows durable; what is sent after this waits until they are."""
         self.actions.append(Persist(rows))
 
     def outdo(self, incarnation: int, *, is_copy: bool) -> None:
@@ -152,14 +152,14 @@ class CoreState:
         self.note("security", rule, node=who, reason=what)
 
     def note_guest(self, guest: RemoteTask, state: str, reason: str) -> None:
-        """The same of an attempt of another home that is here."""
+        """Keep an event about an attempt of another home that is here."""
         self.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
 
     def set_timer_in(self, seconds: float, timer: Timer) -> None:
-        """Be told after ``seconds``, if that is not FOREVER_S or more."""
+        """Set a timer, if ``seconds`` is less than FOREVER_S."""
         if seconds < FOREVER_S:
             self.actions.append(SetTimer(timer, self.now.boot_s + seconds))
 
     def clear_timer(self, timer: Timer) -> None:
-        """Not be told after all."""
+        """Clear a timer."""
         self.actions.append(ClearTimer(timer))

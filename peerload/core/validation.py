@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask, story
+from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask, story
 from peerload.model.errors import InvariantBroken
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from peerload.core.coordination.runs import RunningTasks
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.resources.admission import Ledger
     from peerload.core.tasks.groups import TaskGroups
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.runs import RunningTasks
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
 
 RECORDED: Mapping[HomePhase, tuple[TaskState, ...]] = {
     HomePhase.WAITING: (TaskState.QUEUED,),

@@ -1,4 +1,4 @@
-"""What a node wants done, in the imperative. `Node.handle` returns these; a driver carries them out in order.
+"""Actions: what a node wants done, in the imperative. `Node.handle` returns these; a driver carries them out in order.
 
 *Outward* actions (`OUTWARD`) can be seen from outside. Those that follow a `Persist` are released only when it is
 durable, in order; the consumer of events does not wait for the disk. A granted lease waits for rows of its own tasks
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peerload.model import rules
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
@@ -96,19 +97,6 @@ class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
     reason: str = ""
 
 
-SECURITY_RULES = (
-    *("J1", "J2", "J3", "J4", "J5", "J6"),
-    *("L1", "L2", "L3", "L4"),
-    *("X1", "X2", "X3", "X4", "X5", "X6", "X7"),
-    *("F1", "F2", "F3"),
-    "T1",
-    *("P1", "P2", "P3", "P4", "P5", "P6"),
-    *("M1", "M2"),
-    "C1",
-    *("S2", "S4", "S5", "S6", "S10", "S11", "S13", "S15", "S16", "S17", "S18", "S20"),
-)
-"""The rules of security, as docs/security.md has them: an event of security is that something was refused for one."""
-
 EVENTS: dict[str, tuple[str, ...]] = {
     "task": ("held", "queued", "leased", "running", "strayed", "parked", "done", "failed", "cancelled", "unknown"),
     "attempt": (
@@ -138,9 +126,9 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
-    "security": SECURITY_RULES,
+    "security": rules.SECURITY_RULES,
 }
-"""What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
+"""The kinds of events, and the states of each. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
 
 
 class DropFloors(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -162,7 +150,7 @@ class PutFate(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class DropFates(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Nobody here waits for these any more."""
+    """Forget tasks that nobody here waits for any more."""
 
     tasks: tuple[str, ...]
 
@@ -384,7 +372,7 @@ class Note(_Action, frozen=True):
 
 
 class Decided(_Action, frozen=True):
-    """Why a decision was as it was: the policy, the inputs with their age in seconds, the choice and the reason."""
+    """Record of a decision: the policy, the inputs with their age in seconds, the choice and the reason."""
 
     task: str
     policy: str

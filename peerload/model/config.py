@@ -20,14 +20,14 @@ Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
 
 
 class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How GPUs are shared on one node (docs/devices.md)."""
+    """Sharing of the GPUs of one node (docs/devices.md)."""
 
     tasks_max: Annotated[int, Meta(ge=1, le=48)] = 10
     """Tasks on one GPU at a time, those of others counted."""
     memory_share_max: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.90
     """Of a GPU's memory no more than this share, less the reserve, is promised."""
     reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 512 << 20
-    """What a GPU's driver and the contexts of its tasks take besides."""
+    """Memory of a GPU that its driver and the contexts of its tasks take besides."""
     activity_max: Annotated[float, Meta(gt=0.0, le=48.0)] = 48.0
     """Bound on the work, in whole GPUs, that shares one GPU in turns. Tasks slow each other down above 1, and fill each other's
     pauses. A task counts for its fraction, or for ``activity_unknown``. 48 bounds nothing beside ``tasks_max``."""
@@ -42,7 +42,7 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the decisions of one node depend on.
+    """Settings on which the decisions of one node depend.
 
     Leases (docs/wire.md): an executor freezes a task at ``ts + lease_s`` on its own clock, the home waits
     ``lease_grace_s`` longer; a larger lease rides out longer outages and makes the loss of a node cost more time.
@@ -52,7 +52,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: Positive = 60.0
     lease_grace_s: Positive = 5.0
     reservation_s: Positive = 10.0
-    """How long room reserved by an ACCEPT is kept for its COMMIT."""
+    """Time that room reserved by an ACCEPT is kept for its COMMIT."""
     offer_timeout_s: Positive = 5.0
     """An OFFER without an answer counts as declined after this."""
     repeat_s: Positive = 1.0
@@ -71,7 +71,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     await_s: Positive = 10.0
     """Another home is asked this often what has become of the tasks that others here wait for."""
     await_answer_s: Positive = 5.0
-    """So long another home may take to say whether there is such a task, when one is submitted that waits for it."""
+    """Time that another home has to say whether a task exists, when one is submitted that waits for it."""
     groups_max: Limit = 1000
     """Groups that are set at a time."""
     inquiries_max: Limit = 1000
@@ -108,7 +108,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # load
     counts_foreign: bool = True
-    """Whether cores that other programs keep busy occupy slots (`core/resources/foreign_load.py`)."""
+    """True if cores that other programs keep busy occupy slots (`core/resources/foreign_load.py`)."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
     tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05
@@ -118,7 +118,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # membership
     gossip: GossipPreset = LAN
-    """How fast the loss of a node is noticed, and what that costs (docs/membership.md)."""
+    """Speed at which the loss of a node is noticed, and its cost (docs/membership.md)."""
     peers_max: Limit = 1000
     reports_kept_max: Limit = 1000
     """Reports of peers that are kept; a further one drops the one that came longest ago."""
@@ -137,7 +137,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A task whose attempt was lost waits for this, doubling with each loss up to the next."""
     loss_backoff_s_max: Positive = 60.0
     floor_kept_s: Positive = 3600.0
-    """What this node will not start again is remembered for so long after it was last of use; no message is that late."""
+    """Time that an attempt fence is kept after it was last of use; no message is that late."""
     floors_kept_max: Limit = 100_000
     """Of how many tasks; those that may run once only, and whose home has not taken note, are kept besides."""
     refusals_max: Limit = 5
@@ -212,24 +212,24 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     socket: str
     listen: str = "127.0.0.1:0"
     advertise: str = ""
-    """Where others are told to dial this node, if that is not where it listens: a port that a gate forwards to it."""
+    """Address that others dial, if this node listens at another: a port that a gateway forwards to it."""
     peer: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
     mqtt: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
     mqtt_ca: str = ""
-    """Who is believed to be a broker at mqtts://: the file of a CA, `system` for those of the system; "": the cluster's own."""
+    """CA that brokers at mqtts:// are checked with: a file, `system` for those of the system; "": the cluster's own."""
     mqtt_password_file: str = ""
     """A file with one line `USER:PASSWORD` that its owner alone can read, for brokers whose address names no password."""
     slots: Annotated[int, Meta(ge=0, le=65536)] | None = None
     policy: str = "adaptive"
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     speed: Speed | None = None
-    """How fast the node works beside the reference machine; None: measured once, kept in the state directory."""
+    """Speed of the node relative to the reference machine; None: measured once, kept in the state directory."""
     cluster: str = ""
     """The cluster's directory (`peerload cluster init` makes one); "": this user's, else one of this machine alone."""
     certificate_s: Annotated[float, Meta(ge=1.0, le=3.2e8)] = 90 * 86_400.0
-    """How long the certificates last that this node makes; after two thirds of it they are made anew."""
+    """Lifetime of the certificates that this node makes; after two thirds of it they are renewed."""
     gossip: Literal["local", "lan", "wan"] = "lan"
-    """How fast the loss of a node is noticed: agents on one machine, on one network, or far apart."""
+    """Preset for how fast the loss of a node is noticed: agents on one machine, on one network, or far apart."""
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""
     ended_kept_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 30 * 86_400.0
@@ -242,7 +242,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """… but before all others those of submissions that have more than their share of either, which is what there may be
     divided by this number. So the newest of so many submissions keep what they have, up to that share."""
     retention_every_s: Annotated[float, Meta(ge=0.05, le=86_400.0)] = 60.0
-    """What is to go for that is looked for this often, the first time so long after the agent's start."""
+    """Interval of retention runs, the first one so long after the agent's start."""
     lease_s: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 60.0
     """A node that runs a task for another must have been heard of within this; else the task is frozen there and, a
     little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
@@ -254,17 +254,17 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Check the invariants of the node after each event (`Node.validate`), for developers: it costs time in proportion to the
     number of tasks, and a broken one ends the agent."""
     gpu: GpuSettings = GpuSettings()
-    """How the GPUs of this node are shared: a table of the config file."""
+    """Sharing of the GPUs of this node: a table of the config file."""
     load: LoadSettings = LoadSettings()
-    """What counts as load of this node: a table of the config file."""
+    """Load of this node: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
-    """What else tasks may ask for by number: tables of the config file."""
+    """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""
-    """Where agents of this machine claim its GPUs, a directory that is the same for all of them; "": where it keeps locks."""
+    """Directory in which agents of this machine claim its GPUs, the same for all of them; "": that of lock files."""
     inbox_max: Limit = 200_000
     clients_max: Limit = 256
     mode: Literal["user", "system"] = "user"
-    """Whose agent it is: "user": that of the user it runs as, and no other may ask it; "system": of all users of this machine
+    """Mode of the agent: "user": that of the user it runs as, and no other may ask it; "system": of all users of this machine
     whom its groups let in, each with tasks of its own. Given on the command line alone."""
     group: AccountName = "peerload"
     """In system mode: who is in this group of the machine may use the agent …"""

@@ -20,7 +20,7 @@ KINDS_ASKED_MAX = 16
 """Kinds other than GPUs that one task may ask for."""
 PREFERRED_MAX = 64
 OOM_RETRIES_MAX = 16
-"""So often at most a task is tried again with more memory of its GPUs."""
+"""Bound on retries of a task with more memory of its GPUs."""
 LINKS_MAX = DEVICES_MAX
 RUNS_SEEN_MAX = 256
 """Attempts seen on one device at a time."""
@@ -36,7 +36,7 @@ Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 
 class GpuWait(enum.StrEnum):
-    """What a task does whose preferred GPUs have no room: take any other that fits, or wait for exactly those."""
+    """Behaviour of a task whose preferred GPUs have no room: take any other that fits, or wait for exactly those."""
 
     SCHEDULE = "schedule"
     QUEUE = "queue"
@@ -52,7 +52,7 @@ class GpuShare(enum.StrEnum):
 
 
 class Health(enum.IntEnum):
-    """Whether a device may be given to tasks. UNKNOWN: its driver does not answer; SICK: it must not be used."""
+    """True if a device may be given to tasks. UNKNOWN: its driver does not answer; SICK: it must not be used."""
 
     OK = 0
     DEGRADED = 1
@@ -61,12 +61,12 @@ class Health(enum.IntEnum):
 
     @property
     def is_usable(self) -> bool:
-        """Whether tasks may start on it."""
+        """True if tasks may start on it."""
         return self in (Health.OK, Health.DEGRADED)
 
 
 class DeviceMode(enum.IntEnum):
-    """How a device is held now."""
+    """Mode in which a device is held now."""
 
     FREE = 0
     EXCLUSIVE = 1
@@ -74,7 +74,7 @@ class DeviceMode(enum.IntEnum):
 
 
 class Nearness(enum.IntEnum):
-    """How far the way between two devices of one node is, the nearest first."""
+    """Distance between two devices of one node, the nearest first."""
 
     NVLINK = 5
     INTERNAL = 10
@@ -111,7 +111,7 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """Its own name, as its driver has it: what follows the maker."""
+        """Its name in its driver, without that of the maker."""
         return self.id.partition(":")[2]
 
     @property
@@ -119,15 +119,15 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """32 bits that stand for its id in what other nodes are told."""
         return zlib.crc32(self.id.encode())
 
-    def told(self, grantable_bytes: int) -> Device:
-        """The same with what other nodes need to know: whether it could ever serve a task."""
+    def advertised(self, grantable_bytes: int) -> Device:
+        """The device as other nodes see it: with what they need to know whether it could ever serve a task."""
         return Device(
             self.id, self.kind, self.index, self.model, self.mem_bytes, grantable_bytes, capability=self.capability
         )
 
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What was last read of one device.
+    """The last reading of one device.
 
     busy: share of the time at work, 0 … 1, averaged over 5 s; mem_used_bytes: by anybody; ours: (execution key, bytes) of
     each attempt of this node that is on it; mem_foreign_bytes: used by others; foreign: how many others, at least 1 where
@@ -151,7 +151,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What other nodes are told of one device, in at most 64 bytes.
+    """Load of one device as other nodes get it, in at most 64 bytes.
 
     mark: `Device.mark`; free_mib: memory that could be promised now; free_slots: tasks that could join, whose work is not
     known; free_percent: how much of it one that asks for a part could have; eta_s: when the
@@ -174,5 +174,5 @@ class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_free(self) -> bool:
-        """Whether a task that wants it for itself could start on it."""
+        """True if a task that wants it for itself could start on it."""
         return self.mode is DeviceMode.FREE and self.health.is_usable and self.free_slots > 0

@@ -152,7 +152,7 @@ class Replayed(ProtocolError):
 
 
 class AgentUnavailable(PeerloadError):
-    """Nothing answers at the agent's socket."""
+    """No agent answers at the socket."""
 
     code = "agent-unavailable"
 

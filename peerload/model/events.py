@@ -1,4 +1,4 @@
-"""What can happen to a node, in one file because it is one vocabulary: `Node.handle(now, event)` takes the union of all.
+"""Events: what can happen to a node. `Node.handle(now, event)` takes the union of all.
 
 Names are in the past tense; each is a frozen value that also lies in recordings.
 """
@@ -40,7 +40,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     each: tuple[tuple[bytes, ...], ...] = ()
 
     def spec_of(self, member: int) -> TaskSpec:
-        """What a member runs; ``member``: its number, of a single task any."""
+        """The spec of a member; ``member``: its number, of a single task any."""
         return self.spec if not self.each else msgspec.structs.replace(self.spec, argv=self.each[member - 1])
 
 
@@ -230,7 +230,7 @@ class GroupRequested(_Event, frozen=True):
 
 
 class TaskFound(msgspec.Struct, frozen=True, gc=False):
-    """What is on disk of a task, or of an array, of this home. failed: what of it has ended and not succeeded, in words;
+    """The durable outcome of a task, or of an array, of this home. failed: what of it has ended and not succeeded, in words;
     is_over: whether all of it has ended. The two belong together: nothing that fails before it is over is missing there."""
 
     task: str
@@ -240,7 +240,7 @@ class TaskFound(msgspec.Struct, frozen=True, gc=False):
 
 
 class TasksFound(_Event, frozen=True):
-    """What FindTasks has asked for."""
+    """The answer to FindTasks."""
 
     found: tuple[TaskFound, ...]
 
@@ -298,7 +298,7 @@ class RemoteCancelRequested(_Event, frozen=True):
 
 
 class DiskRoomChanged(_Event, frozen=True):
-    """Whether the disk of this node's store has enough free room for more tasks."""
+    """True if the disk of this node's store has enough free room for more tasks."""
 
     has_room: bool
     trouble: str = ""
@@ -436,7 +436,7 @@ class OutputArrived(_Event, frozen=True):
 
 
 class LoadSampled(_Event, frozen=True):
-    """What the sensors read: cores kept busy by anybody (averaged over 5 s) and by programs that are no tasks of this node
+    """Readings of the sensors: cores kept busy by anybody (averaged over 5 s) and by programs that are no tasks of this node
     (over 15 s), memory in use, the share of the last 10 s in which somebody had to wait for a core, or for memory, and
     how many cores the readings are about (0: those of the profile)."""
 
@@ -461,14 +461,14 @@ class DirectoryFound(_Event, frozen=True):
 
 
 class DevicesSampled(_Event, frozen=True):
-    """What was read of devices, at ``at_s`` (CLOCK_BOOTTIME)."""
+    """Readings of devices, at ``at_s`` (CLOCK_BOOTTIME)."""
 
     at_s: float
     readings: tuple[DeviceReading, ...]
 
 
 class SpeedMeasured(_Event, frozen=True):
-    """How fast this node works was found out (`Profile.speed`)."""
+    """The speed of this node was measured (`Profile.speed`)."""
 
     speed: float
 

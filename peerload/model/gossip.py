@@ -1,4 +1,4 @@
-"""What gossip says and how fast: the messages of one datagram, and the presets `local`, `lan` and `wan`.
+"""Gossip: the messages of one datagram, and the presets `local`, `lan` and `wan`.
 
 A datagram is small, may be lost, doubled or late, and is sealed (docs/wire.md). Its messages are arrays, told apart by
 their first item. Fields are only ever added at the end, with a default; a type that is not known is skipped.
@@ -19,7 +19,7 @@ from peerload.model.resources import Address, BootId, Bytes, NodeName
 DATAGRAM_BYTES_MAX = 1400
 """A sealed datagram that is larger is not looked at."""
 MESSAGES_BYTES_MAX = 1120
-"""What the messages of one datagram may take together. With its head and its seal it stays below 1232 bytes, which is what
+"""Bound on the bytes of all messages of one datagram. With its head and its seal it stays below 1232 bytes, which is what
 fits through any network of IPv6 and any tunnel (1280 bytes) in one piece."""
 ACCUSERS_MAX = 8
 """Accusers that are told of; more would change nothing."""
@@ -40,7 +40,7 @@ Age = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class MemberStatus(enum.IntEnum):
-    """What is said of a node. Of two words about the same run that count alike, the greater one wins."""
+    """Status of a member. Of two updates about the same run that count alike, the greater one wins."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -81,7 +81,7 @@ class GossipNack(_Message, frozen=True, tag="nack"):
 
 
 class MembershipUpdate(_Message, frozen=True, tag="rumour"):
-    """What is said of one run of a node's agent, by itself or by others.
+    """Update about one run of a node's agent, by itself or by others.
 
     node … address: as in `Identity`; incarnation: the number of the run, which grows with every start; refutation:
     grows with every word of the node about itself within a run; by: who says that it is suspect or dead, by name;
@@ -109,7 +109,7 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
         return self.incarnation, self.refutation, self.standing, self.boot
 
     def is_credible(self, believed: MembershipUpdate | None) -> bool:
-        """Whether anybody but the node itself may say this, given what is believed of it."""
+        """True if anybody but the node itself may say this, given what is believed of it."""
         if max(self.incarnation, self.refutation) <= CLAIM_MAX:
             return True
         numbers = self.incarnation, self.refutation
@@ -138,7 +138,7 @@ class Load(_Message, frozen=True, tag="load"):
     mem_used_bytes: Bytes
     gpus_free: Count = 0
     age_s: Age = 0.0
-    """How long ago the node said so (told in a `Sync` only)."""
+    """Age of the node's own last message (in a `Sync` only)."""
     is_news: bool = False
     cpu_pressure: Share = 0.0
     mem_pressure: Share = 0.0
@@ -168,12 +168,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def size_bytes(message: GossipMessage) -> int:
-    """What a message takes in a datagram."""
+    """Bytes of a message in a datagram."""
     return len(_encoder.encode(message))
 
 
 def merged(one: MembershipUpdate, other: MembershipUpdate) -> MembershipUpdate:
-    """What is to be believed of a node of whom both are said: the weightier; of two that weigh the same, with the accusers
+    """The update that wins over another about the same node: the weightier; of two that weigh the same, with the accusers
     of both (the first ACCUSERS_MAX by name). In whatever order rumours come, and however often, the end is the same."""
     one, other = sorted((one, other), key=_all_but_accusers)
     if one.weight != other.weight:
@@ -192,7 +192,7 @@ Few = Annotated[int, Meta(ge=0, le=1000)]
 
 
 class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast losses are noticed, and what that costs. n: members that are alive, this node too; h: this node's local
+    """Preset: how fast losses are noticed, and the cost of it. n: members that are alive, this node too; h: this node's local
     health, 0 (well) … health_max, which stretches every time below that says so.
 
     Sources: [SWIM02] for probing, suspicion and piggy-backing, [LIFEGUARD17] for local health, dynamic suspicion and
@@ -258,7 +258,7 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     join_contacts: Annotated[int, Meta(ge=1, le=100)] = 3
     """Members tried at a time then."""
     tombstone_s: Positive = 86_400.0
-    """Who left or was forgotten is remembered for so long, that late news of it may not bring it back."""
+    """Time that a member that left or was forgotten is remembered, so that late news does not bring it back."""
 
 
 LAN = GossipPreset()

@@ -1,4 +1,4 @@
-"""How busy a node is, and what it tells the others about it."""
+"""Load of a node, and the report of it that others get."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Share = Annotated[float, Meta(ge=0.0, le=LOAD_MAX)]
 
 
 class Region(enum.IntEnum):
-    """Where the load index of a node stands between the low and the high threshold."""
+    """Region of the load index of a node: below the low threshold, above the high one, or between."""
 
     UNDERLOADED = 0
     NORMAL = 1

@@ -1,4 +1,4 @@
-"""What nodes say to each other, in one file because it is one vocabulary: a frame is decoded into the union of all.
+"""Messages between nodes, in one file because a frame is decoded into the union of all.
 
 One struct per message, told apart by the tag ``t``.
 Advice (`Advice`) may be late, lost or wrong and reserves nothing; it travels over MQTT or the peer link.
@@ -48,7 +48,7 @@ DECLINES_LASTING = ("directory", "policy", "stalled")
 
 
 def decline_subject(code: str, spec: TaskSpec | DirectoryTold) -> bytes:
-    """What a decline for a lasting reason is about: it is so of every task that has the same."""
+    """The subject of a decline for a lasting reason: it holds for every task with the same subject."""
     user = spec.user.encode()
     return user if code == "policy" else spec.directory + b"\0" + user if user else spec.directory
 
@@ -64,7 +64,7 @@ Captured = Annotated[bytes, Meta(max_length=64 << 10)]
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Who is speaking: a node, this start of its agent, this start of its machine, this database file.
+    """Identity of a sender: a node, this start of its agent, this start of its machine, this database file.
 
     incarnation: grows with every start of the agent; address: HOST:PORT of its peer link, "" if it cannot be dialled.
     """
@@ -95,17 +95,17 @@ class Hello(_Message, frozen=True, tag="hello"):
     stream: bool = False
     """This connection is for one output stream, or for one client's requests, alone; it is no link."""
     refutation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
-    """How often this run has spoken for itself in gossip (`MembershipUpdate.refutation`)."""
+    """Refutations of this run in gossip so far (`MembershipUpdate.refutation`)."""
     trust: Annotated[bytes, Meta(max_length=16)] = b""
     """A digest of what the cluster's CA has said, as far as it is known here (`Trust`)."""
     forwards: bool = False
     """`Forward` is understood here."""
     wall_at: Seconds = 0.0
-    """What its clock says, so that people can be told of one that is wrong; 0: not told. Nothing is decided by it."""
+    """Time by its clock, so that people can be told of a wrong one; 0: not told. Nothing is decided by it."""
     dials_back: bool = False
     """`DialBack` and `NotDialled` are understood here."""
     up_s: Seconds = 0.0
-    """How long it has been up: of two agents with copies of one state directory the younger ends; 0: not told."""
+    """Uptime: of two agents with copies of one state directory the younger ends; 0: not told."""
     back: Search = 0
     """This stream is the one that was asked for by a `DialBack` of this number: who asked for it asks over it, too."""
 
@@ -132,7 +132,7 @@ class Sync(_Message, frozen=True, tag="sync"):
 
 
 class ProfileRequest(_Message, frozen=True, tag="profile-request"):
-    """What do these nodes have? Anybody who knows may answer."""
+    """Request for the profiles of these nodes. Anybody who knows them may answer."""
 
     nodes: Annotated[tuple[NodeName, ...], Meta(max_length=PROFILES_MAX)]
 
@@ -151,7 +151,7 @@ class ProfileTold(_Message, frozen=True, tag="profile-told"):
 
 
 class Trust(_Message, frozen=True, tag="trust"):
-    """What the cluster's CA has said since it was made: who is shut out, and with which keys is sealed. Each is signed by
+    """Signed statements of the cluster's CA since it was made: who is shut out, and with which keys is sealed. Each is signed by
     it, whoever passes it on (security/revocation.py)."""
 
     signed: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=SIGNED_MAX)]
@@ -162,7 +162,7 @@ class CertificateRequest(_Message, frozen=True, tag="certificate-request"):
 
 
 class CertificateTold(_Message, frozen=True, tag="certificate"):
-    """It is made (PEM)."""
+    """The certificate (PEM)."""
 
     certificate: Annotated[bytes, Meta(max_length=8192)]
 
@@ -183,7 +183,7 @@ class State(_Message, frozen=True, tag="state"):
 
 
 class Need(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What one task asks of the node that may run it; it stands for the task where the command does not matter."""
+    """The request of one task to the node that may run it; it stands for the task where the command does not matter."""
 
     request: ResourceRequest = ResourceRequest()
     placement: Placement = Placement()
@@ -485,7 +485,7 @@ class AwaitTasks(_Message, frozen=True, tag="await-tasks"):
 
 
 class AwaitedTask(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What has become of one of them. is_known: whether there is, or was, such a task; is_over: all of it has ended; failed:
+    """The state of one of these tasks. is_known: whether there is, or was, such a task; is_over: all of it has ended; failed:
     what of it has not succeeded, "" = nothing so far; says: where it stands, in a few words."""
 
     task: TaskId
@@ -582,7 +582,7 @@ class InputWindow(_Message, frozen=True, tag="input-window"):
 
 
 class InputEnd(_Message, frozen=True, tag="input-end"):
-    """That was all, so many bytes. ``gone``: home has no such attempt there (any more), which says nothing about its
+    """End of a stream, after so many bytes. ``gone``: home has no such attempt there (any more), which says nothing about its
     input."""
 
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -612,7 +612,7 @@ class Forwarded(_Message, frozen=True, tag="forwarded"):
 
 
 class ForwardStop(_Message, frozen=True, tag="forward-stop"):
-    """Nobody waits for the answer to the request of this number any more; the others go on."""
+    """End of interest in the answer to the request of this number; the others go on."""
 
     number: Search
 
@@ -711,7 +711,7 @@ STREAMED: tuple[type, ...] = (
     Forwarded,
     ForwardStop,
 )
-"""What travels over streams only."""
+"""Messages over streams only."""
 BROADCAST: tuple[type, ...] = (State, StateRequest, Enough)
 ADVICE: tuple[type, ...] = (
     *BROADCAST,
@@ -728,7 +728,7 @@ ADVICE: tuple[type, ...] = (
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What every frame between nodes carries around its message.
+    """Envelope of every message between nodes.
 
     v: protocol version; dst and dst_boot are empty when the sender does not know them yet (Hello) or means all (State);
     seq: per (src, src_boot), for dropping what was seen.

@@ -345,9 +345,6 @@ STATES_FORGED = "states_forged_total"
 MESSAGES_UNKNOWN = "messages_unknown_total"
 """Messages of a kind that this version does not know."""
 
-TIMERS_UNKNOWN = "timers_unknown_total"
-"""Timers of a kind that the core does not know."""
-
 SHORTAGES = "start_shortages_total"
 """Times this node could not start an attempt for want of processes, memory or disk."""
 

@@ -1,4 +1,4 @@
-"""What a task needs and what a node has."""
+"""Resources: the requests of tasks, and the profiles of nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What one task takes while it runs.
+    """Resources that one task takes while it runs.
 
     cpus: cores, may be a fraction, > 0; mem_bytes: 0 = not stated; gpus: how many, all of one node;
     gpu_mem_bytes: of each, 0 = not stated; gpu_fraction: of the one GPU that is asked for; gpu_prefer: which are wanted,
@@ -64,12 +64,12 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 
     @property
     def takes_devices(self) -> bool:
-        """Whether it needs more than cores and memory."""
+        """True if it needs more than cores and memory."""
         return self.gpus > 0 or bool(self.devices)
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where a task may run. ``node`` pins it, ``exclude`` forbids nodes, every one of ``labels`` must be there,
+    """Placement of a task: the nodes that it may run on. ``node`` pins it, ``exclude`` forbids nodes, every one of ``labels`` must be there,
     ``local`` keeps it at its home, ``migrations_max`` overrides the migration policy (None: as the policy says)."""
 
     node: NodeName | None = None
@@ -105,4 +105,4 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     trouble: Annotated[str, Meta(max_length=256)] = ""
     devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MAX)] = ()
     issuer: bool = False
-    """It has the key of the cluster's CA, and so can let others in."""
+    """True if it has the key of the cluster's CA, and so can let others in."""

@@ -1,4 +1,4 @@
-"""What was agreed about a task when it was submitted that only its home has to know: no other node is ever told."""
+"""Options of a submission that only its home has to know: they are sent to no other node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FilePattern = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 
 
 class CompletionJob(enum.StrEnum):
-    """What home owes for a task that has ended: its output in the files that its user named, and the command that is to be
+    """A job of a home after the end of a task: its output in the files that its user named, and the command that is to be
     run then."""
 
     FILES = "files"
@@ -56,15 +56,15 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def awaits(self) -> bool:
-        """Whether its tasks wait for others."""
+        """True if its tasks wait for others."""
         return bool(self.after or self.after_ok)
 
     def again(self) -> SubmitOptions:
-        """Those of a task that repeats it because a user asked for that: it waits for nothing any more."""
+        """The options of a task that repeats this one on request of a user: it waits for nothing any more."""
         return msgspec.structs.replace(self, after=(), after_ok=())
 
     def chores(self) -> tuple[CompletionJob, ...]:
-        """What is owed when a task of it ends."""
+        """The completion jobs of a task that ends."""
         files = (CompletionJob.FILES,) if self.output_file or self.error_file else ()
         return (*files, CompletionJob.NOTIFY) if self.notify else files
 
@@ -73,13 +73,13 @@ NO_TERMS = SubmitOptions()
 
 
 def owner_key(owner: int, user: str) -> str:
-    """Whose a submission is, as one word: a uid; or ``node:user`` where it was sent from another node, since no account's
+    """The owner of a submission, as one word: a uid; or ``node:user`` where it was sent from another node, since no account's
     name has a colon in it; "" = the agent's own."""
     return str(owner) if owner >= 0 else user
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What has become of a task, or of a whole array, that others wait for. is_over: all of it has ended; failed: what of it
+    """Outcome of a task, or of a whole array, that others wait for. is_over: all of it has ended; failed: what of it
     has not succeeded, in words, "" = nothing so far; lost: why nobody can tell any more, "" = that is not so."""
 
     task: str
@@ -89,12 +89,12 @@ class TaskOutcome(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_news(self) -> bool:
-        """Whether anything has become of it."""
+        """True if anything has become of it."""
         return bool(self.is_over or self.failed or self.lost)
 
 
 class GroupSettings(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a user wants of a group of tasks of this home. slots: at most so many of them are leased at a time, 0 = any number;
+    """Settings of a group of tasks of this home. slots: at most so many of them are leased at a time, 0 = any number;
     is_paused: none of them is started."""
 
     name: str
@@ -103,9 +103,9 @@ class GroupSettings(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 WORDS_MAX = 200
-"""So many characters are told of why a task has failed that others wait for."""
+"""Bound on the reason of the failure of a task that others wait for, in characters."""
 
 
 def failed_words(task: str, *, is_cancelled: bool, reason: str) -> str:
-    """That a task has not succeeded, as it is told to those that wait for that."""
+    """Text about a task that has not succeeded, for those that wait for it."""
     return f"{task} was cancelled" if is_cancelled else f"{task} failed ({reason})"[:WORDS_MAX]

@@ -36,7 +36,7 @@ SCRATCH = b"-"
 
 
 class Guarantee(enum.StrEnum):
-    """What is promised about the executions of a task; in every case one result at most is recorded.
+    """Guarantee about the executions of a task; in every case one result at most is recorded.
 
     at-least-once: it runs until there is a result; two copies never execute at the same time. once: it is never started
     twice, and may end up unknown. fast: as at-least-once, but queued again as soon as its node is called dead, so that
@@ -144,7 +144,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def needs_feeding(self) -> bool:
-        """Whether its node has to have something for it to read."""
+        """True if its node has to have something for it to read."""
         return self.takes_input or self.terminal is not None
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What an ended process used: cpu seconds, the largest resident set in bytes; the most memory in bytes that was seen of
+    """Resources that an ended process used: cpu seconds, the largest resident set in bytes; the most memory in bytes that was seen of
     it on any one of its GPUs, and what these are (0 and "": it had none, or nobody could tell)."""
 
     user_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
@@ -165,7 +165,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """How an attempt ended. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
+    """The end of an attempt. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
     124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
     The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
     where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended; ``had_bytes``:
@@ -223,7 +223,7 @@ SIGNALS = {
     24: "XCPU",
     25: "XFSZ",
 }
-"""What people call the signals that end processes, on Linux."""
+"""Names of the signals that end processes, on Linux."""
 
 
 def how_it_ended(exit_: Exit) -> str:
@@ -298,7 +298,7 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class FenceKind(enum.IntEnum):
-    """Why a node will never start an attempt (again): it did; it gave its word not to; or it did, and the task may run
+    """The reason why a node will never start an attempt (again): it did; it promised not to; or it did, and the task may run
     once only, so that this is not forgotten before its home has taken note."""
 
     STARTED = 0

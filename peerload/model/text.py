@@ -5,7 +5,7 @@ from __future__ import annotations
 _FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 """Letters and marks that show nothing."""
 MARKS_MAX = 2
-"""So many marks may sit on one letter; with more of them text climbs into other lines."""
+"""Bound on the marks on one letter; with more of them text climbs into other lines."""
 
 
 def printable(text: object) -> str:

@@ -160,7 +160,7 @@ class Answer(_Timer, frozen=True, tag="answer"):
 
 
 class Pair(_Timer, frozen=True, tag="pair"):
-    """It is time to ask another node to pair."""
+    """Another node is asked to pair."""
 
 
 class Paired(_Timer, frozen=True, tag="paired"):
@@ -179,7 +179,7 @@ class Inbound(_OfTask, frozen=True, tag="inbound"):
 
 
 class GossipTimerKind(enum.StrEnum):
-    """What is due in gossip."""
+    """Kinds of timers in gossip."""
 
     TURN = "turn"
     """The next member is probed."""
@@ -190,7 +190,7 @@ class GossipTimerKind(enum.StrEnum):
     NACK = "nack"
     """A probe on behalf of another member is not answered."""
     SUSPECT = "suspect"
-    """Nobody has refuted a suspicion; subject: the member."""
+    """A suspicion is not refuted; subject: the member."""
     SPREAD = "spread"
     """Membership updates are sent."""
     LOADS = "loads"

@@ -14,8 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons
-from peerload.core.explain.suggestion import smallest_change
+from peerload.core.explain import EligibilityVerdict, WaitReasons, smallest_change
 from peerload.model import events
 from peerload.model.devices import Device, DeviceLoad, DeviceMode
 from peerload.model.gossip import Load, MembershipUpdate, MemberStatus

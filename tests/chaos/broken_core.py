@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from peerload.core.coordination.peer_events import PeerEvents
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.handoff.home import HomeHandoff
 from peerload.core.handoff.leases import HomeLeases, granted
-from peerload.core.membership.peer_events import PeerEvents
 from peerload.core.tasks.home import Home
 from peerload.core.tasks.retries import LostAttempts
-from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
+from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import actions, events, messages, timers
 from peerload.model.task import TaskRecord
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from peerload.core.coordination.runs import RunningTasks
 from peerload.core.handoff import leases
-from peerload.core.tasks.runs import RunningTasks
 from peerload.model import actions, events, messages
 from peerload.model.task import ExecutionState, Exit
 from tests.chaos.cluster import Cluster

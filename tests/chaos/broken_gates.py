@@ -12,7 +12,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.tasks.dependencies import Dependencies
 from peerload.core.tasks.groups import TaskGroup, TaskGroups
 from peerload.core.tasks.retries import Retries
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 from peerload.model.messages import Result
 from peerload.model.submit_options import TaskOutcome
 from peerload.model.task import Exit

@@ -6,7 +6,7 @@ import pytest
 
 from peerload.core.handoff.home import HomeHandoff
 from peerload.core.tasks.retries import MemoryRetries
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 from peerload.model import actions
 from peerload.model.messages import Result
 from peerload.model.task import Exit

@@ -10,7 +10,7 @@ import pytest
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.parking import TaskParking
-from peerload.core.tasks.work import HomeTask, RemotePhase
+from peerload.core.work import HomeTask, RemotePhase
 from peerload.model import actions, messages
 from tests.chaos.broken_drivers import goes_out_early
 from tests.chaos.launcher import Launcher

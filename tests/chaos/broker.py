@@ -33,12 +33,12 @@ class Broker:
         self.delay_s_max = 0.0
 
     def agent_started(self, machine: Machine) -> None:
-        """It connects, if it can."""
+        """Connect a node, if that is possible."""
         if self.is_up:
             self._connect(machine)
 
     def agent_ended(self, machine: Machine) -> None:
-        """Its connection is gone; what it said last stays."""
+        """Disconnect a node; its retained message stays."""
         self._connected.pop(machine.name, None)
 
     def _connect(self, machine: Machine) -> None:
@@ -58,7 +58,7 @@ class Broker:
                     self._connect(machine)
 
     def down(self, *, forgets: bool) -> None:
-        """It ends, and everybody notices."""
+        """End the broker; everybody notices."""
         self.is_up = False
         if forgets:
             self._retained.clear()
@@ -67,11 +67,11 @@ class Broker:
         self._connected.clear()
 
     def up(self) -> None:
-        """It is back."""
+        """Start the broker again."""
         self.is_up = True
 
     def fast(self) -> None:
-        """It is not slow any more."""
+        """End the slowness of the broker."""
         self.delay_s_max = 0.0
 
     def send(self, src: Machine, dst: str, message: Advice) -> bool:

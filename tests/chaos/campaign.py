@@ -21,7 +21,7 @@ PRESETS = ("adaptive", "symmetric", "threshold", "shortest", "receiver", "pairin
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How large a run is."""
+    """Size of a run."""
 
     nodes_min: int = 3
     nodes_max: int = 7

@@ -24,7 +24,7 @@ ASK_AGAIN_S = 2.0
 
 
 def spec_of(job: Job) -> TaskSpec:
-    """What the job submits: what its process does is in its argv."""
+    """The spec of a job: what its process does is in its argv."""
     argv = (
         b"task",
         repr(job.service_s).encode(),
@@ -104,7 +104,7 @@ class Clients:
         machine.later(CLIENT_S, machine.handle, event)
 
     def _terms_of(self, number: int) -> SubmitOptions:
-        """Its terms, with the ids of the jobs that it waits for as far as they are known by now."""
+        """The options of a job, with the ids of the jobs that it waits for as far as they are known by now."""
         job = self._jobs[number]
         after, after_ok = (
             tuple(self._ids[other] for other in others if other in self._ids) for others in (job.after, job.after_ok)

@@ -40,7 +40,7 @@ STEPS_MAX = 3_000_000
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a run. broken: the promise that was broken, "" if none; rest_s: so long after the cluster had healed
+    """Outcome of a run. broken: the promise that was broken, "" if none; rest_s: so long after the cluster had healed
     it was at rest; steps: events handled by all nodes."""
 
     seed: int
@@ -87,7 +87,7 @@ class Cluster:
         self._sequence = 0
         self._serial = 0
         self.armed: list[CrashAtCommit] = []
-        """What waits for a commit of any node."""
+        """Everything that waits for a commit of a node."""
         self.checker = Invariants(self)
         self.machines = {facts.name: Machine(self, facts) for facts in plan.machines}
         self.network = Network(self, codec if plan.codec else None, checks_boots=checks_boots)
@@ -154,7 +154,7 @@ class Cluster:
         return tuple(f"{name}:1" for name in others[:2])
 
     def left_s(self, uid: str) -> float:
-        """How long the task will still run where it runs, 0 if it does not."""
+        """The time that a task will still run, 0 if it does not run."""
         for machine in self.machines.values():
             for process in machine.launcher.running.values():
                 if process.uid == uid and process.since_s is not None:

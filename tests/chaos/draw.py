@@ -40,7 +40,7 @@ AWAY_COURSES = (
     "confirmed, then a restart, then PARK comes late",
     "confirmed, then a restart while it is waiting there, then PARK comes late",
 )
-"""What may happen around the return of a home: each stands against another rule of parking."""
+"""Events around the return of a home: each stands against another rule of parking."""
 QUIET_S = 4.0
 """No fault comes before this: agents meet first."""
 
@@ -62,7 +62,7 @@ class _Draw:
         self._lease_s = LEASE_S
         self._busy = ""
         self._focus: Callable[[float], Fault] | None = None
-        """What most of this run is about; None: everything at once."""
+        """The subject of most of this run; None: everything at once."""
 
     def plan(self, presets: Sequence[str], nodes_min: int, nodes_max: int) -> Plan:
         """The whole of it."""

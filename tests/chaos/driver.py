@@ -51,7 +51,7 @@ class Driver:
             plan.Shortage: self._shortage,
             plan.Suspend: self._suspend,
         }
-        """How a fault that befalls one node is carried out."""
+        """Carry out a fault of one node."""
         self._anywhere: dict[type, Callable[..., bool]] = {
             plan.BrokerDown: self._broker_down,
             plan.BrokerSlow: self._broker_slow,
@@ -64,7 +64,7 @@ class Driver:
             plan.ReplayAtReturn: self._armed,
             plan.Verb: self._verb,
         }
-        """How any other is."""
+        """Carry out any other fault."""
         if cluster.plan.has_drift():
             cluster.gauges.count("row clocks drift")
         for fault in cluster.plan.faults:
@@ -264,12 +264,12 @@ class Driver:
         return True
 
     def part(self, pairs: plan.Pairs, for_s: float) -> None:
-        """Nothing passes in these directions for so long."""
+        """Cut these directions for so long."""
         self._cluster.network.cut(pairs, for_s)
         self._cluster.after(for_s, self._cluster.network.mend, pairs)
 
     def cut_off(self, machine: Machine, for_s: float, others: list[str] | None = None) -> None:
-        """Nothing passes between this node and these others (None: all)."""
+        """Cut the links between this node and these others (None: all)."""
         if self._cluster.now_s >= self._cluster.plan.healed_s:
             return
         if others is None:
@@ -287,7 +287,7 @@ class Driver:
         return True
 
     def _armed(self, *given: object) -> bool:
-        """It waits for a message."""
+        """Arm a fault that waits for a message."""
         self._cluster.provoked.arm(given[-1])  # type: ignore[arg-type]
         return False
 
@@ -362,7 +362,7 @@ class Driver:
 
 
 def kind_of(fault: plan.Fault) -> str:
-    """What a fault is counted as."""
+    """The name under which a fault is counted."""
     match fault:
         case plan.Cut():
             return f"Cut {fault.kind}"

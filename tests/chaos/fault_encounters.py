@@ -1,10 +1,10 @@
-"""What a fault has met, counted: the rows of the table of crash points are true only if something was under way."""
+"""Conditions that faults have met, counted: the rows of the table of crash points are true only if something was under way."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomePhase, RemotePhase
+from peerload.core.work import HomePhase, RemotePhase
 
 if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
@@ -23,7 +23,7 @@ GUEST_PHASES = {
 
 
 def met_by_agent(cluster: Cluster, machine: Machine, what: str) -> None:
-    """What befalls this node's agent, or all of the machine, meets these conditions there."""
+    """Count the conditions that a fault of this node's agent, or of the whole machine, meets."""
     node, gauges = machine.node, cluster.gauges
     if machine.runs_guests():
         gauges.count(f"row {what}: it runs tasks of others")
@@ -43,7 +43,7 @@ def met_by_agent(cluster: Cluster, machine: Machine, what: str) -> None:
 
 
 def met_by_cut(cluster: Cluster, pairs: Pairs) -> None:
-    """Whether a partition stands between a home and a node that runs a task of it."""
+    """True if a partition stands between a home and a node that runs a task of it."""
     cut = set(pairs)
     for machine in cluster.machines.values():
         for guest in machine.node.executor.guests.values() if machine.node is not None else ():

@@ -26,11 +26,11 @@ NEAR = 12
 """A task waits for one of those submitted before it, at most so many of them back."""
 GROUPS = ("a", "b")
 STUCK = (TaskState.HELD, TaskState.UNKNOWN)
-"""Where a task may stay for ever without anybody's fault."""
+"""States in which a task may stay for ever without a bug."""
 
 
 def gated(plan: Plan) -> Plan:
-    """The same plan, in some seeds with such tasks."""
+    """A plan to which some seeds add tasks with dependencies, groups and retries."""
     if plan.seed % EVERY != FIRST:
         return plan
     rng = random.Random(f"{plan.seed} gates")
@@ -69,12 +69,12 @@ def terms_of(machine: Machine, task: str) -> SubmitOptions:
 
 
 def records_of(machine: Machine, name: str) -> list[TaskRecord]:
-    """What is on disk of a task or an array."""
+    """The durable records of a task or an array."""
     return [record for task, record in machine.disk.tasks.items() if name in (task, task.rpartition(".")[0])]
 
 
 def waits_in_vain(machines: dict[str, Machine], home: str, record: TaskRecord) -> bool:
-    """Whether a queued task waits for one that may never end, or such tasks have all slots of its group."""
+    """True if a queued task waits for one that may never end, or such tasks have all slots of its group."""
     terms, machine = terms_of(machines[home], record.task), machines[home]
     settings = machine.disk.groups.get(terms.group)
     if settings is not None and settings.slots:

@@ -1,4 +1,4 @@
-"""What a run has been through, counted: a fault that never fires is a test that tests nothing."""
+"""Counters of the events of a run: a fault that never fires is a test that tests nothing."""
 
 from __future__ import annotations
 

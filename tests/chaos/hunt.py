@@ -30,7 +30,7 @@ def hunt(variant: Variant, seeds: range, *, kept: range = NONE) -> tuple[int, st
 
 
 def _broken(variant: Variant, seed: int, *rules: Callable[[pytest.MonkeyPatch], None]) -> str:
-    """What a run without these rules, and without those that stand in front of them, breaks."""
+    """The promise that a run breaks without these rules, and without those that stand in front of them."""
     with pytest.MonkeyPatch.context() as patch:
         for leave_out in (*variant.beside, *rules):
             leave_out(patch)

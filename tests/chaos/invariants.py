@@ -32,7 +32,7 @@ class Invariants:
         self._specs: dict[str, TaskSpec] = {}
         self._executing: dict[str, dict[str, str]] = {}
         self._started: dict[str, str] = {}
-        """Where an attempt was started: machine and store."""
+        """Machine and store on which an attempt was started."""
         self._starts: dict[str, int] = {}
         self._promised: set[tuple[str, str]] = set()
         self._finished: dict[int, str] = {}
@@ -71,14 +71,14 @@ class Invariants:
             raise self._broken("I9", f"{len(machine.launcher.running)} tasks in {machine.facts.slots} slots")
 
     def executes(self, machine: Machine, process: Process) -> None:
-        """It executes from now on."""
+        """Note that a process executes from now on."""
         copies = self._executing.setdefault(process.uid, {})
         copies[process.key] = machine.name
         if len(copies) > 1 and self._specs[process.uid].guarantee is not Guarantee.FAST:
             raise self._broken("I2", f"{process.task} executes more than once", story=repr(copies))
 
     def rests(self, process: Process) -> None:
-        """It does not execute (ended or frozen)."""
+        """Note that a process does not execute (ended or frozen)."""
         copies = self._executing.get(process.uid)
         if copies is not None:
             copies.pop(process.key, None)
@@ -86,7 +86,7 @@ class Invariants:
                 del self._executing[process.uid]
 
     def finished(self, process: Process, signal: int) -> None:
-        """It has ended, by this signal if not 0, and this is what its exit record is known by."""
+        """Note the end of a process, by this signal if not 0, and the mark of its exit record."""
         self._finished[process.serial] = process.key
 
     def promised(self, machine: Machine, key: str) -> None:
@@ -269,7 +269,7 @@ class Invariants:
                 raise self._broken("I1", f"{task} was acknowledged and is lost")
 
     def disk_lost(self, machine: Machine) -> None:
-        """What was on it is excused."""
+        """Excuse everything that was on a lost disk."""
         for uid in [uid for uid, (home, _) in self.acknowledged.items() if home == machine.name]:
             del self.acknowledged[uid]
         for key in [key for key, node in self._results.items() if node == machine.name]:
@@ -301,5 +301,5 @@ class Invariants:
         return self._final.get(uid)
 
     def is_executing(self, uid: bytes) -> bool:
-        """Whether a copy of it executes now."""
+        """True if a copy of it executes now."""
         return uid.hex() in self._executing

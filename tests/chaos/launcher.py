@@ -23,7 +23,7 @@ SOCKET_S = 0.0002
 SURVIVES = 0.5
 """Of the exit records that were not synced, so many outlive a power loss."""
 SHORT_AFTER = 0.5
-"""What has too little memory fails after this part of its time."""
+"""A process with too little memory fails after this part of its time."""
 SIGKILL = 9
 SHORT = "no more processes can be made"
 FOREVER_S = float("inf")
@@ -108,7 +108,7 @@ class Launcher:
             getattr(self, do)(*given)
 
     def listing(self) -> events.LauncherReady:
-        """What an agent that connects is told; what an earlier agent said before is heard first."""
+        """The list for an agent that connects; messages of an earlier agent are handled first."""
         self._hear_all()
         wall_s = self._machine.clock.wall_s
         running = tuple((process.key, wall_s(process.started_s), process.ts) for process in self.running.values())
@@ -172,14 +172,14 @@ class Launcher:
             self._watch(process)
 
     def evict(self, key: str, reason: str) -> None:
-        """It is frozen, and its room is needed: ended without a result."""
+        """End a frozen task without a result, since its room is needed."""
         process = self.running.get(key)
         if process is not None and process.frozen:
             self._cluster.gauges.count("evicted while frozen")
             self._lose(process, reason)
 
     def forget(self, key: str) -> None:
-        """Its exit record is not needed any more."""
+        """Forget an exit record."""
         self.ended.pop(key, None)
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Launcher:
         self._watch(process)
 
     def _rest(self, process: Process) -> None:
-        """It does not execute for now (or any more); account for what it has had."""
+        """Stop executing a process; account for the time that it has had."""
         if process.since_s is not None:
             process.left_s -= self._cluster.now_s - process.since_s
             process.since_s = None
@@ -274,11 +274,11 @@ class Launcher:
     # -- what befalls it -----------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """It gets no processor."""
+        """Stop the launcher: it gets no processor."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """It does again: what was said is heard, and deadlines that have passed are enforced."""
+        """Let the launcher run again: it handles what was sent to it, and enforces deadlines that have passed."""
         if self.is_paused and self.is_up:
             self.is_paused = False
             self._catch_up()
@@ -308,7 +308,7 @@ class Launcher:
             self._hear_all()
 
     def crash(self) -> None:
-        """It is killed, and its tasks end with it (the kernel sees to that); they leave no exit record."""
+        """Kill the launcher: its tasks end with it (the kernel sees to that) and leave no exit record."""
         self.is_up = False
         self.is_paused = False
         self.generation += 1

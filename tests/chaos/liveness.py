@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.membership.membership import PeerState
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.errors import InvariantBroken
 from peerload.model.task import TaskState
 from tests.chaos.gates import STUCK, waits_in_vain
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEASES_MAX = 3.0
 """So many times lease and grace after the last fault has ended, everything is finished or running."""
 STUCK_S = 5.0
-"""What has not moved for so long then is stuck."""
+"""A task that has not moved for so long then is stuck."""
 VIEWS_S = 60.0
 """So long after that at the latest all nodes agree on who is there."""
 
@@ -38,7 +38,7 @@ class Rest:
         self._stuck: dict[bytes, TaskRecord] | None = None
 
     def has_come(self) -> bool:
-        """Whether all work is over and nothing is left of it. Raises InvariantBroken if the time for that has passed."""
+        """True if all work is over and nothing is left of it. Raises InvariantBroken if the time for that has passed."""
         cluster = self._cluster
         if self._stuck is None and cluster.now_s >= self._due_s:
             self._stuck = dict(self._at_rest())
@@ -92,7 +92,7 @@ class Rest:
     # -- nothing left over -------------------------------------------------------------------------------------------
 
     def _left_over(self) -> str:
-        """What is not as it was before there was any work; "" at rest."""
+        """A difference from the state before there was any work; "" at rest."""
         cluster = self._cluster
         for home, task in cluster.checker.acknowledged.values():
             record = cluster.machines[home].disk.tasks[task]
@@ -120,13 +120,13 @@ class Rest:
         return ""
 
     def _is_orphan(self, uid: bytes, home: str) -> bool:
-        """Whether its home has lost its disk or is gone: nobody can say what is to become of it."""
+        """True if its home has lost its disk or is gone: nobody can say what is to become of it."""
         return uid not in self._cluster.checker.acknowledged and (
             self._cluster.machines[home].is_gone or self._cluster.machines[home].disk.number > 1
         )
 
     def _views(self) -> str:
-        """Whether each node that is there sees each other as alive (and nobody who is gone)."""
+        """True if each node that is there sees each other as alive (and nobody who is gone)."""
         machines = self._cluster.machines.values()
         for machine in machines:
             if machine.node is None:

@@ -37,7 +37,7 @@ BACKLOG_MAX = 100_000
 TIMER_LATE_S = 1e-6
 """A timer is never early, whatever the rounding of the clock."""
 WAKE_FIRST = 0.5
-"""How often an agent notices that its machine has slept before it looks at what has come meanwhile."""
+"""Share of wake-ups that an agent notices before it reads what has come meanwhile."""
 START_AGAIN_S = 1.0
 """Who starts an agent on a machine that sleeps, or before the last one has ended, tries again after this."""
 BOOT_BASE_S_MAX = 60.0
@@ -72,7 +72,7 @@ class Machine:
         self.has_room = True
         self.boot = 0
         self.addresses: dict[str, Identity] = {}
-        """Where its peers were last met: a file beside the database."""
+        """Addresses at which its peers were last met: a file beside the database."""
         self.identity = self._identity()
         self._backlog: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._timers: dict[timers.Timer, float] = {}
@@ -91,7 +91,7 @@ class Machine:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether its agent gets no processor."""
+        """True if its agent gets no processor."""
         return self.is_paused or self.is_suspended
 
     # -- start and crash -----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Machine:
             self.launcher.ended.clear()
 
     def power_on(self) -> None:
-        """It boots; its agent starts."""
+        """Boot the machine; its agent starts."""
         if not self.has_power and not self.is_gone:
             self.has_power = True
             self.clock.booted(self.cluster.now_s, self.rng.uniform(5.0, BOOT_BASE_S_MAX))
@@ -182,7 +182,7 @@ class Machine:
             then()
 
     def heal(self) -> None:
-        """Nothing is to befall it any more, and it is up."""
+        """End all faults of this machine, and have it up."""
         self.launcher_dies = self.fsync_fails = None
         self.stalled_until_s = self.short_until_s = 0.0
         self.wake()
@@ -204,7 +204,7 @@ class Machine:
         self._catch_up()
 
     def say_sleeping(self) -> None:
-        """Its agent is told that the machine is about to sleep; what it decides then becomes durable and goes out."""
+        """Tell the agent that the machine is about to sleep; what it decides then becomes durable and goes out."""
         self.handle(events.MachineSleeping())
         self._when_drained(self.suspend)
 
@@ -215,7 +215,7 @@ class Machine:
             self.launcher.fall_asleep()
 
     def wake(self) -> None:
-        """It wakes up; CLOCK_BOOTTIME has gone on."""
+        """Wake the machine up; CLOCK_BOOTTIME has gone on."""
         if self.is_suspended:
             self.is_suspended = False
             self.launcher.wake_up()
@@ -303,7 +303,7 @@ class Machine:
             self.handle(events.TimerExpired(timer))
 
     def timers(self) -> int:
-        """How many are set."""
+        """The number of timers that are set."""
         return len(self._timers)
 
     def perform(self, action: actions.Action) -> None:  # noqa: C901 PLR0912 -- one line an action
@@ -382,7 +382,7 @@ class Machine:
             self.handle(event)
 
     def crash_launcher(self, down_s: float) -> None:
-        """It is killed with its tasks; the agent, if it is up, starts another."""
+        """Kill the launcher with its tasks; the agent, if it is up, starts another."""
         if not self.has_power:
             return
         self.launcher_dies = None
@@ -400,7 +400,7 @@ class Machine:
             self.handle(ready)
 
     def runs_guests(self) -> bool:
-        """Whether its launcher has a task of another home."""
+        """True if its launcher has a task of another home."""
         return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
 
     # -- facts ---------------------------------------------------------------------------------------------------------

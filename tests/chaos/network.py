@@ -1,4 +1,4 @@
-"""What becomes of a message between two simulated machines: links that break, partitions, loss, delay, repeats.
+"""Network between simulated machines: links that break, partitions, loss, delay, repeats.
 
 Ownership travels over a link of two agents, which is made when first needed, breaks when an agent ends, a partition lasts or
 a fault resets it, and is made again. Advice goes by the broker where both ends are on it (`broker.py`). Every message
@@ -44,13 +44,13 @@ RARE = (Park, Return, NotStarted, Revoke)
 RARE_LATE = 0.4
 """Where messages are late, so many of those that are rare."""
 REPLAYED = (Offer, Commit)
-"""What may be said to a node once more, long after."""
+"""Messages that may be sent to a node once more, long after."""
 KEEPALIVE_S = 15.0
 """A link over which nothing comes for so long is given up."""
 CONNECT_S = 2.0
 """Connecting to an address that does not answer fails after this."""
 LATE_HELLO = 0.3
-"""How often a Hello of an earlier link is read once more, late, when another link is made."""
+"""Share of new links on which the Hello of an earlier link is read once more, late."""
 STALE_SHARE = 0.5
 """Of what was on its way when a link broke, so much is read all the same."""
 
@@ -108,11 +108,11 @@ class Network:
         return machines[link.ends[0]], machines[link.ends[1]]
 
     def is_cut(self, src: str, dst: str) -> bool:
-        """Whether a partition stands in this direction now."""
+        """True if a partition stands in this direction now."""
         return self._cuts[src, dst] > 0
 
     def _answers(self, link: Link) -> bool:
-        """Whether a connection could be made now."""
+        """True if a connection could be made now."""
         a, b = self._machines(link)
         for machine in (a, b):
             if machine.node is None or machine.is_asleep:
@@ -184,12 +184,12 @@ class Network:
         b.deliver(events.PeerUnreachable(a.name, reason))
 
     def agent_started(self, machine: Machine) -> None:
-        """It looks for its peers."""
+        """Have a node look for its peers."""
         if self.broker is not None:
             self.broker.agent_started(machine)
 
     def agent_ended(self, machine: Machine) -> None:
-        """Its links break; peers that cannot be told find out later."""
+        """Break the links of a node; peers that cannot be told find out later."""
         if self.broker is not None:
             self.broker.agent_ended(machine)
         for link in self._links.values():
@@ -201,7 +201,7 @@ class Network:
                     self._cluster.after(KEEPALIVE_S, self._given_up, link, link.generation)
 
     def agent_woke(self, machine: Machine) -> None:
-        """It introduces itself again under its new boot id."""
+        """Have a node introduce itself again under its new boot id."""
         for link in self._links.values():
             if machine.name in link.ends:
                 self.break_link(link, "its machine slept")
@@ -213,7 +213,7 @@ class Network:
     # -- partitions ----------------------------------------------------------------------------------------------------
 
     def cut(self, pairs: tuple[tuple[str, str], ...], for_s: float) -> None:
-        """Nothing passes in these directions for so long."""
+        """Cut these directions for so long."""
         for pair in pairs:
             self._cuts[pair] += 1
             link = self.link(*pair)
@@ -225,7 +225,7 @@ class Network:
             self._given_up(link, generation)
 
     def mend(self, pairs: tuple[tuple[str, str], ...]) -> None:
-        """That partition has ended."""
+        """End a partition."""
         for pair in pairs:
             if self._cuts[pair] > 0:
                 self._cuts[pair] -= 1
@@ -262,7 +262,7 @@ class Network:
         self._commits_lost[src, dst] = until_s
 
     def loses_commits(self, src: str, dst: str) -> bool:
-        """Whether they are lost just now."""
+        """True if they are lost just now."""
         return self._commits_lost.get((src, dst), 0.0) > self._cluster.now_s
 
     def announce(self, src: Machine, message: Broadcast) -> None:

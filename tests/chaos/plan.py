@@ -1,4 +1,4 @@
-"""What happens in one run, as data: the cluster, its work, its network, and every fault with its time.
+"""Plan of one run, as data: the cluster, its work, its network, and every fault with its time.
 
 A plan is drawn from a seed (`draw.py`), printed by ``--plan``, and carried out by `driver.py`. Times are simulated seconds
 from the start; nodes are named n1 … nN. Each fault struct is one evil with one meaning.
@@ -309,7 +309,7 @@ class Job(msgspec.Struct, frozen=True):
     after_ok: tuple[int, ...] = ()
 
     def work_s(self) -> float:
-        """How long its processes run at most, all together."""
+        """Upper bound on the run time of its processes, all together."""
         tries = (MEMORY_TRIES if self.gpu_gib else 1) + self.retries
         return (self.service_s + (RETRY_PAUSE_S if self.retries else 0.0)) * max(self.members, 1) * tries
 
@@ -326,7 +326,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Evils(msgspec.Struct, frozen=True):
-    """What becomes of messages until the cluster heals. delay_s: one way, at least; jitter_s: mean of an exponential
+    """Faults of messages until the cluster heals. delay_s: one way, at least; jitter_s: mean of an exponential
     addition, which reorders; loss, duplication: shares; late: the share that is delayed by up to late_s more (a
     duplicate always is, so that it may come after restarts)."""
 
@@ -391,7 +391,7 @@ class Plan(msgspec.Struct, frozen=True):
     ]
 
     def has_drift(self) -> bool:
-        """Whether clocks run at rates of their own."""
+        """True if clocks run at rates of their own."""
         return any(machine.rate != 1.0 for machine in self.machines)
 
     def lease_s_max(self) -> float:
@@ -399,7 +399,7 @@ class Plan(msgspec.Struct, frozen=True):
         return max(self.lease_s * AUTO_TIMES, *(job.lease_s for job in self.jobs))
 
     def without_grace(self) -> Plan:
-        """The same with a grace that allows for nothing."""
+        """The plan with a grace that allows for nothing."""
         return msgspec.structs.replace(self, grace_s=0.001)
 
     def text(self) -> str:

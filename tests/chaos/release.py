@@ -25,7 +25,7 @@ class Release:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything waits for the disk."""
+        """True if anything waits for the disk."""
         return bool(self._held)
 
     def keep(self, persist: actions.Persist) -> None:
@@ -40,7 +40,7 @@ class Release:
             self._machine.perform(action)
 
     def must_wait(self, action: actions.Action) -> bool:
-        """Whether what can be seen from outside waits for the rows before it: but for renewed leases of other tasks, always."""
+        """True if what can be seen from outside waits for the rows before it: but for renewed leases of other tasks, always."""
         uids = actions.granted(action)
         return not uids or any(
             type(row) is actions.PutTask and row.record.uid in uids
@@ -95,7 +95,7 @@ class Release:
         self.end_turn()
 
     def _dies_here(self, armed: plan.CrashAtCommit, group: list[actions.Persist]) -> bool:
-        """Whether this commit holds the point at which the agent is to die; then it does."""
+        """True if this commit holds the point at which the agent is to die; then it does."""
         machine = self._machine
         for index, persist in enumerate(group):
             if armed.point in points(persist.rows, machine.name, machine.disk):
@@ -109,7 +109,7 @@ class Release:
         return False
 
     def make_durable(self, persist: actions.Persist) -> None:
-        """They are on disk."""
+        """Note that these rows are on disk."""
         machine = self._machine
         for row in persist.rows:
             machine.disk.apply(row)

@@ -1,4 +1,4 @@
-"""What a campaign has to have been through: a fault that never fires, or never meets what it is for, tests nothing.
+"""Events that a campaign has to cover: a fault that never fires, or never meets what it is for, tests nothing.
 
 Numbers are for 500 seeds and scale with the seeds that were run.
 """
@@ -110,7 +110,7 @@ FAULTS = (
 
 
 def too_rare(gauges: Counter[str], seeds: int) -> list[str]:
-    """What was hit less often than it must be, as lines; [] if nothing was."""
+    """Events that happened less often than they must, as lines; [] if there are none."""
     share = seeds / SEEDS
     wanted: list[tuple[str, int, tuple[str, ...]]] = [
         (f"{point} crashed {when}", POINTS_MIN, (f"{point} crashed {when}",))

@@ -18,7 +18,7 @@ EVERY = 10
 SHARE = 0.5
 """… and of its tasks this share."""
 GPU_GIB = (0.5, 1.4, 2.0, 3.0, 99.0)
-"""What they need; they ask for 1, then for half as much again each time: enough, after one, two or three times, never."""
+"""Memory that tasks need; they ask for 1, then for half as much again each time: enough, after one, two or three times, never."""
 LATE, TWICE = (0.0, 0.2, 0.4), (0.0, 0.2, 0.4)
 """The least share of words that come late, and twice."""
 
@@ -32,7 +32,7 @@ SHORT_S = (0.5, 90.0)
 
 
 def short_of_processes(plan: Plan) -> Plan:
-    """The same plan, in some seeds with nodes that can start nothing for a while."""
+    """A plan to which some seeds add nodes that can start nothing for a while."""
     if plan.seed % PROCESSES_EVERY != PROCESSES_FIRST:
         return plan
     rng = random.Random(f"{plan.seed} processes")
@@ -46,7 +46,7 @@ def short_of_processes(plan: Plan) -> Plan:
 
 
 def short_of_memory(plan: Plan) -> Plan:
-    """The same plan, in some seeds with such tasks; words come twice and late there, since that is what the rules about them
+    """A plan to which some seeds add tasks that run out of memory; words come twice and late there, since that is what the rules about them
     stand against."""
     if plan.seed % EVERY:
         return plan

@@ -20,7 +20,7 @@ from tests.chaos.variants import VARIANTS
 
 SEEDS = 60
 NEAR = 30
-"""Where a change of the core has moved the seed that finds a variant out, so many after it are tried."""
+"""Seeds that are tried after the one that found a variant, since a change of the core may move it."""
 
 
 @pytest.mark.parametrize("seed", [*range(11, SEEDS + 1, 10), 7])  # 7: nodes are short of processes

@@ -10,13 +10,13 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.core.tasks.work import HomePhase, RemotePhase
+from peerload.core.work import HomePhase, RemotePhase
 from peerload.model.messages import Offer, Park, Renew, RenewOk
 from peerload.model.task import Guarantee
 from tests.chaos import fault_encounters, plan
 
 if TYPE_CHECKING:
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from tests.chaos.cluster import Cluster
     from tests.chaos.machine import Machine
 
@@ -52,7 +52,7 @@ class Provoked:
         self._busy_until_s = 0.0
 
     def is_over(self) -> bool:
-        """Whether what was last done to a home and a node with a task of it has ended, so that it can show its effect."""
+        """True if what was last done to a home and a node with a task of it has ended, so that it can show its effect."""
         return self._cluster.now_s >= self._busy_until_s
 
     def begins(self, for_s: float) -> None:
@@ -60,7 +60,7 @@ class Provoked:
         self._busy_until_s = max(self._busy_until_s, self._cluster.now_s + for_s)
 
     def arm(self, fault: plan.Fault) -> None:
-        """It goes off at the next occasion, one of a kind at a time."""
+        """Arm a fault for the next occasion, one of a kind at a time."""
         match fault:
             case plan.CutAtSend():
                 self._cuts[fault.node] = fault
@@ -78,7 +78,7 @@ class Provoked:
                 raise AssertionError(fault)
 
     def heal(self) -> None:
-        """Nothing is to befall anybody any more."""
+        """Disarm all faults."""
         self._cuts.clear()
         self._crashes.clear()
         self._commits_lost.clear()
@@ -105,7 +105,7 @@ class Provoked:
         return guest is not None and guest.phase is RemotePhase.WAITING and guest.attempt == task.record.attempt
 
     def outlives(self, home: Machine, uid: bytes, more_s: float) -> bool:
-        """Whether this task may run twice but not at once, and for a lease and ``more_s`` yet, at least."""
+        """True if this task may run twice but not at once, and for a lease and ``more_s`` yet, at least."""
         task = home.node.home.tasks.get(uid) if home.node is not None else None
         if task is None or task.spec.guarantee is not Guarantee.AT_LEAST_ONCE:
             return False
@@ -174,7 +174,7 @@ class Provoked:
             self._cluster.driver.crash(machine, armed.down_s, machine_too=armed.machine)
 
     def _lose_commits(self, home: Machine, dst: str, uid: bytes, armed: plan.CommitsLost) -> None:
-        """That COMMIT is lost, and so are the next; the node's first word after it has one does not come through."""
+        """Lose that COMMIT, and the next ones; the node's first word after it has one does not come through."""
         self._cluster.gauges.count("fault CommitsLost")
         self._lost_before.add(uid)
         self._cluster.network.lose_commits(home.name, dst, self._cluster.now_s + armed.for_s)
@@ -186,7 +186,7 @@ class Provoked:
         self._cluster.at(self._cluster.now_s, self._cluster.driver.cut_off, home, armed.cut_s, [dst])
 
     def _reboot(self, machine: Machine, home: str, uid: bytes, armed: plan.RebootAtAccept) -> None:
-        """Its ACCEPT is late; until that has come nothing else of it does."""
+        """Delay its ACCEPT; until that has come no other message of it does."""
         cluster = self._cluster
         cluster.gauges.count("fault RebootAtAccept")
         cluster.network.next_late_s = armed.late_s

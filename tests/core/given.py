@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from peerload.core.node import Node
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import GossipMessage, MembershipUpdate, MemberStatus

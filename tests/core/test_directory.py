@@ -66,7 +66,7 @@ def test_everybody_but_oneself_is_met_and_nothing_is_kept() -> None:
     assert not a.is_usable("a")
     assert not a.is_usable("c")
     assert a.get("a") is None
-    a.heard("b")
+    a.heard_from("b")
     assert not a._peers
     assert a.could_ever(spec(request=ResourceRequest(cpus=4.0)), "a")
     assert not membership("a", members(a={})).has_any()
@@ -91,9 +91,9 @@ def test_what_is_heard_of_one_is_kept_by_the_one_that_heard_it() -> None:
 def test_the_newest_reports_are_kept() -> None:
     a = membership("a", members(a={}, b={}, c={}, d={}), reports_kept_max=2)
     for number, name in enumerate(("b", "c", "b", "d"), 1):
-        assert a.heard_report(name, LoadReport(load_tasks=number, sequence=number))
-    assert not a.heard_report("b", LoadReport(sequence=2))  # an older one
-    assert not a.heard_report("stranger", LoadReport(sequence=9))
-    assert not a.heard_report("a", LoadReport(sequence=9))
+        assert a.report_received(name, LoadReport(load_tasks=number, sequence=number))
+    assert not a.report_received("b", LoadReport(sequence=2))  # an older one
+    assert not a.report_received("stranger", LoadReport(sequence=9))
+    assert not a.report_received("a", LoadReport(sequence=9))
     kept = [known.report.load_tasks for name in "abcd" if (known := a.report(name)) is not None]
     assert kept == [3, 4]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from peerload.core.handoff.executor import OFFERS_MAX
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig

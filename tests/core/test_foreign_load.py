@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peerload.core.explain.reasons_there import room_told
+from peerload.core.explain import room_told
 from peerload.core.resources.foreign_load import foreign_slots
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig

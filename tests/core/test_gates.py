@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, ForgetTask, Persist, PutFate, PutTask
 from peerload.model.config import CoreConfig
@@ -42,7 +42,7 @@ def phase_of(task: HomeTask) -> HomePhase:
 
 
 def words(x: Given, number: int) -> str:
-    return x.node.eligibility.words(x.task(number))
+    return x.node.eligibility.reason(x.task(number))
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import events, messages, timers
 from peerload.model.actions import Answer, Persist, SetTimer
 from peerload.model.config import CoreConfig

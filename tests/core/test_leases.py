@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peerload.core.handoff.leases import granted
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from peerload.core.explain.reasons import uncollected_words
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.explain import uncollected_reason
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, PutFloor
 from peerload.model.config import CoreConfig
@@ -164,7 +164,7 @@ def test_once_an_output_that_breaks_off_leaves_it_unknown() -> None:
     x.after(65).timer("lease", task.uid.hex())
     x.hear("y", messages.Result(task.task, task.uid, 1, RESULT))
     assert x.when(events.OutputArrived(task.uid, 1, "it broke off")) == []
-    assert uncollected_words(task) == "it has ended on y, and its result waits there: it broke off"
+    assert uncollected_reason(task) == "it has ended on y, and its result waits there: it broke off"
     assert task.phase is HomePhase.UNKNOWN
 
 

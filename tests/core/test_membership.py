@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from peerload.core.membership.membership import PeerState
-from peerload.model import actions, events, messages
+from peerload.model import actions, events, messages, metrics
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import (
     CLAIM_MAX,
@@ -298,7 +298,7 @@ def test_a_profile_is_taken_from_whom_it_was_asked_and_from_its_node() -> None:
     x, drained = given("y", "z"), Profile("y", 0, 0.0, drained=True, version=1 << 40)
     x.hear("z", messages.ProfileTold((messages.KnownProfile("y-boot-1", drained),)))
     assert x.node.membership.is_usable("y")
-    assert x.node.state.counts["profiles_unasked_total"] == 1
+    assert x.node.state.counts[metrics.PROFILES_UNASKED] == 1
     says(x, "z", rumour("y", refutation=1, profile_version=1 << 40))
     assert x.timer("gossip", "profiles")[0] == "ProfileRequest to z"
     x.hear("z", messages.ProfileTold((messages.KnownProfile("y-boot-1", drained),)))
@@ -366,7 +366,7 @@ def test_this_nodes_load_goes_to_all_unless_there_is_a_broker() -> None:
     x = given("y")
     x.when(events.BusChanged(connected=False))
     x.node.state.actions = []
-    x.node.sharing.information.tell()
+    x.node.sharing.information.announce()
     for _ in range(7):
         assert x.after(1.0).timer("gossip", "loads") == ["load to y", "timer loads 1"]
     assert x.after(1.0).timer("gossip", "loads") == ["load to y"]  # that was often enough
@@ -550,7 +550,7 @@ def test_names_of_the_forgotten_keep_nobody_out() -> None:
     assert len(members) == 20
     assert "old00" not in members  # the longest known have made room
     assert "old18" in members
-    assert x.node.state.counts["members_refused_total"] == 24
+    assert x.node.state.counts[metrics.MEMBERS_REFUSED] == 24
 
 
 def test_whoever_comes_and_goes_has_one_turn_a_round() -> None:
@@ -571,7 +571,7 @@ def test_a_datagram_of_other_versions_only_is_not_looked_at() -> None:
     x = given("y")
     assert x.when(events.GossipReceived("y", "y-boot-1", (GossipPing(1, "x"),), "", 2, 3)) == []
     assert x.when(events.GossipReceived("x", "other", (GossipPing(1, "x"),))) == []
-    assert x.node.state.counts["gossip_other_version_total"] == 1
+    assert x.node.state.counts[metrics.GOSSIP_OTHER_VERSION] == 1
 
 
 def test_a_peer_with_another_database_is_met_although_it_counts_from_one_again() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from peerload.core.state import FOREVER_S
-from peerload.model import events, messages
+from peerload.model import events, messages, metrics
 from peerload.model.actions import Announce, TaskChanged
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport, Region, Thresholds
@@ -100,7 +100,7 @@ def test_a_policy_that_fails_costs_only_performance(kind: str) -> None:
     x.timer("offer", x.task(2).uid.hex())  # what was given has not come home
     while x.node.ledger.running:
         x.end(next(iter(x.node.ledger.running)))
-    assert x.node.state.counts["policy_errors_total"] > 0
+    assert x.node.state.counts[metrics.POLICY_ERRORS] > 0
     assert len(x.node.queue) == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from peerload.core.sharing.pairing import PARTNERS_ASKED_MAX
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import messages
 from peerload.model.load import LoadReport
 from peerload.policy.api import ANY_LOAD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, SetLease, SpawnTask
 from peerload.model.gossip import MemberStatus

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import peerload
-from peerload.core.tasks.work import HOME_TRANSITIONS, REMOTE_TRANSITIONS, HomePhase, Offering, RemotePhase, RemoteTask
+from peerload.core.work import HOME_TRANSITIONS, REMOTE_TRANSITIONS, HomePhase, Offering, RemotePhase, RemoteTask
 from peerload.model.errors import InvariantBroken
 from tests.core.given import UID, Given, spec
 

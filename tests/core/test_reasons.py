@@ -10,9 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons
-from peerload.core.explain.suggestion import smallest_change
-from peerload.core.tasks.work import HomePhase
+from peerload.core.explain import EligibilityVerdict, WaitReasons, smallest_change
+from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.devices import Device, DeviceReading, GpuShare, GpuWait, Health
 from peerload.model.gossip import MemberStatus

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from peerload.core.tasks.work import HomePhase
-from peerload.model import events, messages, timers
+from peerload.core.work import HomePhase
+from peerload.model import events, messages, metrics, timers
 from peerload.model.actions import Announce, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
@@ -79,7 +79,7 @@ def test_requests_are_bounded_and_strangers_get_no_answer() -> None:
     x = Given(policies=ON_DEMAND, config=CoreConfig(answers_pending_max=2))
     for number in range(4):
         x.hear("y", messages.StateRequest(number, HAS_WORK))
-    assert x.node.state.counts["requests_unanswered_total"] == 2
+    assert x.node.state.counts[metrics.REQUESTS_UNANSWERED] == 2
     assert x.hear("stranger", messages.StateRequest(9, HAS_WORK)) == []
 
 
@@ -402,7 +402,7 @@ def test_an_audience_that_is_none_is_an_error_of_the_policy() -> None:
         policy.to = to  # type: ignore[assignment]
         x = with_hooks(policy)
         assert not [step for step in x.submit() if step.startswith(("StateAnswer", "Announce"))]
-        assert x.node.state.counts["policy_errors_total"] == 1
+        assert x.node.state.counts[metrics.POLICY_ERRORS] == 1
 
 
 def test_a_sender_policy_hears_announcements_and_whether_they_went_to_all() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model import events, messages
 from peerload.model.actions import Answer, SendResult, SignalTask
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind

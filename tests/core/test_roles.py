@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Action, PutFloor
 from peerload.model.config import CoreConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Announce, PutFloor, SpawnTask
 from peerload.model.load import LoadReport
@@ -85,7 +85,7 @@ def test_a_pause_is_bounded_and_starts_over_when_the_shortage_has_really_been_ov
 
     def short_again_after(seconds: float) -> list[str]:
         started(x, key)
-        assert not x.node.shortage.words
+        assert not x.node.shortage.reason
         x.after(seconds).end(key)
         return short(x, x.done(SpawnTask).key)
 
@@ -101,7 +101,7 @@ def test_a_process_that_was_on_its_way_when_another_could_not_be_started_proves_
         x.submit()
     short(x, x.task(1).key)
     assert spawned(started(x, x.task(2).key)) == 0
-    assert x.node.shortage.words
+    assert x.node.shortage.reason
     assert x.node.state.profile.trouble
 
 
@@ -148,7 +148,7 @@ def test_a_trial_that_ends_without_a_process_is_followed_by_another() -> None:
     short(x, x.task(1).key)
     x.after(1).timer("shortage")
     assert spawned(x.end(x.done(SpawnTask).key, 127)) == 1
-    assert x.node.shortage.words
+    assert x.node.shortage.reason
 
 
 def test_a_guest_that_could_not_be_started_is_refused_for_good_before_its_home_hears_of_it() -> None:
@@ -215,7 +215,7 @@ def test_a_task_that_finds_no_place_is_looked_for_one_in_each_pause_until_it_sta
         assert f"spawn {tried + 1}" in x.after(pause_s).timer("shortage")
     x.when(events.TaskStarted(task.key, 0.0))
     assert task.record.attempt == 6
-    assert not x.node.shortage.words
+    assert not x.node.shortage.reason
 
 
 def _rows(x: Given) -> list[object]:

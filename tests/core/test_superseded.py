@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peerload.core.handoff.leases import granted
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 from peerload.model import events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.resources import Placement

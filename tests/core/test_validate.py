@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from peerload.agent.consumer import Consumer
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import events
 from peerload.model.errors import InvariantBroken
 from tests.core.given import Given, offer

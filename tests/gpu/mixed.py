@@ -145,7 +145,8 @@ def _in_time(bursts: list[tuple[str, Kind, list[float]]], span_s: float, rng: ra
 def _homes() -> dict[str, tuple[list[str], list[float]]]:
     """command → the nodes that could run it, and how often it comes to each."""
     told = [
-        msgspec.structs.replace(profile, devices=DeviceLedger(profile, GpuConfig()).told()) for profile in profiles()
+        msgspec.structs.replace(profile, devices=DeviceLedger(profile, GpuConfig()).advertised())
+        for profile in profiles()
     ]
     homes = {}
     for kind in (*CPU_KINDS, *GPU_KINDS):

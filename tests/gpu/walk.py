@@ -14,7 +14,7 @@ from typing import Any
 from peerload.core.node import Node
 from peerload.core.resources.devices import DeviceState
 from peerload.core.resources.placement import Scope, place
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.devices import Device, DeviceReading, GpuShare, GpuWait, Health, Nearness

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from peerload.core.handoff.executor_leases import RENEWALS_PER_LEASE, ExecutorLeases
 from peerload.core.handoff.parking import TaskParking
 from peerload.core.node import Node
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
 from peerload.model.instant import Instant

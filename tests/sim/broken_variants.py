@@ -15,7 +15,7 @@ from peerload.core.handoff.home import HomeHandoff
 from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.membership.membership import PeerState
 from peerload.core.node import Node
-from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase
+from peerload.core.work import HomePhase, HomeTask, RemotePhase
 from peerload.model import events, messages, timers
 from tests.chaos.engine.launcher import SimLauncher, SimProcess
 from tests.chaos.engine.store import SimStore

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peerload.core.tasks.work import HOME_TRANSITIONS, REMOTE_TRANSITIONS
+from peerload.core.work import HOME_TRANSITIONS, REMOTE_TRANSITIONS
 from peerload.model.task import TRANSITIONS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.jobs import DueJob
     from peerload.agent.store.reader import StoreReader
     from peerload.core.node import Node
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.actions import TaskChanged
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec

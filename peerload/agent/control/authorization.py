@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
-from peerload.agent.control.principal import Principal
 from peerload.agent.control.task_ids import REF, TaskIds, last_submission, refs_of
+from peerload.model import rules
 from peerload.model.errors import BadRequest, NotAllowed
 from peerload.model.submit_options import owner_key
 from peerload.wire import control
@@ -27,11 +27,37 @@ if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.tasks.work import HomeTask, RemoteTask
+    from peerload.core.work import HomeTask, RemoteTask
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Forward
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
+
+
+class Principal(msgspec.Struct, frozen=True, gc=False):
+    """Identity behind a request. who: the owner key of its tasks, "" = all tasks; user: displayed name; uid: on this
+    machine, -1 = none; node: the node that forwarded the request, "" = this one."""
+
+    who: str
+    user: str = ""
+    uid: int = -1
+    is_admin: bool = False
+    node: str = ""
+
+    @property
+    def counted_as(self) -> str:
+        """Key of its quotas. Users of another node without an account here share one, since a node could invent users."""
+        return f"{self.node}:" if self.node and self.uid < 0 else self.who
+
+    @property
+    def sees_all(self) -> bool:
+        """True if it may see the tasks of others."""
+        return self.is_admin or not self.who
+
+
+NOBODY = Principal("nobody:")
+"""The principal of a connection before authentication; it owns nothing."""
+
 
 HOPS_MAX = 1
 """Requests are forwarded once, from the node of the client; never to a third node."""
@@ -168,7 +194,9 @@ class Authorization:
         if right is Right.HERE and caller.node:
             why = f"it was asked for from {caller.node}"
             verb = _verb(request)
-            self._security.tell("P3", caller.node, f"asks for {verb}, which is for users of the machine itself")
+            self._security.tell(
+                rules.ROLES_CHECKED, caller.node, f"asks for {verb}, which is for users of the machine itself"
+            )
             raise BadRequest(f"peerload {verb} is for users of the machine itself", why=why, hint="type it there")
         if not self.is_system:
             return request

@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from peerload.agent.control.authorization import NOBODY
 from peerload.agent.control.connection import Connection, check_size, request_number
-from peerload.agent.control.principal import NOBODY
-from peerload.model import metrics
+from peerload.model import metrics, rules
 from peerload.model.errors import NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import FORWARDED_PART_BYTES_MAX, Forward, Forwarded, ForwardStop
 from peerload.wire.frame import HEADER_BYTES
@@ -42,7 +42,7 @@ class ForwardServer:
         if client is None:
             client = ForwardedClient(self._server, link, node, send)
             if Counter(known.from_node for known in self._clients.values())[node] >= FORWARDS_MAX:
-                self._server.refused(client, metrics.FORWARDS_REFUSED, "P2", "too many clients at once")
+                self._server.refused(client, metrics.FORWARDS_REFUSED, rules.PEERS_LIMITED, "too many clients at once")
                 client.close_with(
                     SlowDown(f"too many requests of {node} at once", why=f"at most {FORWARDS_MAX} clients of it")
                 )
@@ -57,7 +57,7 @@ class ForwardServer:
                 what = f"a request of {caller.user or 'another user'} over the stream of {client.caller.user}"
                 raise NotAllowed(f"{node} mixes up users", why=what)
         except PeerloadError as error:
-            self._server.refused(client, metrics.FORWARDS_REFUSED, "P3", str(error))
+            self._server.refused(client, metrics.FORWARDS_REFUSED, rules.ROLES_CHECKED, str(error))
             client.fail(request_number(message.request) or 0, error)
         else:
             client.caller, client.uid = caller, caller.uid

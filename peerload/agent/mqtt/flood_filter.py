@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.model import metrics
+from peerload.model import metrics, rules
 
 if TYPE_CHECKING:
     from peerload.agent.security_events import SecurityEvents
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WINDOW_S = 5.0
 """Messages are judged in windows of this length."""
 FLOOD_MAX = 1000
-"""So many messages in one window are a flood …"""
+"""Messages in one window that are a flood …"""
 NEW_PART_MIN = 0.1
 """… if less than this part of them was new."""
 MUTED_S = 60.0
@@ -75,5 +75,7 @@ class FloodFilter:
 
     def _mute(self, name: str) -> None:
         self._security.counters[metrics.MQTT_PUBLISHERS_MUTED] += 1
-        self._security.tell("P2", name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s")
+        self._security.tell(
+            rules.PEERS_LIMITED, name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s"
+        )
         _log.warning("publisher muted for a flood: node=%s muted_s=%g", name, MUTED_S)

@@ -11,7 +11,7 @@ import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from peerload.model import metrics
+from peerload.model import metrics, rules
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
 from peerload.security.broker_address import ROOT
@@ -31,16 +31,16 @@ LEVELS_ABOVE = 4
 SITE = "main"
 """The level between cluster and node in every topic that is published."""
 BROKEN_RULES = {
-    "malformed": "P1",
-    "not advice": "M2",
-    "not authentic": "M1",
-    "not for all": "M1",
-    "not for us": "M1",
-    "other cluster": "M1",
-    "replayed": "P5",
-    "too large": "P1",
-    "wrong source": "M1",
-    "wrong topic": "M1",
+    "malformed": rules.FRAMES_BOUNDED,
+    "not advice": rules.BROKER_ADVISES,
+    "not authentic": rules.BROKER_AUTHENTIC,
+    "not for all": rules.BROKER_AUTHENTIC,
+    "not for us": rules.BROKER_AUTHENTIC,
+    "other cluster": rules.BROKER_AUTHENTIC,
+    "replayed": rules.REPEATS_HARMLESS,
+    "too large": rules.FRAMES_BOUNDED,
+    "wrong source": rules.BROKER_AUTHENTIC,
+    "wrong topic": rules.BROKER_AUTHENTIC,
 }
 """Security rule that each reason for dropping a message breaks. Other reasons break none."""
 REPLAYED_MAX = 64
@@ -91,7 +91,7 @@ class Topics:
 
 
 class _Topical(Protocol):
-    """What `Received` uses of a message of the library."""
+    """Attributes of the library's messages that `Received` uses."""
 
     @property
     def topic(self) -> object: ...
@@ -225,7 +225,7 @@ class AdviceFilter:
             self._observer.copy_reported(other)
 
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
-        """Why this envelope is not believed; empty if it is."""
+        """Reason why this envelope is not believed; empty if it is."""
         is_state = self._topics.kind(topic) == "state"
         is_for_all = is_state or self._topics.kind(topic) == "ask"
         if envelope.cluster != self._topics.cluster:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.output.backpressure import OutputBackpressure
 from peerload.agent.output.spool import FOLLOWED_S_MAX, Follower
 from peerload.agent.store.disk_space import cannot_write
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key

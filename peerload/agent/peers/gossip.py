@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from peerload.model import metrics
+from peerload.model import metrics, rules
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.security.address import ANY, join_address, plain_host, resolve
@@ -37,7 +37,7 @@ LOOKUPS_MAX = 3
 """Concurrent lookups, a thread each of the shared pool, so that names without an answer block nothing else. A name beyond
 that is looked up when something is sent there again."""
 NAME_S = 60.0
-"""How long the address of a host name is cached."""
+"""Life of a cached address of a host name."""
 
 LAG_TICK_S = 0.5
 """Interval of the lag checks: a stall is reported too short by at most this."""
@@ -150,7 +150,7 @@ class GossipSocket(Generic[Sent, Received]):
         self._counters[metrics.GOSSIP_DATAGRAMS_RECEIVED] += 1
         self._counters[metrics.GOSSIP_BYTES_RECEIVED] += len(datagram)
         if len(datagram) > DATAGRAM_BYTES_MAX:
-            self._drop("too large", "P1", host, "a datagram too large")
+            self._drop("too large", rules.FRAMES_BOUNDED, host, "a datagram too large")
             return
         node = ""
         try:
@@ -159,9 +159,9 @@ class GossipSocket(Generic[Sent, Received]):
         except NotAuthentic:
             self._drop("not authentic", "J5", host, "a datagram that is not of this cluster, or for another node")
         except Replayed:
-            self._drop("replayed", "P5", host, "replayed datagrams", tolerated=REPLAYED_MAX)
+            self._drop("replayed", rules.REPEATS_HARMLESS, host, "replayed datagrams", tolerated=REPLAYED_MAX)
         except ProtocolError as error:
-            self._drop("malformed", "P1", node or host, str(error))
+            self._drop("malformed", rules.FRAMES_BOUNDED, node or host, str(error))
         else:
             self._deliver(node, boot, join_address(host, port), messages)
 

@@ -48,7 +48,7 @@ class LocalNode:
         return self._info.identity
 
     def listens_at(self, address: str) -> None:
-        """Set the `HOST:PORT` that other nodes are told to dial."""
+        """Set the published `HOST:PORT` of this node."""
         self._info.identity = msgspec.structs.replace(self._info.identity, address=address)
         self._node.state.identity = self._info.identity
 

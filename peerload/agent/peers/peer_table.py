@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model import metrics
+from peerload.model import metrics, rules
 
 if TYPE_CHECKING:
     from peerload.agent.peers.connection import PeerConnection
@@ -38,26 +38,26 @@ EARLIER_START = "a later start of this agent is here"
 _log = logging.getLogger("peerload.peer")
 BROKEN_RULES = {
     "a certificate that was revoked": "J4",
-    "a frame in another's name": "P3",
-    "a frame that does not go on": "P1",
-    "a frame too large": "P1",
+    "a frame in another's name": rules.ROLES_CHECKED,
+    "a frame that does not go on": rules.FRAMES_BOUNDED,
+    "a frame too large": rules.FRAMES_BOUNDED,
     "a name that its certificate does not have": "J3",
-    "a second introduction": "P1",
-    "banned": "P1",
-    "malformed": "P1",
-    "malformed frames": "P1",
+    "a second introduction": rules.FRAMES_BOUNDED,
+    "banned": rules.FRAMES_BOUNDED,
+    "malformed": rules.FRAMES_BOUNDED,
+    "malformed frames": rules.FRAMES_BOUNDED,
     "no certificate of a node": "J3",
-    "no common protocol version": "P6",
-    "no introduction": "P1",
+    "no common protocol version": rules.VERSIONS_CHECKED,
+    "no introduction": rules.FRAMES_BOUNDED,
     "no introduction in time": "J3",
-    "no output request": "P1",
+    "no output request": rules.FRAMES_BOUNDED,
     "no proof": "J3",
-    "not for us": "P3",
+    "not for us": rules.ROLES_CHECKED,
     "other cluster": "J3",
-    "too many messages at once": "P2",
-    "too many peers": "P2",
+    "too many messages at once": rules.PEERS_LIMITED,
+    "too many peers": rules.PEERS_LIMITED,
     "too many strangers": "J3",
-    "too many streams": "P2",
+    "too many streams": rules.PEERS_LIMITED,
 }
 """Security rule that each reason for dropping something breaks (the reason up to a colon). Other reasons break none."""
 
@@ -95,11 +95,11 @@ class PeerEntry:
         self.reached = ""
         """The address where the last dial succeeded; empty after a failure."""
         self.unreached = ""
-        """Why the last dial of its address failed; empty if it did not, or there was none."""
+        """Error of the last dial of its address; empty if it succeeded, or there was none."""
         self.has_dialled_us = False
         """True if the peer has dialled this node, and has not reported since that it cannot."""
         self.cannot_reach_us = ""
-        """Why the peer cannot dial this node, as it reports."""
+        """Error of the peer's dials of this node, as it reports."""
         self.dial_back_failure = "", 0.0, ""
         """Address, loop time and reason of the last failure to dial the peer back."""
         self.is_checked = False
@@ -109,7 +109,7 @@ class PeerEntry:
 
     @property
     def address(self) -> str:
-        """Where the peer can be dialled by its own account; empty if not known."""
+        """The published address of the peer; empty if not known."""
         return self.identity.address if self.identity is not None else ""
 
     def dial_succeeded(self, address: str) -> None:
@@ -228,7 +228,9 @@ class PeerTable:
             return False
         self._security.counters[metrics.PEER_NAME_CLASHES] += 1
         address = identity.address[:100]
-        self._security.tell("J1", identity.node, f"another agent has that name; the one at {address} is refused")
+        self._security.tell(
+            rules.NAME_UNIQUE, identity.node, f"another agent has that name; the one at {address} is refused"
+        )
         self.clashes = dict([*self.clashes.items(), (identity.node, identity.address)][-CLASHES_MAX:])
         _log.error(
             "duplicate node name: node=%s refused_address=%r; start that agent with  --node NAME",
@@ -238,7 +240,7 @@ class PeerTable:
         return True
 
     def refusal(self, peer: PeerEntry | None, hello: Hello) -> str:
-        """Why a peer whose name is its own is not admitted; empty if it is. ``peer`` is None if the table is full."""
+        """Reason why a peer without a name clash is not admitted; empty if it is. ``peer`` is None if the table is full."""
         identity, other = hello.identity, _linked(peer)
         if peer is None or (not peer.links and self._linked_count() >= self._peers_max):
             self.drop("too many peers", identity.node)
@@ -256,7 +258,9 @@ class PeerTable:
         if not self._bans.add((identity.node, identity.boot), asyncio.get_running_loop().time()):
             return False
         self._security.counters[metrics.PEER_BANS] += 1
-        self._security.tell("P1", identity.node, f"{ERRORS_MAX} malformed frames; it is banned for {BAN_S:g} s")
+        self._security.tell(
+            rules.FRAMES_BOUNDED, identity.node, f"{ERRORS_MAX} malformed frames; it is banned for {BAN_S:g} s"
+        )
         _log.warning("peer banned for malformed frames: node=%s ban_s=%g", identity.node, BAN_S)
         return True
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from peerload.agent.control.task_ids import REF
 from peerload.agent.node_info import now
 from peerload.agent.views import remote_task
-from peerload.core.tasks.work import HomePhase, RemotePhase
+from peerload.core.work import HomePhase, RemotePhase
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:

@@ -9,11 +9,17 @@ import msgspec
 
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
-from peerload.core.explain.reasons import EligibilityVerdict, WaitReasons, holds_words, uncollected_words
-from peerload.core.explain.suggestion import Suggestion, smallest_change
+from peerload.core.explain import (
+    EligibilityVerdict,
+    Suggestion,
+    WaitReasons,
+    holding_reason,
+    smallest_change,
+    uncollected_reason,
+)
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import needs_text
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import how_it_ended
 
@@ -21,9 +27,9 @@ if TYPE_CHECKING:
     from peerload.agent.control.core_requests import Decisions
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.store.reader import StoreReader
-    from peerload.agent.views.cluster import ClusterView
+    from peerload.agent.views.agent import ClusterView
     from peerload.core.node import Node
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
 
 MEMBERS_MAX = 10_000
@@ -76,8 +82,8 @@ class WhyRequest:
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         task = self._node.home.tasks.get(record.uid)
         told = self._describe(record, spec)
-        if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_words(task)):
-            told["says"] = uncollected_words(task) or holds_words(task)
+        if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_reason(task)):
+            told["says"] = uncollected_reason(task) or holding_reason(task)
         return told | self._waiting(task) if task is not None and is_waiting(task) else told
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
@@ -138,13 +144,13 @@ class WhyRequest:
         ages = {verdict.node: verdict.age_s for verdict in verdicts if verdict.age_s is not None}
         oldest = max(ages, key=lambda name: ages[name], default=None)
         change = None
-        gate = node.eligibility.words(task)
+        gate = node.eligibility.reason(task)
         if gate:
             change = _group_suggestion(node, task, verdicts)
         elif not any(verdict.now for verdict in verdicts):
             change = smallest_change(node, reasons, task.spec) or _another_directory(task, node.state.node)
         return {
-            "says": gate or holds_words(task),
+            "says": gate or holding_reason(task),
             "nodes": [
                 {
                     "node": verdict.node,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.streams import StreamReader
     from peerload.agent.run_state import RunState
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
 
 log = logging.getLogger("peerload.input")
 

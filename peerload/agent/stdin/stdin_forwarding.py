@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomePhase, RemotePhase
+from peerload.core.work import HomePhase, RemotePhase
 from peerload.model.events import InputCame, InputCut
 
 if TYPE_CHECKING:

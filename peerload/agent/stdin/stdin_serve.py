@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peerload.agent.stdin.stdin_forwarding import StdinForwarding
     from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
     from peerload.core.node import Node
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.messages import Message
 
 log = logging.getLogger("peerload.input")

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model.task import TaskRecord, TaskState
 
 if TYPE_CHECKING:
-    from peerload.agent.control.authorization import Authorization
-    from peerload.agent.control.principal import Principal
+    from peerload.agent.control.authorization import Authorization, Principal
     from peerload.core.node import Node
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
 
 
 def find(node: Node, name: str) -> RemoteTask | None:

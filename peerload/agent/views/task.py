@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.agent.accounts.output_files import named
+from peerload.agent.store import jobs
+from peerload.agent.store.rows import order_of
 from peerload.core.estimates.gpu_history import ANY_MODEL
 from peerload.core.estimates.history import RUNS_KNOWN_MIN
-from peerload.core.explain.reasons import uncollected_words
+from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.devices import GPU
 from peerload.model.task import TaskState, execution_key
 
@@ -21,13 +24,12 @@ if TYPE_CHECKING:
     from peerload.agent.store.selector import ArrayRow
     from peerload.core.estimates.history import DurationEstimates
     from peerload.core.node import Node
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.devices import Device
     from peerload.model.instant import Instant
     from peerload.model.resources import ResourceRequest
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
-
 
 ERROR_TAIL_BYTES = 1024
 """Size of the tail of stderr in which its last line is searched."""
@@ -82,7 +84,7 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
     task = node.home.tasks.get(record.uid)
     names = device_names(node, record.node, devices_of(node, record))
     told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
-    waits = uncollected_words(task) if task is not None else ""
+    waits = uncollected_reason(task) if task is not None else ""
     return told | {"reason": waits} if waits else told
 
 
@@ -132,7 +134,7 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
     if task is None:
         return record.reason
     if task.phase is HomePhase.GATED:
-        return node.eligibility.words(task) or record.reason
+        return node.eligibility.reason(task) or record.reason
     if task.phase is HomePhase.RESTING:
         return record.reason
     if task.stranded_because:
@@ -303,4 +305,26 @@ def _usage(record: TaskRecord) -> dict[str, object]:
         "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
         "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
         "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
+    }
+
+
+def completion_object(
+    store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions
+) -> dict[str, object]:
+    """Output files, notification command, and jobs that are still pending. The names of files are final once the task has
+    ended."""
+    counter, member = order_of(record.task)
+    node = record.node or record.last_node
+    files = [
+        text(named(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
+        for pattern in (terms.output_file, terms.error_file)
+    ]
+    owed = jobs.jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
+    return {
+        "output_file": files[0],
+        "error_file": files[1],
+        "notify": text(terms.notify) or None,
+        "owed": [
+            {"what": one.kind.value, "tries": one.tries, "why": one.why, "due_at": one.due_at or None} for one in owed
+        ],
     }

@@ -1,4 +1,4 @@
-"""How long the last runs of one command took, and what is expected of the next."""
+"""Durations of the last runs of one command, and the estimate for the next."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PastDurations:
         self._variance_log = (1.0 - NEWEST_SHARE) * (self._variance_log + NEWEST_SHARE * off * off)
 
     def nearly_all_s(self, speed: float) -> float:
-        """What nine of ten of the next runs will not exceed on a node of this speed: what nine of ten of these have not, or,
+        """The duration that nine of ten of the next runs will not exceed on a node of this speed: that of nine of ten of these, or,
         if that is more, what their weighted average makes of it, which follows when runs become longer. There must be one."""
         ascending = self.ascending(speed)
         seen_s = ascending[min(int(NEARLY_ALL * len(ascending)), len(ascending) - 1)]
@@ -70,7 +70,7 @@ class PastDurations:
         return max(seen_s, math.exp(self._mean_log + DEVIATIONS * deviation) / speed)
 
     def ascending(self, speed: float) -> tuple[float, ...]:
-        """How long they would have taken on a node of this speed, in order."""
+        """Their durations on a node of this speed, in order."""
         if self._ascending is None or self._ascending[0] != speed:
             self._ascending = speed, tuple(sorted(seen_s / speed for seen_s in self._durations))
         return self._ascending[1]

@@ -1,4 +1,4 @@
-"""How much memory of a GPU commands took, and for how long, by the model of the GPU: what the next ones like them need.
+"""GPU memory estimates: how much memory of a GPU commands took, and for how long, by the model of the GPU.
 
 Kept of each run are the most memory of any one GPU, the largest resident set, and how long it ran. A need is what nearly all
 of the last runs stayed below, and a margin: of fewer than RUNS_MANY the most, else nearly all (p95). It is known at the
@@ -8,6 +8,7 @@ levels of `history.py`, at each of GPUs of one model, and of any.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from peerload.core.estimates.duration_estimate import PastDurations
@@ -15,7 +16,7 @@ from peerload.model.devices import MIB
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from peerload.model.task import Exit
 
@@ -27,6 +28,7 @@ NEARLY_ALL_BYTES = 0.95
 TYPICAL = 0.9
 """A task of which nothing is known is taken to need what this share of all runs stayed below."""
 ANY_MODEL = ""
+NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
 _Run = tuple[int, int]
 
 
@@ -54,12 +56,12 @@ class GpuRuns:
 
     @property
     def need_bytes(self) -> int:
-        """How much memory of each GPU the next run needs, for nearly sure. There must be a run."""
+        """The memory of each GPU that the next run needs, for nearly sure. There must be a run."""
         return self._need
 
     @property
     def typical_bytes(self) -> int:
-        """What TYPICAL of the runs stayed below, with the margin. There must be a run."""
+        """The memory that TYPICAL of the runs stayed below, with the margin. There must be a run."""
         return int(_share(self._bytes, TYPICAL) * MARGIN) + MARGIN_BYTES
 
     @property
@@ -112,11 +114,11 @@ class GpuHistory:
         return next((runs for runs in found if runs is not None and len(runs) >= runs_min), None)
 
     def needs(self, keys: Sequence[bytes], models: Iterable[str], runs_min: int) -> dict[str, int]:
-        """How much memory of a GPU of each of these models the command needs, where that is known."""
+        """The memory of a GPU of each of these models that the command needs, where that is known."""
         return self._by_model(models, lambda model: self.past(keys, model, runs_min), lambda runs: runs.need_bytes)
 
     def typical(self, models: Iterable[str], runs_min: int) -> dict[str, int]:
-        """What any task is taken to need, where at least ``runs_min`` runs are known."""
+        """The memory that any task is taken to need, where at least ``runs_min`` runs are known."""
 
         def known(model: str) -> GpuRuns | None:
             some = (self._all.get(one) for one in (model, ANY_MODEL))

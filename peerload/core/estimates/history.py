@@ -1,4 +1,4 @@
-"""How long commands took, wherever this node saw them end: what is expected of the next ones like them.
+"""Duration estimates: how long commands took wherever this node saw them end, and what is expected of the next.
 
 A command is known at three levels: the very command line in its directory; the program (or the script of an
 interpreter) with the names of its flags, there; the program or script, anywhere. What is expected of a task is the mean
@@ -23,16 +23,16 @@ from peerload.model.task import TIME_LIMIT_EXIT_CODE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.task import Exit, TaskSpec
 
 Keys = tuple[bytes, ...]
-"""What a command is known by, the most specific first; () = not worked out yet."""
+"""Keys of a command, the most specific first; () = not worked out yet."""
 
 RUNS_KNOWN_MIN = 3
 """Fewer runs than this of a very command line say less than more runs of commands like it."""
 DURATION_S_AT_FIRST = 1.0
-"""What a task is taken for before any has ended."""
+"""Expected duration of a task before any has ended."""
 FLAGS_READ_MAX = 64
 """Words of a command line that are looked at for flags and a script."""
 KEY_BYTES = 16
@@ -106,7 +106,7 @@ class DurationEstimates:
         return runs
 
     def expected_s(self, keys: Keys) -> float:
-        """How long this command takes on the reference machine, 0 = not known."""
+        """Expected duration of this command on the reference machine, 0 = not known."""
         runs = self.past(keys)
         return runs.mean_s if runs is not None else 0.0
 
@@ -116,13 +116,13 @@ class DurationEstimates:
         return self.all.mean_s if len(self.all) else DURATION_S_AT_FIRST
 
     def keys(self, spec: TaskSpec) -> Keys:
-        """What its command is known by, the most specific first."""
+        """Keys of the command of a spec, the most specific first."""
         if self._keyed[0] is not spec:
             self._keyed = spec, command_keys(spec.argv, spec.directory)
         return self._keyed[1]
 
     def keys_of(self, work: Work) -> Keys:
-        """The same for work that is asked about more than once."""
+        """Keys of the command of work, which keeps them."""
         if not work.keys:
             work.keys = self.keys(work.spec)
         return work.keys
@@ -151,7 +151,7 @@ def _key(level: bytes, words: Sequence[bytes]) -> bytes:
 
 
 class BacklogEstimate:
-    """How long the waiting work is expected to take, all of it together, on the reference machine.
+    """Expected duration of all waiting work together, on the reference machine.
 
     It is kept by command line, so that every change costs the same however much waits. What is expected of a command is
     looked up again whenever one of it joins and whenever one of it has ended; one not known counts as the mean of all.
@@ -178,7 +178,7 @@ class BacklogEstimate:
         self._put_in(command)
 
     def remove(self, work: Work) -> None:
-        """It waits no longer."""
+        """Remove work that waits no longer."""
         key = self._history.keys_of(work)[0]
         command = self._commands[key]
         self._take_out(command)
@@ -214,7 +214,7 @@ class BacklogEstimate:
 
 
 class _Waiting:
-    """How many of one command line wait, and what is expected of each (0 = not known)."""
+    """Waiting tasks of one command line, and their expected duration (0 = not known)."""
 
     __slots__ = ("count", "expected_s")
 

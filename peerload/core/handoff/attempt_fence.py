@@ -62,12 +62,12 @@ class AttemptFences:
         return fence.attempt if fence is not None else 0
 
     def home(self, uid: bytes) -> str:
-        """Whose task it is; "": nobody knows."""
+        """The home of the task; "": not known."""
         fence = self._fences.get(uid)
         return fence.home if fence is not None else ""
 
     def was_refused(self, uid: bytes, attempt: int) -> bool:
-        """Whether this very attempt was refused: then it has never started here."""
+        """True if this very attempt was refused: then it has never started here."""
         fence = self._fences.get(uid)
         return fence is not None and fence.attempt == attempt and fence.kind is FenceKind.REFUSED
 
@@ -98,7 +98,7 @@ class AttemptFences:
             self._state.persist(self.row(uid, attempt, FenceKind.STARTED, fence.home))
 
     def expire(self) -> None:
-        """Forget what has been of no use for floor_kept_s."""
+        """Drop fences that have been of no use for floor_kept_s."""
         now_s, kept_s = self._state.now.boot_s, self._state.config.floor_kept_s
         self._drop(now_s - kept_s)
         oldest = next(iter(self._fences.values()), None)
@@ -110,7 +110,7 @@ class AttemptFences:
             self._drop(self._state.now.boot_s)
 
     def _drop(self, before_s: float) -> None:
-        """Those of no use since then, DROPPED_AT_ONCE_MAX at most; the others of so old come last again."""
+        """Drop fences of no use since then, DROPPED_AT_ONCE_MAX at most; those that are still needed come last again."""
         gone: list[bytes] = []
         for _ in range(min(DROPPED_AT_ONCE_MAX, len(self._fences))):
             uid, fence = next(iter(self._fences.items()))

@@ -1,4 +1,4 @@
-"""Who may say what to a node: every kind of message against everybody who could have sent it (rule P3), in one table.
+"""Authorisation of messages between nodes: every kind of message against everybody who could have sent it (rule P3), in one table.
 
 Who sent a message is proven before it gets here: the peer link knows it by certificate, gossip and the broker by the seal.
 All else in it is a claim. What a role may not say is dropped, told as an event of security, and changes nothing. `Node`
@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import gossip, messages
 from peerload.model.task import task_home
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Role(enum.StrEnum):
-    """What the sender is to the task, or the attempt, that its message is about; where it is about none, to this node."""
+    """Role of a sender towards the task or attempt that its message is about; where it is about none, towards this node."""
 
     HOME = "its home"
     HOLDER = "the node it is leased, or offered, to"
@@ -34,7 +34,7 @@ class Role(enum.StrEnum):
 
 
 class AuthorisationVerdict(enum.StrEnum):
-    """What becomes of a message."""
+    """Verdict on a message."""
 
     TAKEN = "taken"
     PASSED_OVER = "passed over"
@@ -146,7 +146,7 @@ class Authorisation:
         self._executor = executor
 
     def verdict(self, src: str, message: Any) -> AuthorisationVerdict:  # noqa: ANN401 -- any of the table
-        """What becomes of this message of this member. Of one about several attempts: of the best of them, since each is
+        """The verdict on this message of this member. Of one about several attempts: of the best of them, since each is
         looked at where it is read."""
         kind = type(message)
         if src == self._node:
@@ -158,7 +158,7 @@ class Authorisation:
         return TABLE[kind][Role.MEMBER]
 
     def _as_home(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above
-        """What src is to an attempt here, or one that is to come here: its home is whose guest it is; of one that nobody
+        """The role of src towards an attempt here, or one that is to come here: its home is whose guest it is; of one that nobody
         here knows, the node in its id."""
         if isinstance(message, messages.RenewOk | messages.Park):
             items = message.extensions if isinstance(message, messages.RenewOk) else message.parkings
@@ -169,7 +169,7 @@ class Authorisation:
         return Role.HOME if home == src else Role.MEMBER
 
     def _as_holder(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above
-        """What src is to a task of this home. One that has ended, or is not known, may have been anybody's."""
+        """The role of src towards a task of this home. One that has ended, or is not known, may have been anybody's."""
         if isinstance(message, messages.Renew):
             return Role.FORMER  # each renewal is of another task
         task = self._home.tasks.get(message.uid)

@@ -16,8 +16,8 @@ from peerload.core.handoff.attempt_fence import AttemptFences
 from peerload.core.handoff.executor_leases import ExecutorLeases
 from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.resources.admission import why_never
-from peerload.core.tasks.work import RemotePhase, RemoteTask
-from peerload.model import metrics, timers
+from peerload.core.work import RemotePhase, RemoteTask
+from peerload.model import metrics, rules, timers
 from peerload.model.actions import (
     Answer,
     DropExecution,
@@ -74,7 +74,7 @@ class ExecutorHandoff:
         self.by_uid: dict[bytes, RemoteTask] = {}
         self._reserved: dict[str, set[str]] = {}
         self.fences = AttemptFences(state, self.by_uid.__contains__)
-        self.leases = ExecutorLeases(state, self.guests, self._guest_of, self._tell, self.give_back, self.prioritize)
+        self.leases = ExecutorLeases(state, self.guests, self._guest_of, self._report, self.give_back, self.prioritize)
         self.results = ExecutorResults(state, ledger, self.fences, self.guests, self._remove)
 
     def _reserved_no_more(self, guest: RemoteTask) -> None:
@@ -93,7 +93,7 @@ class ExecutorHandoff:
         objection = self._objection(src, offer.task, offer.uid)
         if objection:
             self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code="cannot"))
-            self._state.broken("P3", src, f"OFFER of {offer.task}: {objection}")
+            self._state.broken(rules.ROLES_CHECKED, src, f"OFFER of {offer.task}: {objection}")
             self._state.send(
                 src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self._mediator.own_report())
             )
@@ -135,7 +135,7 @@ class ExecutorHandoff:
         self._accept(guest)
 
     def _objection(self, src: str, task: str, uid: bytes) -> str:
-        """Why src has no say about this task; "" if it has. Launcher, spool and queue know an attempt by its task's uid, so
+        """The reason why src may not send messages about this task; "" if it may. Launcher, spool and queue know an attempt by its task's uid, so
         that one uid is never two homes'."""
         if task_home(task) != src:
             return "only its home may offer a task, start it or ask for it"
@@ -146,24 +146,24 @@ class ExecutorHandoff:
         return ""
 
     def _guest_of(self, src: str, uid: bytes) -> RemoteTask | None:
-        """What is here of a task of src. That another speaks of it is counted."""
+        """The attempt here of a task of src. A message of another node about it is counted."""
         guest = self.by_uid.get(uid)
         if guest is None or guest.home == src:
             return guest
         self._state.count(metrics.MESSAGES_FROM_NON_HOME)
-        self._state.broken("P3", src, f"it speaks of {guest.task}, whose home is {guest.home}")
+        self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {guest.task}, whose home is {guest.home}")
         return None
 
-    def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
+    def _is_unauthorized(self, src: str, task: str, uid: bytes) -> bool:
         """As `_objection`, where there is nothing to answer: it is counted."""
         if not (objection := self._objection(src, task, uid)):
             return False
         self._state.count(metrics.MESSAGES_FROM_NON_HOME)
-        self._state.broken("P3", src, f"it speaks of {task}: {objection}")
+        self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {task}: {objection}")
         return True
 
     def _accept(self, guest: RemoteTask) -> None:
-        """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
+        """Send ACCEPT, again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
         accept = Accept(
             guest.task,
             guest.uid,
@@ -187,7 +187,7 @@ class ExecutorHandoff:
         if known is not None and not (
             known.phase is RemotePhase.RESERVED and known.attempt == offer.attempt and known.home == src
         ):
-            self._tell(known)  # an earlier attempt is still here: its home had better know
+            self._report(known)  # an earlier attempt is still here: its home had better know
             return "floor", "an earlier attempt of it is still here"
         if offer.attempt <= self.fences.attempt(offer.uid):
             return "floor", "that attempt was started or refused here before"
@@ -221,14 +221,14 @@ class ExecutorHandoff:
     def _too_many(self, src: str) -> str:
         """Why nothing more of src is taken, whatever room there is; "" if something is."""
         if len(self._reserved.get(src, ())) >= OFFERS_MAX:
-            self._state.broken("P2", src, f"more than {OFFERS_MAX} offers outstanding")
+            self._state.broken(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return f"{OFFERS_MAX} offers of {src} are outstanding here already"
         if len(self.guests) >= self._state.config.guests_max:
             return f"{len(self.guests)} tasks of other homes are here already"
         return ""
 
     def _is_promised(self, offer: Offer) -> bool:
-        """Whether this node has asked for it, and keeps room. What devices a promised task would take was not known when
+        """True if this node has asked for it, and keeps room. What devices a promised task would take was not known when
         it was promised: that is looked at now."""
         is_expected = offer.uid in self._ledger.inbound
         if is_expected and offer.spec.request.takes_devices:
@@ -237,13 +237,13 @@ class ExecutorHandoff:
         return is_expected
 
     def commit_received(self, src: str, commit: Commit) -> None:
-        """Run it, if it answers the live reservation; else refuse for good."""
-        if self._has_no_say(src, commit.task, commit.uid):
+        """Queue an attempt, if the COMMIT answers its live reservation; else refuse it for good."""
+        if self._is_unauthorized(src, commit.task, commit.uid):
             return
         guest = self.by_uid.get(commit.uid)
         if guest is not None and guest.attempt == commit.attempt and guest.home == src:
             if guest.phase is not RemotePhase.RESERVED:
-                self._tell(guest)
+                self._report(guest)
                 return
             if guest.nonce == commit.nonce and guest.ts == commit.ts:
                 self._state.clear_timer(timers.Reservation(guest.key))
@@ -263,7 +263,7 @@ class ExecutorHandoff:
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
 
     def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
-        """What to say of an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED. Nothing yet of
+        """Answer about an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED. Nothing yet of
         one that the launcher is still ending (R8): home asks again."""
         if self._mediator.is_ending(execution_key(uid, attempt)):
             return
@@ -277,7 +277,7 @@ class ExecutorHandoff:
             self._state.send(src, Died(task, uid, attempt, "nothing is left of it there", store))
 
     def not_committed(self, key: str) -> None:
-        """No COMMIT came so far: said again, or the reservation ends."""
+        """Send ACCEPT again, or end the reservation, since no COMMIT has come."""
         guest = self.guests.get(key)
         if guest is None or guest.phase is not RemotePhase.RESERVED:
             return
@@ -333,20 +333,20 @@ class ExecutorHandoff:
         if guest.spec.time_limit_s:
             left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
             self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), timers.TimeLimit(guest.key))
-        self._tell(guest)
+        self._report(guest)
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
-        """Recorded at home."""
+        """Handle RESULT_ACK: the result is recorded at home."""
         guest = self._guest_of(src, ack.uid)
-        if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
+        if ack.uid not in self.by_uid and not self._is_unauthorized(src, ack.task, ack.uid):
             self.fences.noted(ack.uid, ack.attempt)  # that it died
         if guest is not None and guest.attempt == ack.attempt and guest.phase is RemotePhase.ENDED:
             self.results.acknowledged(guest)
 
-    def _tell(self, guest: RemoteTask) -> None:
-        """What its home should know of an attempt that is here."""
+    def _report(self, guest: RemoteTask) -> None:
+        """Send its home the state of an attempt that is here."""
         if guest.phase is RemotePhase.ENDED:
-            self.results.say(guest)
+            self.results.send(guest)
         elif guest.phase is not RemotePhase.RESERVED:
             self.leases.renew_one(guest)
 
@@ -355,14 +355,14 @@ class ExecutorHandoff:
     def query_received(self, src: str, query: Query) -> None:
         """Always answered: with what is here, or with a promise that it never will be. Who asks about a reservation has
         granted it, and its COMMIT was lost. To its home alone: a promise raises the floor for good."""
-        if self._has_no_say(src, query.task, query.uid):
+        if self._is_unauthorized(src, query.task, query.uid):
             return
         guest = self.by_uid.get(query.uid)
         if guest is not None and guest.home == src and guest.attempt == query.attempt:
             if guest.phase is RemotePhase.RESERVED:
                 self._accept(guest)
             else:
-                self._tell(guest)
+                self._report(guest)
             return
         self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
 
@@ -413,12 +413,12 @@ class ExecutorHandoff:
         self._state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
 
     def _end(self, guest: RemoteTask, signal: int) -> None:
-        """Its processes get a signal, and later SIGKILL."""
+        """Send a signal to the processes of an attempt, and later SIGKILL."""
         self._state.actions.append(SignalTask(guest.key, signal))
         self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(guest.key))
 
     def signal_received(self, src: str, message: Signal) -> None:
-        """Pass a signal on."""
+        """Pass a signal on to a running attempt."""
         guest = self._guest_of(src, message.uid)
         if guest is None or guest.attempt != message.attempt:
             return
@@ -426,7 +426,7 @@ class ExecutorHandoff:
             self._state.actions.append(SignalTask(guest.key, message.signal))
 
     def prioritize(self, guest: RemoteTask, priority: int) -> None:
-        """Its user wants another priority: one that has not started stands elsewhere in the queue from now on."""
+        """Change the priority of an attempt that has not started: it moves in the queue."""
         if guest.spec.priority == priority or guest.phase not in (RemotePhase.RESERVED, RemotePhase.WAITING):
             return
         self._queue.prioritize(guest, priority)
@@ -443,7 +443,7 @@ class ExecutorHandoff:
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
 
     def give_all_back(self, reason: str) -> int:
-        """Nothing of others is to start here any more → how many went home; room that was kept is not kept any longer."""
+        """Return all waiting attempts to their homes and drop all reservations → how many went home."""
         guests = list(self.guests.values())
         for guest in guests:
             if guest.phase is RemotePhase.RESERVED:
@@ -453,24 +453,24 @@ class ExecutorHandoff:
         return sum(guest.phase is RemotePhase.WAITING for guest in guests)
 
     def give_unrunnable_back(self) -> None:
-        """Those that wait here for what this node has no more."""
+        """Return attempts that wait here for what this node has no more."""
         for guest in [guest for guest in self.guests.values() if guest.phase is RemotePhase.WAITING]:
             never = why_never(self._state.profile, guest.spec.request, guest.spec.placement, guest.home)
             if never:
                 self.give_back(guest, never)
 
     def give_waiting_back(self) -> None:
-        """Nobody can say when those that wait here could start."""
+        """Return all waiting attempts: nobody can say when they could start."""
         for guest in list(self.guests.values()):
             if guest.phase is RemotePhase.WAITING:
                 self.give_back(guest, STUCK)
 
     def home_is_back(self, home: str) -> None:
-        """Another start of a home: say at once what is here of its tasks."""
+        """Send a home that has started again, at once, the state of its tasks here."""
         for guest in list(self.guests.values()):
             if guest.home == home:
                 guest.repeat_s = self._state.config.repeat_s
-                self._tell(guest)
+                self._report(guest)
 
     # -- after a restart of this agent ---------------------------------------------------------------------------------
 
@@ -481,11 +481,11 @@ class ExecutorHandoff:
         self.by_uid[guest.uid] = guest
         if record.state is ExecutionState.RESULT:
             guest.repeat_s = self._state.config.repeat_s
-            self.results.say(guest)
+            self.results.send(guest)
         return guest
 
     def adopted_running(self, guest: RemoteTask, started_at: float, ts: float) -> None:
-        """It runs on: hold its room, tell its home. ts: the newest that the launcher was told with its deadline."""
+        """Go on with an attempt that runs on after a restart: hold its room, tell its home. ts: the newest that the launcher has."""
         guest.ts = max(guest.ts, ts)
         self._holds_room(guest)
         self.started(guest, started_at, "it runs on; the agent is back")

@@ -1,4 +1,4 @@
-"""How long the guests of this node may run: renewals asked for and granted, and homes that go away (R1, R12).
+"""Leases of attempts of other homes on this node: renewals asked for and granted, and homes that go away (R1, R12).
 
 A lease counts from the moment this node *sent* the message that was granted, never from when the answer came (R1). What
 is granted or told is applied in the order of ``ts``, which only this node's clock writes; the launcher enforces the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model import timers
 from peerload.model.actions import SetLease
 from peerload.model.messages import RENEWALS_MAX, Renew, Renewal
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
     from peerload.model.messages import Park, RenewOk
 
 RENEWALS_PER_LEASE = 4
 
 
 class ExecutorLeases:
-    """One per node, over its guests; its timer is ``renew``. ``guest_of(home, uid)`` finds one; ``tell(guest)`` says to its home what is here of it,
+    """One per node, over its guests; its timer is ``renew``. ``guest_of(home, uid)`` finds one; ``report(guest)`` says to its home what is here of it,
     ``give_back(guest, reason)`` ends one that waits, ``prioritize(guest, priority)`` has it wait elsewhere in the queue."""
 
     def __init__(
@@ -34,20 +34,20 @@ class ExecutorLeases:
         state: CoreState,
         guests: dict[str, RemoteTask],
         guest_of: Callable[[str, bytes], RemoteTask | None],
-        tell: Callable[[RemoteTask], None],
+        report: Callable[[RemoteTask], None],
         give_back: Callable[[RemoteTask, str], None],
         prioritize: Callable[[RemoteTask, int], None],
     ) -> None:
         self._state = state
         self._guests = guests
         self._guest_of = guest_of
-        self._tell = tell
+        self._report = report
         self._give_back = give_back
         self._prioritize = prioritize
         self._renew_at_s = math.inf
 
     def began(self, guest: RemoteTask) -> None:
-        """A lease that has to be renewed from here on."""
+        """Begin to renew the lease of an attempt."""
         self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
 
     def _renew_within(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class ExecutorLeases:
             self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
     def renew_one(self, guest: RemoteTask) -> None:
-        """Out of turn: its home has asked, or should know."""
+        """Send one renewal out of turn: its home has asked, or should know."""
         devices = guest.devices if guest.phase is RemotePhase.HERE else ()
         self._state.send(guest.home, Renew((self._renewal(guest, devices),)))
 
@@ -108,10 +108,10 @@ class ExecutorLeases:
             if guest.phase is RemotePhase.HERE:
                 self._state.actions.append(SetLease(guest.key, guest.deadline_s, guest.ts))
             if was_parked:
-                self._tell(guest)
+                self._report(guest)
 
     def park_received(self, src: str, message: Park) -> None:
-        """Its home goes away: no deadline until it is back. Ignored if it is older than what the home has answered since;
+        """Park attempts: their home goes away, and there is no deadline until it is back. Ignored if it is older than what the home has answered since;
         of the same age it counts, as the home said it after its answer."""
         for parking in message.parkings:
             guest = self._guest_of(src, parking.uid)

@@ -1,4 +1,4 @@
-"""How the attempts of other homes end here, and how their homes learn of it.
+"""Results of attempts of other homes: how they end here, and how their homes learn of it.
 
 RESULT is durable before it is said (D4), and is kept and repeated until its home has acknowledged it (R10). An attempt
 without a result has died, unless the launcher gives its word that it never had a process: then it is refused (D6).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model import timers
 from peerload.model.actions import DropExecution, ForgetTask, PutExecution, SendResult
 from peerload.model.messages import Died, NotStarted
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peerload.core.handoff.attempt_fence import AttemptFences
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
     from peerload.model.task import Exit
 
 
@@ -43,7 +43,7 @@ class ExecutorResults:
         self._remove = remove
 
     def ended(self, guest: RemoteTask, exit_: Exit) -> None:
-        """RESULT, durable, then said until it is acknowledged."""
+        """Make a RESULT durable, then send it until it is acknowledged."""
         if guest.phase is RemotePhase.ENDED:
             return
         if guest.is_revoked:  # that it was killed is nobody's result
@@ -58,23 +58,23 @@ class ExecutorResults:
             self._state.clear_timer(timers.TimeLimit(guest.key))
         self._state.persist(PutExecution(guest.record(ExecutionState.RESULT)))
         self._state.note_guest(guest, "ended", how_it_ended(exit_))
-        self.say(guest)
+        self.send(guest)
 
-    def say(self, guest: RemoteTask) -> None:
-        """Its result, and again after a while."""
+    def send(self, guest: RemoteTask) -> None:
+        """Send a result, and again after a while."""
         if guest.exit is not None:
             self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
             self._state.set_timer_in(guest.repeat_s, timers.Result(guest.key))
 
     def repeat(self, key: str) -> None:
-        """No RESULT_ACK yet."""
+        """Send a result again that is not acknowledged."""
         guest = self._guests.get(key)
         if guest is not None and guest.phase is RemotePhase.ENDED:
             guest.repeat_s = min(guest.repeat_s * 2, self._state.config.repeat_s_max)
-            self.say(guest)
+            self.send(guest)
 
     def acknowledged(self, guest: RemoteTask) -> None:
-        """Recorded at home: what is kept of it here may go; the floor stays."""
+        """Forget an attempt whose result is recorded at home; its fence stays."""
         self._state.clear_timer(timers.Result(guest.key))
         self._state.persist(DropExecution(guest.uid, guest.attempt))
         self._fences.noted(guest.uid, guest.attempt)
@@ -83,7 +83,7 @@ class ExecutorResults:
         self._remove(guest)
 
     def died(self, guest: RemoteTask, reason: str) -> None:
-        """START without a result, and its processes are gone."""
+        """Report an attempt that was started, left no result, and whose processes are gone."""
         self._ledger.end(guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
         self._state.note_guest(guest, "lost", reason)
@@ -92,7 +92,7 @@ class ExecutorResults:
         self._remove(guest)
 
     def never_started(self, guest: RemoteTask, reason: str) -> None:
-        """START is durable, but the launcher gives its word that there never was a process, and will be none (D6)."""
+        """Refuse an attempt whose START is durable: the launcher has confirmed that it never had a process, and will have none (D6)."""
         self._ledger.end(guest.key)
         refused = self._fences.row(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
         self._state.persist(DropExecution(guest.uid, guest.attempt), refused)

@@ -1,4 +1,4 @@
-"""Guests whose lease has run out, and the room they hold: their home is silent, and may come back (R11) or never (R5).
+"""Frozen attempts: their lease has run out, and they hold room; their home is silent, and may come back (R11) or never (R5).
 
 Frozen, they keep their room for `frozen_kept_s` at least, and for as long as nobody needs it: no task of this home, and
 none that another home could give to nobody else. Then the one that has been frozen longest is ended, without a result,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 from peerload.model import metrics, timers
 from peerload.model.actions import EvictTask
 from peerload.model.resources import ResourceRequest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import RemoteTask
+    from peerload.core.work import RemoteTask
     from peerload.model.messages import Offer
 
 LOOKED_AT_MAX = 64
@@ -49,24 +49,24 @@ class Frozen:
         return iter(sorted(self._since_s, key=lambda key: self._since_s[key]))
 
     def restore(self, keys: Iterable[str]) -> None:
-        """What the launcher lists as frozen: for how long, it does not say."""
+        """Take in the attempts that the launcher lists as frozen; it does not say for how long."""
         self._since_s.clear()
         for key in keys:
             self.froze(key)
 
     def froze(self, key: str) -> None:
-        """The launcher holds this attempt still."""
+        """Note that the launcher has frozen this attempt."""
         if key in self._executor.guests:
             self._since_s[key] = self._state.now.boot_s
             self._state.set_timer_in(self._state.config.frozen_kept_s, timers.Frozen(key))
 
     def thawed(self, key: str) -> None:
-        """It runs again."""
+        """Note that an attempt runs again."""
         if self._since_s.pop(key, None) is not None:
             self._state.clear_timer(timers.Frozen(key))
 
     def settle(self) -> None:
-        """After every event: what there is of room goes to those who can use it."""
+        """Give room to those who can use it, after every event."""
         state, ledger = self._state, self._ledger
         for key in [key for key in self._since_s if key not in ledger.running]:
             self.thawed(key)
@@ -103,7 +103,7 @@ class Frozen:
         self._state.actions.append(EvictTask(guest.key, reason))
 
     def _whom_it_helps(self, due: list[str]) -> str | None:
-        """The task that has no room now, and would have if these were gone."""
+        """The first task that has no room now, and would have if these were gone; None if there is none."""
         own = (work for work in self._queue.oldest_first() if isinstance(work, HomeTask))
         asking: list[HomeTask | Offer] = list(itertools.islice(own, LOOKED_AT_MAX))
         if self._state.turned_away is not None:

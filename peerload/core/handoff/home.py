@@ -12,10 +12,10 @@ import msgspec
 
 from peerload.core.handoff.leases import HomeLeases, granted
 from peerload.core.handoff.parking import TaskParking
-from peerload.core.sharing.effective_request import asked_of
+from peerload.core.resources.effective_request import asked_of
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
-from peerload.core.tasks.work import Collection, GrantedLease, HomePhase, Offering
-from peerload.model import metrics, timers
+from peerload.core.work import Collection, GrantedLease, HomePhase, Offering
+from peerload.model import metrics, rules, timers
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
 from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
 
 SIGKILL = 9
 UNCOLLECTED_CHARS_MAX = 300
@@ -87,7 +87,7 @@ class HomeHandoff:
         self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
 
     def accept_received(self, src: str, message: Accept) -> None:
-        """Room is reserved there: grant the attempt durably, then COMMIT. Said again, it has had no COMMIT yet."""
+        """Grant the attempt durably, then send COMMIT: room is reserved there. An ACCEPT that is repeated has had no COMMIT yet."""
         task = self._home.tasks.get(message.uid)
         offering = task.offering if task is not None else None
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
@@ -100,7 +100,7 @@ class HomeHandoff:
         if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
             self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
             return
-        self._membership.circuit_breaker.took(src)
+        self._membership.circuit_breaker.accepted(src)
         self._home.withdraw(task)
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
@@ -131,7 +131,7 @@ class HomeHandoff:
         return task.phase is HomePhase.AWAY and (src, message.attempt, message.nonce) == granted
 
     def _commit(self, task: HomeTask, ts: float) -> None:
-        """Say COMMIT; the deadline moves first (R2)."""
+        """Send COMMIT; the deadline moves first (R2)."""
         lease_s = min(self.leases.first_s(task.spec), task.record.lease_s)
         self.leases.extend(task, lease_s)
         lease = granted(task)
@@ -141,7 +141,7 @@ class HomeHandoff:
         self._state.set_timer_in(lease.repeat_s, timers.Query.of(task.uid))
 
     def decline_received(self, src: str, message: Decline) -> None:
-        """No room there after all, or never."""
+        """Handle DECLINE: no room there after all, or never."""
         task = self._home.tasks.get(message.uid)
         offering = task.offering if task is not None else None
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
@@ -157,7 +157,7 @@ class HomeHandoff:
         self._mediator.offer_declined(task, offering, reason)
 
     def offer_failed(self, node: str, uid: bytes) -> None:
-        """No answer in time, or the offer never left: as a decline."""
+        """Handle an offer without an answer in time, or that never left, like a decline."""
         task = self._home.tasks.get(uid)
         offering = task.offering if task is not None else None
         if task is not None and offering is not None and offering.node == node:
@@ -171,7 +171,7 @@ class HomeHandoff:
         """A durable promise that the attempt never started: back to the queue, where the caller decides about it.
         → the node a RETURN suggests ("" for none), None if it was not about a current attempt."""
         task = self._home.tasks.get(message.uid)
-        if task is None or not self._may_say(task, src, message):
+        if task is None or not self._may_report(task, src, message):
             return None
         reason = message.reason or f"{src} has not started it"
         rests_s = 0.0 if isinstance(message, Return) else self.lost_attempts.refused(task)
@@ -179,9 +179,9 @@ class HomeHandoff:
         return message.to if isinstance(message, Return) else ""
 
     def died_received(self, src: str, message: Died) -> None:
-        """The attempt started, its processes are gone, and there is no result."""
+        """Handle DIED: the attempt started, its processes are gone, and there is no result."""
         task = self._home.tasks.get(message.uid)
-        if task is not None and self._may_say(task, src, message):
+        if task is not None and self._may_report(task, src, message):
             reason = f"{src}: {message.reason or 'the attempt died'}"
             self.lost_attempts.died(task, reason)
         elif task is not None and (task.record.attempt, task.record.node) == (message.attempt, src):
@@ -189,8 +189,8 @@ class HomeHandoff:
         if task is None or task.spec.guarantee is Guarantee.ONCE:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
 
-    def _may_say(self, task: HomeTask, src: str, message: NotStarted | Return | Died) -> bool:
-        """Whether src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
+    def _may_report(self, task: HomeTask, src: str, message: NotStarted | Return | Died) -> bool:
+        """True if src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
         has promised (R6); only its lease, or a new start of its machine, ends the attempt then."""
         record = task.record
         has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
@@ -199,7 +199,9 @@ class HomeHandoff:
             if message.attempt > record.attempt and not self._home.may_be_lost(
                 task, message.attempt
             ):  # else it may be late
-                self._state.broken("P3", src, f"it speaks of attempt {message.attempt} of {task.task}; there is none")
+                self._state.broken(
+                    rules.ROLES_CHECKED, src, f"it speaks of attempt {message.attempt} of {task.task}; there is none"
+                )
             return False
         if granted(task).is_forgotten or (message.store and record.store and message.store != record.store):
             self._state.count(metrics.PROMISES_OF_OTHER_STORE)
@@ -225,13 +227,13 @@ class HomeHandoff:
         return tuple(grant for grant in task.record.grants if grant.attempt != task.record.attempt)
 
     def _was_granted(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """Whether src may have run this attempt. Records of earlier versions know the current grant and the last."""
+        """True if src may have run this attempt. Records of earlier versions know the current grant and the last."""
         record = task.record
         is_current = attempt == record.attempt and attempt > 0 and src in (record.node, record.last_node)
         return is_current or Grant(attempt, src) in record.grants
 
     def _may_have(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """Whether it is src's still, or may become so again (R11)."""
+        """True if it is src's still, or may become so again (R11)."""
         record = task.record
         return attempt == record.attempt and src in (record.node, record.last_node)
 
@@ -254,7 +256,9 @@ class HomeHandoff:
                 self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
                 return
             self._state.count(metrics.RESULTS_OF_UNGRANTED_ATTEMPTS)
-            self._state.broken("P3", src, f"RESULT of {task.task}: attempt {message.attempt} was never given to it")
+            self._state.broken(
+                rules.ROLES_CHECKED, src, f"RESULT of {task.task}: attempt {message.attempt} was never given to it"
+            )
             return
         if message.exit.signal and not self._may_have(task, src, message.attempt):
             # It was given up, and revoked: that it was killed there is no result.
@@ -310,7 +314,7 @@ class HomeHandoff:
         return None
 
     def output_arrived(self, uid: bytes, attempt: int, error: str, missing: tuple[int, int] = (0, 0)) -> None:
-        """Its output lies here, synced: record the result (D5), then acknowledge it."""
+        """Record a result whose output is here, synced (D5), then acknowledge it."""
         task = self._home.tasks.get(uid)
         collection = task.collection if task is not None and task.phase is HomePhase.COLLECTING else None
         if task is None or collection is None or collection.attempt != attempt:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.tasks.work import GrantedLease, HomePhase, story
+from peerload.core.work import GrantedLease, HomePhase, story
 from peerload.model import metrics, timers
 from peerload.model.actions import TaskChanged
 from peerload.model.errors import InvariantBroken
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.retries import LostAttempts
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.messages import Identity, Renewal
     from peerload.model.task import TaskSpec
 
@@ -53,7 +53,7 @@ class HomeLeases:
         return spec.lease_s or self._state.config.lease_s
 
     def _renewal_s(self, task: HomeTask, renewal: Renewal) -> float:
-        """What a renewal grants: no more than is durable with the attempt, since a restarted home has to assume that it
+        """The lease that a renewal grants: no more than is durable with the attempt, since a restarted home has to assume that it
         was granted (R4). For a lease that grows that is doubled when it is reached."""
         longest_s = task.record.lease_s
         if not task.spec.lease_auto:
@@ -99,7 +99,7 @@ class HomeLeases:
                 self._home.hold(task, COMMITS_LOST)
 
     def ask(self, task: HomeTask) -> None:
-        """Nothing was heard of it: QUERY, which every executor answers; less and less often."""
+        """Send QUERY to the node of a task that was not heard of. Every executor answers; it is sent less and less often."""
         config = self._state.config
         if task.phase is HomePhase.AWAY:
             longest_s = config.repeat_s_max
@@ -127,7 +127,7 @@ class HomeLeases:
         self.ask(task)
 
     def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
-        """It is renewed every quarter of its lease; if twice nothing comes, ask (a RETURN or DIED may be lost)."""
+        """Set the timer that asks if two renewals are missed: a lease is renewed every quarter of it, and a RETURN or DIED may be lost."""
         granted(task).repeat_s = self._state.config.repeat_s
         self._state.set_timer_in(lease_s / 2, timers.Query.of(task.uid))
 
@@ -167,8 +167,8 @@ class HomeLeases:
         priority = None if task.running_at else task.record.priority
         return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s, priority)
 
-    def tell_priority(self, task: HomeTask) -> bool:
-        """Tell the node that has this task, and has not started it, what its priority is by now; with each renewal it is told
+    def send_priority(self, task: HomeTask) -> bool:
+        """Send the priority of a task to the node that has it and has not started it; with each renewal it is sent
         again. → whether there is such a node."""
         if task.phase is not HomePhase.AWAY or task.running_at:
             return False
@@ -178,7 +178,7 @@ class HomeLeases:
         return True
 
     def _is_current(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """Whether src holds the current attempt; one that was given up but not granted anew is taken back (R11)."""
+        """True if src holds the current attempt; one that was given up but not granted anew is taken back (R11)."""
         record = task.record
         if attempt != record.attempt:
             return False
@@ -207,7 +207,7 @@ class HomeLeases:
     # -- the end of leases ---------------------------------------------------------------------------------------------
 
     def ran_out(self, task: HomeTask) -> None:
-        """The executor was not heard of for so long that it has frozen the task for sure."""
+        """End a lease: the executor was not heard of for so long that it has frozen the task for sure."""
         if task.phase is not HomePhase.AWAY or task.record.parked_ts:
             return
         left_s = granted(task).deadline_s - self._state.now.boot_s
@@ -224,12 +224,12 @@ class HomeLeases:
                 self._lost_attempts.died(task, f"{identity.node} was rebooted")
 
     def peer_is_back(self, node: str) -> None:
-        """Another start of a node that holds tasks: ask at once what became of them."""
+        """Ask a node that has started again, at once, what became of the tasks that it holds."""
         for task in self._home.at(node):
             self._ask_at_once(task)
 
     def peer_died(self, node: str) -> None:
-        """It is called dead: no proof, but enough for tasks that asked for it."""
+        """Handle a node that is called dead: no proof, but enough for tasks that asked for it (--fast)."""
         for task in self._home.at(node):
             self._lost_attempts.called_dead(task)
 
@@ -246,7 +246,7 @@ class HomeLeases:
         return len(tasks)
 
     def ask_all(self) -> None:
-        """This home is back: ask what became of every task that is elsewhere."""
+        """Ask what became of every task that is elsewhere, since this home is back."""
         for node in list(self._home.elsewhere):
             self.peer_is_back(node)
 

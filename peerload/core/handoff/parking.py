@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import metrics, timers
 from peerload.model.messages import RENEWALS_MAX, Park
 from peerload.model.messages import Parking as Parked
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.messages import Renewal
 
 
@@ -57,7 +57,7 @@ class TaskParking:
         self.is_away = False
 
     def is_answered(self, task: HomeTask, src: str, renewal: Renewal) -> bool:
-        """Whether a renewal of the current attempt is answered; it may be what ends PARKED."""
+        """True if a renewal of the current attempt is answered; it may be what ends PARKED."""
         parked_ts = task.record.parked_ts
         if not parked_ts:
             return True

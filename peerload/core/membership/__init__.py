@@ -1,1 +1,1 @@
-"""Who is in the cluster: gossip, failure detector, suspicion, broadcast queue, anti-entropy, profiles."""
+"""Membership of the cluster: gossip, failure detector, suspicion, broadcast queue, anti-entropy, profiles."""

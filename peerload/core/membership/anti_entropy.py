@@ -42,10 +42,10 @@ class AntiEntropy:
         self.seeds: tuple[str, ...] = ()
         self._join_s = shared.preset.join_s
         self._share = 1.0
-        """What share of all was lost when the next try was set."""
+        """The share of all members that was lost when the next try was set."""
 
     def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
-        """What the driver remembers: try some of it at once."""
+        """Take in the members that the agent remembers, and try some of them at once."""
         for identity in known:
             self.learn(identity)
         self.seeds = tuple(seeds)
@@ -61,7 +61,7 @@ class AntiEntropy:
             self.known[identity.node] = identity
 
     def changed(self, rumour: MembershipUpdate) -> None:
-        """What is believed of a member has changed."""
+        """Note that the belief about a member has changed."""
         self.known.pop(rumour.node, None)
         if rumour.standing is MemberStatus.ALIVE and not self._shared.is_armed(Kind.SYNC):
             self._arm_sync()
@@ -95,7 +95,7 @@ class AntiEntropy:
     # -- joining -------------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """As long as nobody is there: try a few of those that may be."""
+        """Try a few members that may be there, as long as none is known to be."""
         shared = self._shared
         if shared.there:
             self._join_s = shared.preset.join_s
@@ -186,10 +186,10 @@ class AntiEntropy:
         actions.append(Dial(one))
         member = self._shared.members.get(one.node)
         if member is not None:
-            self._shared.tell(one.node, member.rumour)  # if it is there, it says so
+            self._shared.send(one.node, member.rumour)  # if it is there, it says so
             self._exchange(one.node)
 
 
 def identity_of(rumour: MembershipUpdate) -> Identity:
-    """Who is meant."""
+    """The identity in an update."""
     return Identity(rumour.node, rumour.boot, rumour.machine_boot, rumour.store, rumour.incarnation, rumour.address)

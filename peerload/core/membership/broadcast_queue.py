@@ -35,7 +35,7 @@ class _News:
 
 
 def transmissions(mult: int, members: int) -> int:
-    """How often each node sends each piece of news: mult · max(2, ceil(log10(n + 1))); as often among a few as among
+    """The number of times that each node sends each update: mult · max(2, ceil(log10(n + 1))); as often among a few as among
     99, since what answers pings tells the same few again and again."""
     return mult * max(math.ceil(math.log10(members + 1)), 2)
 
@@ -52,7 +52,7 @@ class BroadcastQueue:
         self._number = 0
 
     def put(self, rumour: MembershipUpdate, *, grave: bool = False) -> None:
-        """What is to be known of a member from now on. ``grave``: it goes first whatever it says."""
+        """Queue the newest update about a member. ``grave``: it goes first whatever it says."""
         grave = grave or rumour.standing in (MemberStatus.SUSPECT, MemberStatus.DEAD)
         self._put((True, rumour.node), rumour, GRAVE if grave else PRESENCE)
 
@@ -77,7 +77,7 @@ class BroadcastQueue:
             self._count(key, -1)
 
     def drop(self, node: str) -> None:
-        """Nothing more is to be said of it."""
+        """Drop the update about a member."""
         self._drop((True, node))
         self._drop((False, node))
 

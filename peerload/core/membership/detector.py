@@ -59,7 +59,7 @@ class Detector:
 
     @property
     def may_judge(self) -> bool:
-        """Whether this node has run, and probed, since it last stood still."""
+        """True if this node has run, and probed, since it last stood still."""
         return not self._is_stale
 
     # -- whose turn it is ----------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Detector:
             self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
 
     def gone(self, node: str) -> None:
-        """It is not there any more: it has no turn."""
+        """Remove a member from the ring."""
         if node in self._order:
             self._order.remove(node)
 
@@ -124,9 +124,9 @@ class Detector:
         member = self._shared.members.get(node)
         ping = GossipPing(sequence, node)
         if member is not None and member.rumour.standing:  # it is the first to hear what is said of it
-            self._shared.tell(node, ping, member.rumour, address=address, with_load=True)
+            self._shared.send(node, ping, member.rumour, address=address, with_load=True)
         else:
-            self._shared.tell(node, ping, address=address, with_load=True)
+            self._shared.send(node, ping, address=address, with_load=True)
 
     def unanswered(self, sequence: int) -> None:
         """probe_timeout_s is over: others try, and the peer link."""
@@ -138,12 +138,12 @@ class Detector:
         address = shared.members[probe.node].rumour.address if probe.node in shared.members else ""
         for helper in shared.draw(shared.preset.helpers, without=probe.node):
             probe.helpers[helper] = False
-            shared.tell(helper, GossipPingRequest(sequence, probe.node, address))
+            shared.send(helper, GossipPingRequest(sequence, probe.node, address))
         shared.core.send(probe.node, Ping(sequence))
         shared.arm(Kind.VERDICT, shared.preset.indirect_timeout_s * shared.health.factor, str(sequence))
 
     def failed(self, sequence: int) -> None:
-        """Nobody has heard of it."""
+        """End a probe that failed, indirect probes included."""
         probe = self._probes.pop(sequence, None)
         if probe is None:
             return
@@ -163,15 +163,15 @@ class Detector:
     def pinged(self, src: str, ping: GossipPing, address: str) -> None:
         """Answer, if it is this node that is meant."""
         if ping.to == self._shared.core.node:
-            self._shared.tell(src, GossipAck(ping.sequence), address=address, with_load=True)
+            self._shared.send(src, GossipAck(ping.sequence), address=address, with_load=True)
 
     def acked(self, src: str, sequence: int) -> None:
-        """It answers, this node or one of the helpers."""
+        """Note the answer of a member, to this node or to a helper."""
         helped = self._helped.pop(sequence, None)
         if helped is not None:
             asker, address, asked = helped
             self._shared.disarm(Kind.NACK, str(sequence))
-            self._shared.tell(asker, GossipAck(asked), address=address)
+            self._shared.send(asker, GossipAck(asked), address=address)
             return
         probe = self._probes.get(sequence)
         if probe is None or (src != probe.node and src not in probe.helpers):
@@ -207,7 +207,7 @@ class Detector:
         helped = self._helped.get(sequence)
         if helped is not None:
             asker, address, asked = helped
-            self._shared.tell(asker, GossipNack(asked), address=address)
+            self._shared.send(asker, GossipNack(asked), address=address)
 
     # -- standing still ------------------------------------------------------------------------------------------------
 
@@ -226,5 +226,5 @@ class Detector:
 
 
 def ring_place(node: str) -> tuple[int, str]:
-    """Where a name lies on the ring."""
+    """Position of a name on the ring."""
     return crc32(node.encode()), node

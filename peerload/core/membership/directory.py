@@ -62,7 +62,7 @@ class NamesWithout(Sequence[str]):
 
 
 class Directory:
-    """Who is there, by name; it never changes."""
+    """All nodes by name; it never changes."""
 
     __slots__ = ("_eligible", "members", "names")
 

@@ -85,16 +85,16 @@ class Gossip:
         """This node stops on purpose."""
         self._is_leaving = True
         for node in self.shared.draw(LEAVE_TOLD_MAX):
-            self.shared.tell(node, self.own)
+            self.shared.send(node, self.own)
 
-    def tell_load(self, report: LoadReport) -> None:
+    def spread_load(self, report: LoadReport) -> None:
         """This node's load, for everybody."""
         if self.shared.there:
             self._pass_on_load(Load.of(self.shared.core.node, report, is_news=True))
 
     # -- what is said of others ----------------------------------------------------------------------------------------
 
-    def told(self, rumour: MembershipUpdate, src: str, *, spread: bool = True) -> bool:
+    def update_received(self, rumour: MembershipUpdate, src: str, *, spread: bool = True) -> bool:
         """Somebody says this; true if it is news. ``src``: who passed it on; spread: whether it is worth passing on."""
         if rumour.node == self.shared.core.node:
             self._about_this_node(rumour, src)
@@ -127,7 +127,7 @@ class Gossip:
         return True
 
     def _admits(self, rumour: MembershipUpdate) -> bool:
-        """Whether one more member may be kept. Names of those that are gone for good are kept only while there is room, and
+        """True if one more member may be kept. Names of those that are gone for good are kept only while there is room, and
         make it for whoever comes: the longest known first."""
         shared = self.shared
         is_gone = rumour.standing is MemberStatus.FORGOTTEN
@@ -179,7 +179,9 @@ class Gossip:
         member = self.shared.members.get(node)
         if member is not None and member.is_there:
             accusers = (*member.rumour.by, self.shared.core.node)
-            self.told(msgspec.structs.replace(member.rumour, standing=MemberStatus.SUSPECT, by=accusers[-1:]), "")
+            self.update_received(
+                msgspec.structs.replace(member.rumour, standing=MemberStatus.SUSPECT, by=accusers[-1:]), ""
+            )
 
     def _arm_suspicion(self, member: GossipMember) -> None:
         suspicion, rumour = member.suspicion, member.rumour
@@ -199,13 +201,15 @@ class Gossip:
         elif member.suspicion.over_s(len(member.rumour.by), shared.health.factor) > shared.now_s + EPSILON_S:
             self._arm_suspicion(member)
         else:
-            self.told(msgspec.structs.replace(member.rumour, standing=MemberStatus.DEAD, by=(shared.core.node,)), "")
+            self.update_received(
+                msgspec.structs.replace(member.rumour, standing=MemberStatus.DEAD, by=(shared.core.node,)), ""
+            )
 
     def forget(self, node: str) -> None:
-        """It is gone for good, says its operator: everybody is told, and nobody looks for it any more."""
+        """Forget a member that is gone for good, as its operator says: it is broadcast, and nobody looks for it any more."""
         member = self.shared.members.get(node)
         if member is not None:
-            self.told(msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=()), "")
+            self.update_received(msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=()), "")
 
     def drop(self, node: str) -> None:
         """Think no more of a member that is gone."""
@@ -217,7 +221,7 @@ class Gossip:
             shared.changed()
 
     def _about_this_node(self, rumour: MembershipUpdate, src: str) -> None:
-        """What others say of this node: it is put right."""
+        """Refute what others say of this node, if it is wrong."""
         own = self.own
         if self._is_leaving:
             return
@@ -226,7 +230,7 @@ class Gossip:
             return
         if rumour.weight <= own.weight:
             if rumour.boot == own.boot and rumour.standing:  # its refutation was lost on the way to that node
-                self.shared.tell(src, own)
+                self.shared.send(src, own)
             return
         if (rumour.boot, rumour.incarnation) == (own.boot, own.incarnation):
             self.shared.core.count(metrics.SUSPICIONS_REFUTED)
@@ -242,7 +246,7 @@ class Gossip:
         self.speak(grave=True)
         for node in dict.fromkeys((src, *rumour.by)):
             if node in self.shared.members:
-                self.shared.tell(node, self.own)
+                self.shared.send(node, self.own)
 
     # -- passing on ----------------------------------------------------------------------------------------------------
 
@@ -259,12 +263,12 @@ class Gossip:
     def _spread(self) -> None:
         """One round: a few members are told what is new; none follows when all has been sent often enough."""
         for node in self.shared.draw(self.shared.preset.fanout):
-            self.shared.tell(node)
+            self.shared.send(node)
         if self.shared.news.rumours and self.shared.there:
             self.shared.arm(Kind.SPREAD, self.shared.preset.spread_s)
 
     def _pass_on_load(self, load: Load) -> None:
-        """It rides along; what is left after load_s has a datagram of its own."""
+        """Piggyback a load on other datagrams; what is left after load_s has one of its own."""
         self.shared.news.put_load(load)
         if not self.shared.is_armed(Kind.LOADS):
             self.shared.arm(Kind.LOADS, self.shared.preset.load_s)
@@ -272,14 +276,14 @@ class Gossip:
     def _spread_loads(self) -> None:
         if self.shared.news.loads:
             for node in self.shared.draw(1):
-                self.shared.tell(node)
+                self.shared.send(node)
         if self.shared.news.loads:
             self.shared.arm(Kind.LOADS, self.shared.preset.load_s)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def handle(self, event: GossipReceived | LoopLagged) -> None:
-        """What came from outside."""
+        """Handle an event of gossip."""
         if isinstance(event, GossipReceived):
             self._received(event)
         else:
@@ -315,7 +319,7 @@ class Gossip:
                 if is_current:
                     self.detector.nacked(src, message.sequence)
             case MembershipUpdate():
-                self.told(message, src)
+                self.update_received(message, src)
             case Load():
                 self._load_told(message, src)
 
@@ -325,8 +329,8 @@ class Gossip:
         if self._listener.load_heard(load, src) and load.is_news:
             self._pass_on_load(load)
 
-    def heard(self, node: str) -> None:
-        """It said something over its link."""
+    def heard_from(self, node: str) -> None:
+        """Note that a member has sent something over its link."""
         member = self.shared.members.get(node)
         if member is not None:
             self._spoke(member, over_link=True)
@@ -341,14 +345,14 @@ class Gossip:
         if over_link:
             shared.core.send(member.rumour.node, Sync((member.rumour,)))
         else:
-            shared.tell(member.rumour.node, member.rumour)
+            shared.send(member.rumour.node, member.rumour)
 
     def synced(self, src: str, sync: Sync) -> None:
         """All that another member knows, over the peer link; it is answered in kind if it asks, or is wrong about this
         node."""
         before = self.refutation, self.shared.core.identity.incarnation
         for rumour in sync.rumours:
-            self.told(rumour, src)
+            self.update_received(rumour, src)
         for load in sync.loads:
             self._load_told(load, src)
         if sync.asks:
@@ -398,7 +402,7 @@ class Gossip:
 
 
 def rumour_of(identity: Identity, profile: Profile, refutation: int) -> MembershipUpdate:
-    """That a run of a node is alive, as it says itself."""
+    """The update of a node that says itself that it is alive."""
     return MembershipUpdate(
         identity.node,
         identity.boot,

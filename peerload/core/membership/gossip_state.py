@@ -1,4 +1,4 @@
-"""What the parts of gossip share: the members, the news, this node's health, and timers that know how late they are."""
+"""State that the parts of gossip share: members, news, this node's health, and timers that know how late they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GossipMember:
-    """What is believed of another node. since_s: boot time since when; heard_s: of its own last word to this node."""
+    """Belief about another node. since_s: boot time since when; heard_s: of its last message to this node."""
 
     __slots__ = ("heard_s", "rumour", "since_s", "suspicion", "synced_s", "warned_s")
 
@@ -40,7 +40,7 @@ class GossipMember:
 
 
 class GossipListener(Protocol):
-    """What gossip tells the machine that keeps the peers, and what it asks of it."""
+    """Calls of gossip to the machine that keeps the peers."""
 
     def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str, /) -> None:
         """A member is believed to be ``now``; ``was``: before, None if nothing was; ``src`` said so."""
@@ -49,7 +49,7 @@ class GossipListener(Protocol):
         """A member that left long ago is listed no more."""
 
     def has_room_for_member(self) -> bool:
-        """Whether one more member may be kept."""
+        """True if one more member may be kept."""
 
     def load_heard(self, load: Load, src: str, /) -> bool:
         """``src`` told this load. Whether it was news."""
@@ -109,13 +109,13 @@ class GossipState:
         return self._ring
 
     def draw(self, count: int, without: str = "") -> list[str]:
-        """So many different members at random, fewer if there are not so many."""
+        """A random sample of members, smaller if there are not so many."""
         names = [name for name in self.there if name != without]
         return self.rng.sample(names, min(count, len(names)))
 
     # -- datagrams -----------------------------------------------------------------------------------------------------
 
-    def tell(self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False) -> None:
+    def send(self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False) -> None:
         """One datagram to a node, and what news there is room for. ``address``: where to, if not where the member is
         known to be."""
         address = address or self._address(node)
@@ -138,17 +138,17 @@ class GossipState:
     # -- timers --------------------------------------------------------------------------------------------------------
 
     def arm(self, kind: timers.GossipTimerKind, seconds: float, subject: str = "") -> None:
-        """Be told after so long; replaces the same timer."""
+        """Set a timer; replaces the same one."""
         self._due_s[(kind, subject)] = self.now_s + seconds
         self.core.set_timer_in(seconds, timers.Gossip(kind, subject))
 
     def disarm(self, kind: timers.GossipTimerKind, subject: str = "") -> None:
-        """Not be told after all."""
+        """Clear a timer."""
         if self._due_s.pop((kind, subject), None) is not None:
             self.core.clear_timer(timers.Gossip(kind, subject))
 
     def is_armed(self, kind: timers.GossipTimerKind, subject: str = "") -> bool:
-        """Whether this timer is set."""
+        """True if this timer is set."""
         return (kind, subject) in self._due_s
 
     def left_s(self, kind: timers.GossipTimerKind, subject: str = "") -> float | None:
@@ -157,6 +157,6 @@ class GossipState:
         return None if due_s is None else max(due_s - self.now_s, 0.0)
 
     def expired_s(self, kind: timers.GossipTimerKind, subject: str) -> float | None:
-        """How late the timer came that has just come; None if it is not set any more."""
+        """Seconds by which the timer that has just expired was late; None if it is not set any more."""
         due_s = self._due_s.pop((kind, subject), None)
         return None if due_s is None else self.now_s - due_s

@@ -1,4 +1,4 @@
-"""How far this node may trust its own judgement of others ([LIFEGUARD17] local health).
+"""Local health: how far this node may trust its own judgement of others ([LIFEGUARD17] local health).
 
 A node that is slow sees slow answers everywhere. It counts what only its own slowness explains, and gives everybody
 more time in proportion.

@@ -18,7 +18,7 @@ class HeardReport(msgspec.Struct, frozen=True, gc=False):
     by_itself: bool = True
 
     def gives_way_to(self, other: HeardReport, incarnation: int) -> bool:
-        """Whether the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
+        """True if the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
         keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
         mine, its = self.report, other.report
         if (its.incarnation, its.sequence) > (mine.incarnation, mine.sequence):

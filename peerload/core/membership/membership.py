@@ -1,4 +1,4 @@
-"""Who is there: the peers this node knows, what they have and last said; one door for the rest of the core, so one file.
+"""Membership: the peers this node knows, their profiles and newest reports, for the rest of the core.
 
 Gossip (`gossip.py`) finds out who is alive. What it says is advice: it stops probes and offers to whoever is suspected
 or called dead; no task is ever taken back because of it.
@@ -15,25 +15,36 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.anti_entropy import identity_of
+from peerload.core.membership.circuit_breaker import CircuitBreaker
 from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, NamesWithout
 from peerload.core.membership.gossip import Gossip, rumour_of
 from peerload.core.membership.heard import HeardReport
-from peerload.core.membership.profiles import Profiles
 from peerload.core.resources.admission import why_never
-from peerload.core.sharing.circuit_breaker import CircuitBreaker
 from peerload.model import metrics
 from peerload.model.actions import ForgetPeer
 from peerload.model.gossip import Load, MemberStatus
-from peerload.model.messages import DECLINES_LASTING, Hello, Leaving, Need, Pong, decline_subject
+from peerload.model.messages import (
+    DECLINES_LASTING,
+    PROFILES_MAX,
+    Hello,
+    KnownProfile,
+    Leaving,
+    Need,
+    Pong,
+    ProfileRequest,
+    ProfileTold,
+    decline_subject,
+)
 from peerload.model.resources import Profile
 from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.directory import Directory
+    from peerload.core.membership.gossip_state import GossipState
     from peerload.core.state import CoreState
     from peerload.model.gossip import MembershipUpdate
     from peerload.model.load import LoadReport
@@ -51,7 +62,7 @@ BOOTS_KEPT_MAX = 8
 
 
 class PeerState(enum.StrEnum):
-    """What is believed of a peer."""
+    """Belief about a peer."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -84,16 +95,124 @@ class PeerInfo:
         self.boots: tuple[str, ...] = ()
 
     def was_later_than(self, identity: Identity) -> bool:
-        """Whether this is a late word of an earlier start. Where the disk was lost since, only its boot tells:
+        """True if this is a late word of an earlier start. Where the disk was lost since, only its boot tells:
         incarnations began anew."""
         mine = self.identity
         is_earlier = identity.store == mine.store and identity.incarnation < mine.incarnation
         return is_earlier or identity.boot in self.boots[:-1]
 
     def introduced(self, identity: Identity) -> None:
-        """It said so in person."""
+        """The peer has introduced itself."""
         if identity.boot not in self.boots:
             self.boots = (*self.boots, identity.boot)[-BOOTS_KEPT_MAX:]
+
+
+GATHER_S = 0.05
+"""Profiles wanted within this are asked for together."""
+REPEAT_S = 1.0
+REPEAT_S_MAX = 60.0
+"""A profile that was not told is asked for again after this, doubling up to the next."""
+ASKED_MAX = 16
+"""Nodes asked at a time."""
+
+
+class _Wanted:
+    """whom: to ask next; at_s: when; tries: so far; asked: who was."""
+
+    __slots__ = ("asked", "at_s", "tries", "whom")
+
+    def __init__(self, whom: str, at_s: float) -> None:
+        self.whom = whom
+        self.at_s = at_s
+        self.tries = 0
+        self.asked: frozenset[str] = frozenset()
+
+
+class Profiles:
+    """The fetching of profiles: gossip tells the version of a member's profile, the profile itself is fetched over the peer link.
+    Whoever told of the member is asked first, for all it told of at once; then the member itself, for ever, less and less often.
+
+    Those that are wanted: at most one per member. ``changed`` is called when one has come that is new."""
+
+    def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], changed: Callable[[], object]) -> None:
+        self._shared = shared
+        self._peers = peers
+        self._changed = changed
+        self._wanted: dict[str, _Wanted] = {}
+
+    def want(self, node: str, teller: str) -> None:
+        """The profile of this node is not known, or an old one; ``teller`` may know."""
+        shared = self._shared
+        if node not in self._wanted:
+            self._wanted[node] = _Wanted(teller if teller in shared.members else node, shared.now_s)
+            self._arm(GATHER_S)
+
+    def have(self, node: str) -> None:
+        """Stop asking for a profile."""
+        self._wanted.pop(node, None)
+
+    def _arm(self, seconds: float) -> None:
+        if not self._shared.is_armed(Kind.PROFILES):
+            self._shared.arm(Kind.PROFILES, seconds)
+
+    def ask(self) -> None:
+        """Ask for what is due."""
+        shared = self._shared
+        due: dict[str, list[str]] = {}
+        for node, wanted in self._wanted.items():
+            if wanted.at_s > shared.now_s or (wanted.whom not in due and len(due) >= ASKED_MAX):
+                continue
+            nodes = due.setdefault(wanted.whom, [])
+            if len(nodes) >= PROFILES_MAX:
+                continue
+            nodes.append(node)
+            wanted.at_s = shared.now_s + min(REPEAT_S * 2.0**wanted.tries, REPEAT_S_MAX)
+            wanted.tries = min(wanted.tries + 1, 10)
+            wanted.asked |= {wanted.whom}
+            wanted.whom = node
+        for whom, nodes in due.items():
+            shared.core.send(whom, ProfileRequest(tuple(nodes)))
+        if self._wanted:
+            next_s = min(wanted.at_s for wanted in self._wanted.values()) - shared.now_s
+            self._arm(max(next_s, GATHER_S))
+
+    def requested(self, src: str, request: ProfileRequest) -> None:
+        """Tell those that are known, this node's own, too."""
+        told = []
+        for node in request.nodes:
+            peer = self._peers.get(node)
+            if node == self._shared.core.node:
+                told.append(KnownProfile(self._shared.core.identity.boot, self._shared.core.profile))
+            elif peer is not None and peer.knows_profile:
+                told.append(KnownProfile(peer.identity.boot, peer.profile))
+        if told:
+            self._shared.core.send(src, ProfileTold(tuple(told)))
+
+    def received(self, src: str, told: ProfileTold) -> bool:
+        """Take in profiles that were asked for, from whom they were asked; a node's own profile always, and before any other. True if a
+        peer became known by it, or has changed."""
+        found = False
+        for known in told.profiles:
+            node = known.profile.node
+            peer, wanted = self._peers.get(node), self._wanted.get(node)
+            if node != src and (wanted is None or src not in wanted.asked):
+                self._shared.core.count(metrics.PROFILES_UNASKED)
+            elif peer is not None and peer.identity.boot == known.boot:
+                found = self.has(peer, known.profile, is_new=False, by_itself=node == src) or found
+        return found
+
+    def has(self, peer: PeerInfo, profile: Profile, *, is_new: bool, by_itself: bool = False) -> bool:
+        """The profile of this run, unless a newer one is known and this is not, by_itself, the node's answer. True if it
+        is another than was believed."""
+        if peer.knows_profile and not is_new and not by_itself and profile.version < peer.profile.version:
+            return False
+        was_known, peer.knows_profile = peer.knows_profile, True
+        self.have(peer.identity.node)
+        if was_known and not is_new and profile == peer.profile:
+            return False
+        peer.profile = profile
+        self._changed()
+        return True
 
 
 class Membership:
@@ -132,11 +251,11 @@ class Membership:
         return self._listed(node) if peer is None and self._is_listed(node) else peer
 
     def has_any(self) -> bool:
-        """Whether any peer was ever met."""
+        """True if any peer was ever met."""
         return bool(self._names)
 
     def is_usable(self, node: str) -> bool:
-        """Whether probes and offers may go there."""
+        """True if probes and offers may go there."""
         peer = self._peers.get(node)
         if peer is None:
             return self._is_listed(node) and not self._directory.members[node][1].drained
@@ -160,14 +279,14 @@ class Membership:
         """Look for the members of earlier starts, and for whoever is at these addresses."""
         self.gossip.anti_entropy.start(known, seeds)
 
-    def tell(self, report: LoadReport) -> None:
+    def announce_load(self, report: LoadReport) -> None:
         """This node's load, for everybody, by gossip, unless a broker tells it; and its profile, if that has changed."""
         itself = self._state.profile.version, self._state.identity.boot
         if itself != self._told_itself:
             self._told_itself = itself
             self.gossip.speak()
         if not self.has_bus:
-            self.gossip.tell_load(report)
+            self.gossip.spread_load(report)
 
     def leave(self) -> None:
         """This node stops on purpose."""
@@ -178,7 +297,7 @@ class Membership:
         self.gossip.leave()
 
     def hello(self, report: LoadReport) -> Hello:
-        """How this node introduces itself."""
+        """The introduction of this node."""
         return Hello(self._state.identity, self._state.profile, report, refutation=self.gossip.refutation)
 
     # -- what was heard ------------------------------------------------------------------------------------------------
@@ -211,7 +330,7 @@ class Membership:
             return False
         if not self._is_listed(node):  # of those in a directory nobody need gossip
             was_back = list(self._back)
-            self.gossip.told(rumour_of(identity, profile, refutation), node, spread=in_person)
+            self.gossip.update_received(rumour_of(identity, profile, refutation), node, spread=in_person)
             self._back = was_back  # the caller knows
         peer = self._own(node)
         if peer is None:
@@ -231,7 +350,7 @@ class Membership:
             peer.heard_s = self._state.now.boot_s
             self.gossip.anti_entropy.linked(node)
         if report is not None:
-            self.heard_report(node, report)
+            self.report_received(node, report)
         return is_new
 
     def _met_earlier(self, known: PeerInfo, identity: Identity, *, in_person: bool) -> None:
@@ -239,15 +358,15 @@ class Membership:
         if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
             self._mediator.peer_came_back_older(identity.node)
 
-    def heard(self, node: str) -> None:
+    def heard_from(self, node: str) -> None:
         """A peer said something over its link."""
         peer = self._peers.get(node)
         if peer is not None:
             peer.heard_s = self._state.now.boot_s
             if peer.state is not PeerState.ALIVE:
-                self.gossip.heard(node)
+                self.gossip.heard_from(node)
 
-    def heard_report(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
+    def report_received(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
         """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
         known, heard = self._reports.get(node), HeardReport(report, self._state.now.boot_s - age_s, by_itself)
         if known is None:
@@ -279,7 +398,7 @@ class Membership:
         member = self.gossip.shared.members.get(node)
         if member is not None:
             rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.LEFT, by=())
-            self.gossip.told(rumour, node)
+            self.gossip.update_received(rumour, node)
         elif (peer := self._own(node)) is not None:
             self._become(peer, PeerState.LEFT, "it said good-bye")
 
@@ -301,7 +420,7 @@ class Membership:
     # -- what gossip tells ---------------------------------------------------------------------------------------------
 
     def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
-        """What is believed of a peer has changed."""
+        """Note that the belief about a peer has changed."""
         node = now.node
         if now.standing is MemberStatus.FORGOTTEN:
             self._state.note("node", "forgotten", node=node, reason="an operator said so")
@@ -341,7 +460,7 @@ class Membership:
                 yield Load.of(node, heard.report, max(now_s - heard.at_s, 0.0))
 
     def has_room_for_member(self) -> bool:
-        """Whether there is room for one more peer; one that was lost longest ago makes it."""
+        """True if there is room for one more peer; one that was lost longest ago makes it."""
         if len(self._names) < self._state.config.peers_max:
             return True
         gone = [peer for peer in self._peers.values() if peer.state in (PeerState.DEAD, PeerState.LEFT)]
@@ -412,7 +531,7 @@ class Membership:
         return NamesWithout(left, self._state.node) if left else names
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:
-        """Whether any peer not known to have left could run this, also one that is silent or drained now, or whose file
+        """True if any peer not known to have left could run this, also one that is silent or drained now, or whose file
         system does not answer."""
         return any(
             peer.state is not PeerState.LEFT
@@ -448,7 +567,7 @@ class Membership:
             self._declined[(node, code, subject)] = now_s + lasts_s
 
     def has_declined(self, node: str, code: str, subject: bytes) -> bool:
-        """Whether this node declined that lately."""
+        """True if this node declined that lately."""
         return bool(self._declined) and self._declined.get((node, code, subject), 0.0) > self._state.now.boot_s
 
     def declined_code(self, node: str, spec: TaskSpec) -> str:
@@ -459,11 +578,11 @@ class Membership:
         return next(found, "")
 
     def will_decline(self, node: str, spec: TaskSpec) -> bool:
-        """Whether this node declined lately, for a lasting reason, what would be so of this task, too."""
+        """True if this node declined lately, for a lasting reason, what would be so of this task, too."""
         return bool(self.declined_code(node, spec))
 
     def why_declines(self, node: str, spec: TaskSpec) -> str:
-        """Why this node would decline this task, in words; "" if nothing is known against it."""
+        """The reason why this node would decline this task; "" if none is known."""
         directory = spec.directory.decode(errors="replace")
         match self.declined_code(node, spec):
             case "directory":
@@ -487,7 +606,7 @@ class Membership:
         return [(directory, user.decode()) for directory, _, user in parts]
 
     def any_declined(self) -> bool:
-        """Whether anything is remembered at all (the common case is no)."""
+        """True if anything is remembered at all (the common case is no)."""
         return bool(self._declined)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -516,7 +635,7 @@ class Membership:
 
 
 def _reason(now: MembershipUpdate, *, is_new: bool) -> str:
-    """Why a peer is believed to be what it is now, for people."""
+    """The reason for the belief about a peer, for people."""
     match now.standing:
         case MemberStatus.ALIVE:
             return "met" if is_new else "heard again"

@@ -1,4 +1,4 @@
-"""What this node is, as its peers are told: each change is another version of its profile."""
+"""Profile of this node: each change is another version, which peers fetch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OwnProfile:
     def set_devices(self, devices: tuple[Device, ...]) -> None:
         """These were found here."""
         self._ledger.devices.set_devices(devices)
-        self.change(devices=self._ledger.devices.told(), gpus=sum(device.kind == GPU for device in devices))
+        self.change(devices=self._ledger.devices.advertised(), gpus=sum(device.kind == GPU for device in devices))
 
     def trouble(self, what: str, words: str) -> None:
         """This node has some trouble with ``what``, or ("") no longer."""

@@ -1,4 +1,4 @@
-"""How long a suspect has to refute it: the more others confirm the suspicion, the shorter ([LIFEGUARD17] section 4.2)."""
+"""Time that a suspect has to refute a suspicion: the more others confirm it, the shorter ([LIFEGUARD17] section 4.2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Suspicion:
         self._longest_s = self._shortest_s * (preset.suspicion_max_mult if self._wanted else 1.0)
 
     def over_s(self, accusers: int, factor: int) -> float:
-        """When it is over, if so many say so (the first is no confirmation); ``factor``: of the local health."""
+        """The time at which it is over, if so many confirm it (the first is no confirmation); ``factor``: of the local health."""
         confirmations = min(max(accusers - 1, 0), self._wanted)
         part = math.log(confirmations + 1) / math.log(self._wanted + 1) if self._wanted else 1.0
         return self.started_s + (self._longest_s - part * (self._longest_s - self._shortest_s)) * factor

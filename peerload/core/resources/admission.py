@@ -1,4 +1,4 @@
-"""What fits where: who could ever run a task (by profile), and what fits on this node now (by the ledger). Pure."""
+"""Admission: which nodes could ever run a task (by profile), and what fits on this node now (by the ledger). Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.estimates.gpu_history import NOTHING_LEARNED
 from peerload.core.resources.backfill import Backfill
 from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import CROWDED, NOTHING_LEARNED, DeviceRequest
+from peerload.core.resources.devices import CROWDED, DeviceRequest
 from peerload.core.resources.placement import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 EPSILON = 1e-9
 """Fractions of a core are sums of floats; nobody is refused for a rounding error."""
 TRIED_MAX = 64
-"""Where more tasks than this wait for devices or are on their way to them, there is no room for one more."""
+"""Tasks that may wait for devices, or be on their way to them, before there is no room for one more."""
 
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
-    """Why this node could never run the task, in words; "" if it could. ``home``: the task's home node."""
+    """The reason why a node could never run the task; "" if it could. ``home``: the task's home node."""
     if placement.node is not None and placement.node != profile.node:
         return f"the task is for {placement.node}"
     if placement.local and profile.node != home:
@@ -47,7 +48,7 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
 
 
 def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
-    """The same of the devices alone."""
+    """The reason as far as devices go."""
     for kind, count in request.devices:
         found = sum(device.kind == kind for device in profile.devices)
         if found < count:
@@ -88,7 +89,7 @@ def _most_bytes(gpu: Device) -> int:
 
 
 def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> int | None:
-    """How much memory of each GPU a node could ever give this task: 0 if it cannot run there at all, None if nobody knows
+    """The memory of each GPU that a node could ever give this task: 0 if it cannot run there at all, None if nobody knows
     how much there is."""
     anything = msgspec.structs.replace(request, gpu_mem_bytes=0)
     if why_never(profile, anything, placement, home):
@@ -103,7 +104,7 @@ def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Pla
 
 
 def lacks(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> list[str]:
-    """All that keeps a node from ever running a task, each in words; empty if it could."""
+    """All reasons that keep a node from ever running a task; empty if it could."""
     found = []
     anything, anywhere = type(request)(cpus=min(request.cpus, profile.cpus or request.cpus)), type(placement)()
     devices = _why_no_devices(profile, request)
@@ -117,7 +118,7 @@ def lacks(profile: Profile, request: ResourceRequest, placement: Placement, home
 
 
 def asked_text(request: ResourceRequest, placement: Placement) -> str:
-    """What a task asks of a node beyond a core, in words."""
+    """The request of a task beyond one core, as text."""
     parts = []
     if request.gpus:
         share = f"{request.gpu_fraction:g} of a GPU" if request.gpu_fraction < 1 else _number(request.gpus, "GPU")
@@ -136,7 +137,7 @@ def _number(count: int, what: str) -> str:
 
 
 def needs_text(request: ResourceRequest, placement: Placement) -> str:
-    """All that a task asks of a node, in words."""
+    """The whole request of a task, as text."""
     asked = asked_text(request, placement)
     if request.cpus != 1:
         return asked
@@ -144,7 +145,7 @@ def needs_text(request: ResourceRequest, placement: Placement) -> str:
 
 
 def gpus_text(gpus: Sequence[Device]) -> str:
-    """What GPUs a node has, in words: ``8 x 48 GiB``; of different ones each."""
+    """The GPUs of a node as text: ``8 x 48 GiB``; of different ones each."""
     sizes: dict[int, int] = {}
     for gpu in gpus:
         sizes[gpu.mem_bytes] = sizes.get(gpu.mem_bytes, 0) + 1
@@ -244,11 +245,11 @@ class Ledger:
         return len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
 
     def fits(self, request: ResourceRequest) -> bool:
-        """Whether it could be started now beside what is running, after all that waits for devices."""
+        """True if it could be started now beside what is running, after all that waits for devices."""
         return self.has_cores(request) and (not request.takes_devices or self._has_devices(request, leaves_kept=True))
 
     def has_good_devices(self, request: ResourceRequest) -> bool:
-        """Whether it could start now on GPUs that are not crowded, and that are of those that it prefers, if it prefers any."""
+        """True if it could start now on GPUs that are not crowded, and that are of those that it prefers, if it prefers any."""
         if request.gpu_prefer:
             request = msgspec.structs.replace(request, gpu_wait=GpuWait.QUEUE, gpu_wait_s_max=0.0)
         return self._has_devices(request, leaves_kept=True, activity_max=CROWDED)
@@ -264,11 +265,11 @@ class Ledger:
         return max(self.profile.cpus - self.cpus_running - self._cpus_inbound, 0.0)
 
     def has_cores(self, request: ResourceRequest) -> bool:
-        """The same of cores and memory alone."""
+        """True if its cores and memory are free now."""
         return self._fits(request, len(self.running), self.cpus_running)
 
     def fits_beside_all(self, request: ResourceRequest) -> bool:
-        """Whether it could be started now if everything waiting and inbound were running too, beside the foreign load. One
+        """True if it could be started now if everything waiting and inbound were running too, beside the foreign load. One
         that takes devices asks no more of cores than what runs and comes leaves, since it does not wait behind those that
         wait for cores."""
         if not request.takes_devices:
@@ -292,7 +293,7 @@ class Ledger:
         leaves_kept: bool = False,
         activity_max: float = math.inf,
     ) -> bool:
-        """Whether its devices are free, also when the others, as far as there is room for them, have theirs; and the
+        """True if its devices are free, also when the others, as far as there is room for them, have theirs; and the
         attempts ``without`` none. ``leaves_kept``: what is kept for one that waits here is not free; ``activity_max``: nor is
         one with more work than this, its own counted."""
         devices, tried = self.devices, []
@@ -314,7 +315,7 @@ class Ledger:
                 devices.take_back(key)
 
     def fits_without(self, keys: Iterable[str], request: ResourceRequest) -> bool:
-        """Whether it could be started now if these attempts held nothing."""
+        """True if it could be started now if these attempts held nothing."""
         keys = list(keys)
         held = [self.running[key][0] for key in keys]
         count, cpus = len(self.running) - len(held), self.cpus_running - sum(one.cpus for one in held)
@@ -379,7 +380,7 @@ class Ledger:
 
     @property
     def waits_for_devices(self) -> bool:
-        """Whether any task here does."""
+        """True if any task here does."""
         return bool(self._waiting_for_devices)
 
     def wait(self, request: ResourceRequest, *, is_local: bool, by: int = 1) -> None:
@@ -410,7 +411,7 @@ class Ledger:
             self._changed()
 
     def expect_no_more(self, uid: bytes) -> bool:
-        """It has arrived or will not come; False if it was not expected."""
+        """Stop counting a task that has arrived or will not come; False if it was not expected."""
         request = self.inbound.pop(uid, None)
         if request is None:
             return False

@@ -63,7 +63,7 @@ class Backfill:
         ledger.kept = self._by_device
 
     def may_reserve(self, *, is_hard: bool) -> bool:
-        """Whether one more that waits may have something kept for it."""
+        """True if one more that waits may have something kept for it."""
         devices = len(self._ledger.states)
         return self._hard < devices if is_hard else self._soft < RESERVED_MAX and len(self._by_device) < devices
 
@@ -76,7 +76,7 @@ class Backfill:
         return None
 
     def allows(self, state: DeviceState, ask: DeviceRequest, task: str = "") -> bool:
-        """Whether a later task may start on this device; if its name is given, as when it was last looked at."""
+        """True if a later task may start on this device; if its name is given, as when it was last looked at."""
         kept = self.kept(state.id, task) if task else self._by_device.get(state.id)
         if kept is None:
             return True
@@ -87,7 +87,7 @@ class Backfill:
         return kept.starts_s < NEVER_S and self._leaves_room(state, kept, ask)
 
     def _leaves_room(self, state: DeviceState, kept: Reservation, ask: DeviceRequest) -> bool:
-        """Whether at S there is room for both."""
+        """True if at S there is room for both."""
         if (
             state.device.kind != GPU
             or kept.ask.wants_empty_on(state.device)
@@ -133,7 +133,7 @@ class Backfill:
         return reservation
 
     def is_hard(self, run_s: float, waited_s: float) -> bool:
-        """Whether what is kept for a task has hardened: it will run for ``run_s`` and has waited for ``waited_s``."""
+        """True if what is kept for a task has hardened: it will run for ``run_s`` and has waited for ``waited_s``."""
         own_s = STARVES_AFTER_RUNS * run_s if run_s < NEVER_S else 0.0
         return waited_s >= max(self._ledger.config.starve_after_s, own_s)
 
@@ -163,7 +163,7 @@ class Backfill:
         return tuple(chosen), starts_s
 
     def _room_at_s(self, state: DeviceState, ask: DeviceRequest) -> float:
-        """When so many of its tasks are expected to have ended that there is room."""
+        """The time at which enough of its tasks are expected to have ended."""
         if not state.why_not(ask, self.now_s):
             return self.now_s
         over: list[str] = []

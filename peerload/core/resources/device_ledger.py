@@ -75,11 +75,11 @@ class DeviceLedger:
         return [state for state in held if state.device.kind == GPU]
 
     def of_kind(self, kind: str) -> list[DeviceState]:
-        """Those of one kind, in order."""
+        """The devices of one kind, in order."""
         return [state for state in self.states.values() if state.device.kind == kind]
 
     def read(self, readings: Iterable[DeviceReading], read_s: float) -> list[tuple[str, str]]:
-        """What was read at ``read_s``; grants of attempts that are over end when nothing is seen of them any more. → who is
+        """Take in the readings of ``read_s``; grants of attempts that are over end when nothing is seen of them any more. → who is
         seen where it has no business for the first time, as (execution key, device id)."""
         strays = []
         for reading in readings:
@@ -102,7 +102,7 @@ class DeviceLedger:
         return strays
 
     def _is_seen(self, key: str) -> bool:
-        """Whether its processes are on a device still, or nobody can tell."""
+        """True if its processes are on a device still, or nobody can tell."""
         states = [self.states[name] for name in self.holding[key]]
         return any(
             state.reading.health is Health.UNKNOWN or any(key == seen for seen, _ in state.reading.ours)
@@ -124,7 +124,7 @@ class DeviceLedger:
             self._leaving.pop(key, None)
 
     def take_back(self, key: str) -> None:
-        """It was never given."""
+        """Undo a grant of a trial."""
         self.version += 1
         for name in self.holding.pop(key, ()):
             del self.states[name].grants[key]
@@ -156,7 +156,7 @@ class DeviceLedger:
         self.version += 1
 
     def due_s(self, now_s: float) -> float:
-        """When time alone will have changed something; infinite = never."""
+        """The time at which time alone will have changed something; infinite = never."""
         dues = [left_s + self.config.release_s_max for left_s in self._leaving.values()]
         for state in self.states.values():
             dues += [
@@ -168,12 +168,12 @@ class DeviceLedger:
 
     # -- summed up -----------------------------------------------------------------------------------------------------
 
-    def told(self) -> tuple[Device, ...]:
-        """What others are told of all that are there."""
-        return tuple(self.states[name].device.told(self.states[name].grantable_bytes) for name in self._present)
+    def advertised(self) -> tuple[Device, ...]:
+        """All devices, as the profile of this node tells them."""
+        return tuple(self.states[name].device.advertised(self.states[name].grantable_bytes) for name in self._present)
 
     def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
-        """What others are told of each; worked out anew once a second, or when something has changed. One that is kept
+        """The state of each device, as load reports tell it; worked out anew once a second, or when something has changed. One that is kept
         for somebody has no room for others."""
         moment = self.version, int(now_s), tuple(self.kept)
         if self._told[0] != moment:
@@ -195,7 +195,7 @@ class DeviceLedger:
 
     @property
     def gpus_foreign(self) -> float:
-        """The same of those that others use."""
+        """GPUs that foreign programs keep busy."""
         return sum(_busy(state) for state in self.of_kind(GPU) if state.foreign and not state.grants)
 
     def gpus_free(self) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.resources import ResourceRequest
 
     Key = tuple[ResourceRequest, float, bool, tuple[tuple[str, int], ...]]
@@ -63,7 +63,7 @@ class DeviceQueue:
         self.due_s = NEVER_S
 
     def is_overdue(self, work: Work) -> bool:
-        """Whether it has waited so long that nobody may overtake it."""
+        """True if it has waited so long that nobody may overtake it."""
         return self._ledger.now_s - work.arrived_s >= self._ledger.devices.config.starve_after_s
 
     def first_that_fits(self, priority: int, line: Iterable[Work], before: Work | None) -> Work | None:
@@ -99,7 +99,7 @@ class DeviceQueue:
         return None
 
     def _waits_for_those(self, work: Work) -> bool:
-        """Whether it wants certain GPUs and no others, by now."""
+        """True if it wants certain GPUs and no others, by now."""
         request = work.spec.request
         waits_s = request.gpu_wait_s_max
         is_over = bool(waits_s) and self._ledger.now_s - work.arrived_s >= waits_s
@@ -121,13 +121,13 @@ class DeviceQueue:
         return (request, run_s, is_over, tuple(learned.items())), run_s, learned
 
     def _may_reserve(self, work: Work, run_s: float, *, is_soft_too: bool = True) -> bool:
-        """Whether something may be kept for it: what has hardened stays."""
+        """True if something may be kept for it: what has hardened stays."""
         kept = self._ledger.kept
         is_hard = kept.is_hard(run_s, self._ledger.now_s - work.arrived_s)
         return bool(work.reserved) or ((is_hard or is_soft_too) and kept.may_reserve(is_hard=is_hard))
 
     def _fits(self, work: Work, run_s: float, learned: Mapping[str, int]) -> bool:
-        """Whether its devices are free; if not, some are kept for it."""
+        """True if its devices are free; if not, some are kept for it."""
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
         ask = DeviceRequest(request, self._ledger.devices.config, learned, run_s)

@@ -10,9 +10,9 @@ whoever waits.
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from peerload.core.estimates.gpu_history import NOTHING_LEARNED
 from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 from peerload.model.devices import MIB as _MIB
 
@@ -31,12 +31,11 @@ CROWDED = 1.5
 """A device with more work than this, in whole devices, is taken only if there is none with less."""
 LEARNED_SHARE = 0.9
 """A command that has needed more than this of what a device can give is taken to need all of it."""
-NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
 SMALL_MAX = (1 << 31) - 1
 
 
 class DeviceRequest:
-    """What one task asks of each device that it is given.
+    """The request of one task for each device that it is given.
 
     need_bytes: of memory, as its user said, None = that was not said; learned: what its command has needed of GPUs of each
     model; activity: how much of a GPU it keeps busy; activity_max: of a GPU that it shares, itself counted; is_exclusive: nobody joins it; run_s: how long it will run nearly for
@@ -85,12 +84,12 @@ class DeviceRequest:
 
     @property
     def wants_empty(self) -> bool:
-        """Whether it starts only where nobody else is, whatever the device."""
+        """True if it starts only where nobody else is, whatever the device."""
         is_known = self.need_bytes is not None or self.fraction < 1.0 or bool(self.learned)
         return self.is_exclusive or (self._share is GpuShare.AUTO and not is_known)
 
     def wants_empty_on(self, device: Device) -> bool:
-        """Whether it starts on this one only if nobody else is there."""
+        """True if it starts on this one only if nobody else is there."""
         return self.is_exclusive or (self._share is GpuShare.AUTO and self.bytes_of(device) is None)
 
 
@@ -118,13 +117,13 @@ class DeviceGrant:
         self.leaves_s = 0.0
 
     def saw(self, used_bytes: int) -> None:
-        """So much memory was read."""
+        """Note a reading of memory."""
         self.stable = self.stable + 1 if used_bytes == self.now_bytes and used_bytes else 0
         self.now_bytes = used_bytes
         self.peak_bytes = max(self.peak_bytes, used_bytes)
 
     def is_settled(self, now_s: float, settle_s: float) -> bool:
-        """Whether it is known by now how much it takes."""
+        """True if it is known by now how much it takes."""
         return (
             self.promised_bytes is not None
             or now_s - self.since_s >= settle_s - EPSILON
@@ -147,24 +146,24 @@ class DeviceState:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the device."""
         return self.device.id
 
     @property
     def is_held_alone(self) -> bool:
-        """Whether somebody has it who shares it with nobody."""
+        """True if somebody has it who shares it with nobody."""
         return any(grant.ask.is_exclusive for grant in self.grants.values())
 
     @property
     def mode(self) -> DeviceMode:
-        """How it is held."""
+        """The mode in which it is held."""
         if not self.grants and not self.foreign:
             return DeviceMode.FREE
         return DeviceMode.EXCLUSIVE if self.is_held_alone or self.device.kind != GPU else DeviceMode.TIME
 
     @property
     def activity(self) -> float:
-        """How much work its grants are taken for, in whole GPUs."""
+        """The estimated work of its grants, in whole GPUs."""
         return sum(grant.ask.activity for grant in self.grants.values())
 
     @property
@@ -199,7 +198,7 @@ class DeviceState:
     # -- what is claimed -----------------------------------------------------------------------------------------------
 
     def claimed_bytes(self, now_s: float, without: Iterable[str] = ()) -> int:
-        """What its grants, but for those ``without``, and others are taken to need; all of it while one of them has not
+        """The memory that its grants, but for those ``without``, and others are taken to need; all of it while one of them has not
         shown yet what it takes."""
         claimed = self.foreign_bytes
         for key, grant in self.grants.items():
@@ -211,7 +210,7 @@ class DeviceState:
         return claimed
 
     def free_bytes(self, now_s: float, without: Iterable[str] = ()) -> int:
-        """What may still be promised. ≥ 0."""
+        """The memory that may still be promised, ≥ 0."""
         by_promise = self.grantable_bytes - self.claimed_bytes(now_s, without)
         leaving = sum(grant.now_bytes for key, grant in self.grants.items() if key in without)
         unused = sum(
@@ -223,7 +222,7 @@ class DeviceState:
         return max(min(by_promise, by_reading), 0)
 
     def why_not(self, ask: DeviceRequest, now_s: float, without: Sequence[str] = ()) -> str:
-        """Why it has no room for this task, if the grants ``without`` were over; "" if it has."""
+        """The reason why it has no room for this task, as if the grants ``without`` were over; "" if it has."""
         reading = self.reading
         if not reading.health.is_usable:
             return reading.why or ("its driver does not answer" if reading.health is Health.UNKNOWN else "sick")
@@ -256,7 +255,7 @@ class DeviceState:
         return f"{free / 2**30:.1f} GiB free, asked {need / 2**30:.1f}" if need > free else ""
 
     def load(self, now_s: float) -> DeviceLoad:
-        """What others are told."""
+        """The state that other nodes get."""
         reading, count = self.reading, len(self.grants)
         usable = reading.health.is_usable and not self.is_held_alone
         ends_s = min((grant.ends_s for grant in self.grants.values()), default=NEVER_S)
@@ -276,7 +275,7 @@ class DeviceState:
         )
 
     def _left(self, now_s: float) -> tuple[int, float]:
-        """How many tasks of unknown work could join, and the largest part of it that one could have."""
+        """The number of tasks of unknown work that could join, and the largest part of it that one could have."""
         config, count = self._config, len(self.grants) + self.foreign
         if self.device.kind != GPU:
             return (0, 0.0) if count else (1, 1.0)

@@ -16,7 +16,7 @@ FALLS_AT = 0.25
 
 
 def foreign_slots(before: int, cores: float, cpus: float, slots: int) -> int:
-    """How many of ``slots`` foreign programs occupy that keep ``cores`` of ``cpus`` busy; ``before``: as of the last time."""
+    """The number of ``slots`` that foreign programs occupy if they keep ``cores`` of ``cpus`` busy; ``before``: as of the last time."""
     if cpus <= 0 or slots <= 0:
         return 0
     exact = min(cores / cpus, 1.0) * slots

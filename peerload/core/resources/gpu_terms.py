@@ -38,7 +38,7 @@ def seen_by(request: ResourceRequest, report: LoadReport) -> LoadReport:
 
 
 def has_room(request: ResourceRequest, report: LoadReport) -> bool:
-    """Whether a node has room for its GPUs and cores, as far as its report tells."""
+    """True if a node has room for its GPUs and cores, as far as its report tells."""
     if request.cpus > report.cpus_free + EPSILON:
         return False
     if report.gpus_free >= request.gpus:
@@ -48,7 +48,7 @@ def has_room(request: ResourceRequest, report: LoadReport) -> bool:
 
 
 def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadReport | None) -> bool:
-    """Whether another node has room on GPUs that are not crowded, and that are of those that the task prefers, if it prefers
+    """True if another node has room on GPUs that are not crowded, and that are of those that the task prefers, if it prefers
     any. A number is a preference among the GPUs of its home. ``report``: the node's load, None = not known: then it may."""
     gpus = [device for device in profile.devices if device.kind == GPU]
     if request.gpu_prefer:

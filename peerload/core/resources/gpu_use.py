@@ -1,4 +1,4 @@
-"""What an attempt that has ended here has used of its GPUs, and whether it ended for want of their memory.
+"""GPU usage of attempts that have ended here, and detection of ends for want of GPU memory.
 
 The most memory of each grant is what the readings have shown while it ran. An attempt has run out of GPU memory only if the
 last words of its stderr say that an allocation was refused (the agent looks: `Exit.out_of`). How much it had used is no
@@ -69,7 +69,7 @@ def _has_failed(exit_: Exit) -> bool:
 
 
 def _by_device(exit_: Exit, state: DeviceState) -> Exit:
-    """It failed because this card did."""
+    """The exit of an attempt that failed because this card did."""
     name = f"GPU {state.device.index}" + (f" ({state.device.model})" if state.device.model else "")
     return msgspec.structs.replace(
         exit_,
@@ -84,7 +84,7 @@ def _peak_bytes(grant: DeviceGrant | None) -> int:
 
 
 def _had_bytes(state: DeviceState, grant: DeviceGrant | None, promised_bytes: int | None) -> int:
-    """How much of the card it could have had; 0 if others have taken what was promised to it, or was to be its own."""
+    """The memory of the card that it could have had; 0 if others have taken what was promised to it, or was to be its own."""
     others_bytes = max(state.reading.mem_used_bytes - (grant.now_bytes if grant is not None else 0), 0)
     left_bytes = max(state.device.mem_bytes - others_bytes, 0)
     if promised_bytes is not None:

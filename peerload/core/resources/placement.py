@@ -134,7 +134,7 @@ def _width(states: Sequence[DeviceState]) -> tuple[int, int]:
 
 
 def distance(one: DeviceState, other: DeviceState) -> int:
-    """How far two devices are from each other (`Nearness`); not known counts as far."""
+    """Distance of two devices (`Nearness`); not known counts as far."""
     links = dict(one.device.links)
     return links.get(other.id, Nearness.SYSTEM)
 
@@ -148,7 +148,7 @@ def preferred(states: Sequence[DeviceState], names: Sequence[str]) -> list[Devic
 
 
 def is_meant(device: Device, name: str) -> bool:
-    """Whether a user's word for GPUs (a number, the beginning of a name, a pattern of models) means this one."""
+    """True if a user's word for GPUs (a number, the beginning of a name, a pattern of models) means this one."""
     if name.isdecimal():
         return device.index == int(name)
     if device.name.lower().startswith(name.lower()):

@@ -1,4 +1,4 @@
-"""What this node knows and tells of its own load: the load index, the thresholds, the region, the report, announcements.
+"""Load information of this node: the load index, the thresholds, the region, the report, announcements.
 
 The information policy says what it watches: the load region, n, or nothing. A load region, or that there is a task to
 give by now, is told when it has held for settle_s and the information policy says so, and besides at the policy's
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.instant import Instant
     from peerload.model.resources import Profile, ResourceRequest
     from peerload.policy.api import TransferPolicy
@@ -102,7 +102,7 @@ class Information:
         uncounted: Work | None = None,
         request: ResourceRequest | None = None,
     ) -> View:
-        """What a policy sees of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
+        """The view that a policy gets of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
         leaves out. request: of the task that is to be placed."""
         view = self._view(peers, uncounted)
         view.for_request = request if request is not None and request.gpus else None
@@ -149,31 +149,31 @@ class Information:
 
     @property
     def _is_index_steady(self) -> bool:
-        """Whether the load index changes only with the tasks here and with what the sensors read."""
+        """True if the load index changes only with the tasks here and with what the sensors read."""
         return bool(getattr(self._state.policies.load, "steady", False))
 
     def sends(self, uncounted: Work | None = None) -> bool:
-        """Whether an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
+        """True if an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
         return self.level(uncounted) >= self.thresholds().send_at * self._slots
 
     def accepts(self) -> bool:
-        """Whether a task of another home is welcome, as far as the load tells."""
+        """True if a task of another home is welcome, as far as the load tells."""
         below = self.thresholds().accept_below
         return self.level() < below * self._slots and (below > 1.0 or self._ledger.load_tasks < self._slots)
 
     def wants(self, expected: int = 0) -> bool:
-        """Whether this node is to ask for a task, beside so many that it has asked for already."""
+        """True if this node is to ask for a task, beside so many that it has asked for already."""
         thresholds = self.thresholds()
         if self.level() + expected >= thresholds.receive_below * self._slots + thresholds.prefetch:
             return False
         return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < self._slots + thresholds.prefetch
 
     def asks_ahead(self) -> bool:
-        """Whether a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
+        """True if a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
         return self.level() >= self.thresholds().receive_below * self._slots
 
     def gives(self) -> bool:
-        """Whether there are so many tasks here that one may go, if any waits."""
+        """True if there are so many tasks here that one may go, if any waits."""
         above = self.thresholds().give_above
         return self.level() > above * self._slots or (above <= 1.0 and self._ledger.load_tasks > self._slots)
 
@@ -182,17 +182,17 @@ class Information:
         return self._ledger.profile.slots
 
     def report(self) -> LoadReport:
-        """What this node says of itself now."""
+        """The load report of this node now, to be sent."""
         self._sequence += 1
         report = self._described(self.thresholds())
-        self.was_told(report)
+        self.report_sent(report)
         return report
 
     def shown(self) -> LoadReport:
-        """What this node said of itself, or would have, at the end of the last event; changes nothing."""
+        """The load report of this node as of the end of the last event; changes nothing."""
         return self._described(self._thresholds)
 
-    def was_told(self, report: LoadReport) -> None:
+    def report_sent(self, report: LoadReport) -> None:
         """Somebody has this report: does it stand elsewhere than everybody knows?"""
         if (
             self._watches == "region"
@@ -239,7 +239,7 @@ class Information:
         )
 
     def _standing(self, report: LoadReport) -> Standing:
-        """What is told when it has changed: the region and, where reports choose whom to ask, whether this node has a
+        """The part of a report that is announced when it has changed: the region and, where reports choose whom to ask, whether this node has a
         task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten. And
         whether it has a GPU that nobody uses: whoever waits for one elsewhere hears of it."""
         guides = self._state.policies.information.reports_guide_probing
@@ -255,7 +255,7 @@ class Information:
         return Region.OVERLOADED if is_full else Region.NORMAL
 
     def _gives(self) -> bool:
-        """Whether it has a task that may go."""
+        """True if it has a task that may go."""
         if self._stranded or self._ledger.waits_for_devices:
             return True
         return len(self._queue) > 0 and self.gives()
@@ -272,10 +272,10 @@ class Information:
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """After every event: has anything changed that the information policy watches?"""
+        """Notice changes of what the information policy watches, after every event."""
         self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
         if self._told is None:
-            self.tell()
+            self.announce()
             self._before = self._told
         elif self._watches == "region":
             self._settle_standing(self._told, self._before or self._told)
@@ -314,12 +314,12 @@ class Information:
             self._seen_tasks = self._ledger.load_tasks
             self._changed(self._told, self.report())
 
-    def tell_again(self) -> None:
+    def announce_again(self) -> None:
         """tell_s_min is over."""
         self._is_quiet = False
 
     def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
-        """What the information policy makes of a change."""
+        """Announce a change, or ask others, as the information policy says."""
         before, self._before = self._before, now
         self._settled_version = NOT_SETTLED
         policy = self._state.policies.information
@@ -331,9 +331,9 @@ class Information:
         if tells:
             audience = self._audience()
             if audience is None:
-                self.tell(now)
+                self.announce(now)
             else:
-                self._tell_some(audience, now)
+                self._announce_to(audience, now)
         if asks:
             self._mediator.ask_for_states(now)
         quiet_s = self._state.config.tell_s_min
@@ -353,28 +353,28 @@ class Information:
             self._state.count(metrics.POLICY_ERRORS)
             return ()
 
-    def _tell_some(self, audience: Sequence[str], report: LoadReport) -> None:
+    def _announce_to(self, audience: Sequence[str], report: LoadReport) -> None:
         """Announce this node's load to these alone."""
-        self._was_announced(report)
+        self._announced(report)
         for node in audience:
             self._state.count(metrics.ANNOUNCEMENTS_TO_ONE)
             self._state.send(node, StateAnswer(UNASKED, report))
 
-    def _was_announced(self, report: LoadReport) -> None:
+    def _announced(self, report: LoadReport) -> None:
         self._told = report
         self._told_s = self._state.now.boot_s
         self._said = self._due = None
 
     def period_passed(self) -> None:
         """The information policy tells everybody at a fixed period."""
-        self.tell()
+        self.announce()
 
-    def tell(self, report: LoadReport | None = None) -> None:
+    def announce(self, report: LoadReport | None = None) -> None:
         """Announce this node's load to everybody."""
         report = report or self.report()
-        self._was_announced(report)
+        self._announced(report)
         self._state.count(metrics.ANNOUNCEMENTS)
-        self._membership.tell(report)
+        self._membership.announce_load(report)
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:

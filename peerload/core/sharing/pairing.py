@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peerload.core.sharing.retry_rate import RetryRate
     from peerload.core.sharing.task_donor import TaskDonor
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.load import LoadReport
 
 
@@ -90,7 +90,7 @@ class PairProtocol:
 
     def reply_received(self, src: str, reply: PairReply) -> None:
         """The other one's word: refused, even, it gives, or this node does."""
-        self._membership.heard_report(src, reply.report)
+        self._membership.report_received(src, reply.report)
         for uid in reply.promised:
             self._donor.expect(uid)
         if not self._is_paired_with(src, reply.pairing):
@@ -109,7 +109,7 @@ class PairProtocol:
 
     def request_received(self, src: str, request: PairRequest) -> None:
         """Pair, unless this node is paired already."""
-        self._membership.heard_report(src, request.report)
+        self._membership.report_received(src, request.report)
         own = self._information.report()
         if self._partner or self._state.profile.drained or not self._membership.is_usable(src):
             self._state.send(src, PairReply(request.pairing, accepts=False, report=own))

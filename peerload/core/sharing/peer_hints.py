@@ -24,7 +24,7 @@ class PeerHints:
     def __init__(self, *, is_on: bool, by_refusal: bool = False) -> None:
         self._is_on = is_on
         self.leaves_footprints = is_on and not by_refusal
-        """Whether a search that found nothing tells those whom it asked."""
+        """True if a search that found nothing tells those whom it asked."""
         self._idle: list[str] = []
         self._busy: list[str] = []
 
@@ -39,29 +39,29 @@ class PeerHints:
         return self._busy
 
     def is_idle(self, node: str) -> None:
-        """It searched here for work in vain."""
+        """Note a node that searched here for work in vain."""
         self._put(self._idle, node)
 
     def is_busy(self, node: str) -> None:
-        """It searched here for room in vain."""
+        """Note a node that searched here for room in vain."""
         self._put(self._busy, node)
 
     def refused_work(self, node: str) -> None:
-        """It searched for work, and this node had none for it."""
+        """Note a node that searched for work, which this node had none of."""
         if not self.leaves_footprints:
             self.is_idle(node)
 
     def refused_room(self, node: str) -> None:
-        """It searched for room, and this node had none for it."""
+        """Note a node that searched for room, which this node had none of."""
         if not self.leaves_footprints:
             self.is_busy(node)
 
     def take_idle(self, node: str) -> bool:
-        """It is asked now; whether it was on the idle list."""
+        """Take a node that is asked now off the idle list → whether it was on it."""
         return _taken(self._idle, node)
 
     def take_busy(self, node: str) -> bool:
-        """It is asked now; whether it was on the busy list."""
+        """Take a node that is asked now off the busy list → whether it was on it."""
         return _taken(self._busy, node)
 
     def _put(self, names: list[str], node: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peerload.core.sharing.search import Search, Searches
     from peerload.core.sharing.task_donor import TaskDonor
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.load import LoadReport
 
 ASKERS = 3
@@ -58,7 +58,7 @@ class Receiver:
     # -- asking for work -----------------------------------------------------------------------------------------------
 
     def wants_more(self) -> bool:
-        """Whether it is below its mark, with what it has asked for already."""
+        """True if it is below its mark, with what it has asked for already."""
         profile = self._state.profile
         if not self._state.takes_guests or not profile.slots:
             return False
@@ -98,7 +98,7 @@ class Receiver:
             self.pull(first=node, asks_others=False)
 
     def _is_asker(self, node: str, report: LoadReport, *, is_ahead: bool) -> bool:
-        """Whether this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the
+        """True if this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the
         announcement: nodes that know the same reports agree on who asks, without a message. Those that want more have room,
         as their reports say; with ``is_ahead`` also those with no task to give."""
         announcement = f"{node} {report.incarnation} {report.sequence}"
@@ -140,7 +140,7 @@ class Receiver:
         self._end(search)
 
     def _may_give_ahead(self, peer: str) -> bool:
-        """Whether that node would not refuse this one because the task would only wait here instead, as far as is known."""
+        """True if that node would not refuse this one because the task would only wait here instead, as far as is known."""
         known = self._membership.report(peer)
         if known is None:
             return True
@@ -155,7 +155,7 @@ class Receiver:
 
     def give_replied(self, src: str, reply: GiveReply) -> None:
         """PROMISED counts as load until the offer comes; NONE asks the next."""
-        self._membership.heard_report(src, reply.report)
+        self._membership.report_received(src, reply.report)
         search = self._searches.answered(reply.search, src)
         if search is None or search.task is not None:
             return
@@ -194,7 +194,7 @@ class Receiver:
 
     def give_requested(self, src: str, request: GiveRequest) -> None:
         """A node has room: promise one task that it can run, and offer it (or have its home offer it)."""
-        self._membership.heard_report(src, request.report)
+        self._membership.report_received(src, request.report)
         work = self._choose(src, request)
         if work is None:
             self._searches.hints.refused_work(src)
@@ -226,7 +226,7 @@ class Receiver:
 
 
 def evens_out(load_tasks: int, slots: int, load_tasks_there: int, slots_there: int) -> bool:
-    """Whether a node with so many tasks has no fewer than the asker even after it has given it one: else the task would only
+    """True if a node with so many tasks has no fewer than the asker even after it has given it one: else the task would only
     wait there instead of here."""
     return (load_tasks_there + 1) * slots <= (load_tasks - 1) * slots_there
 

@@ -35,8 +35,8 @@ class RemoteAdmission:
         self._hints = hints
 
     def probe_received(self, src: str, probe: Probe) -> None:
-        """Would this node accept it now? Advice: nothing is reserved."""
-        self._membership.heard_report(src, probe.report)
+        """Answer a probe with advice: whether this node would accept the task now; nothing is reserved."""
+        self._membership.report_received(src, probe.report)
         accepts = self.would_accept(src, probe.need)
         if not accepts:
             self._hints.refused_room(src)
@@ -63,12 +63,12 @@ class RemoteAdmission:
         return wait_s + expected_s / view.speed
 
     def accepts_offer(self, offer: Offer) -> bool:
-        """The same question, asked when it counts."""
+        """True if this node accepts the task of an offer."""
         home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
         return self.would_accept(home, need, offer.load_tasks_max)
 
     def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
-        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
+        """True if this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
         say."""
         profile = self._state.profile
         if not self._state.takes_guests:

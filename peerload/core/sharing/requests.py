@@ -63,7 +63,7 @@ class StateRequests:
             self._state.actions.append(Announce(Enough(answer.request)))
 
     def _is_still_useful(self, report: LoadReport) -> bool:
-        """Whether more nodes like this one would help: busy ones while there is room here, idle ones while there is
+        """True if more nodes like this one would help: busy ones while there is room here, idle ones while there is
         none."""
         return self._receiver.wants_more() if report.gives else not self._information.shown().accepts
 
@@ -71,7 +71,7 @@ class StateRequests:
 
     def request_received(self, src: str, request: StateRequest) -> None:
         """Answer after a pause, if this node is useful to the asker."""
-        self._membership.heard_report(src, request.report)
+        self._membership.report_received(src, request.report)
         if not self._membership.is_usable(src) or not self._is_useful(src, request):
             return
         if len(self._to_answer) >= self._state.config.answers_pending_max:

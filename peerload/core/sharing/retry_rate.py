@@ -1,4 +1,4 @@
-"""Retry rate: how often something is done "per mean service time", by chance (docs/policies.md, live rules)."""
+"""Retry rate: how often something is repeated "per mean service time", by chance (docs/policies.md, live rules)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class RetryRate:
-    """What the learned durations say of the time a task takes here."""
+    """Pauses between retries, from the learned durations of tasks here."""
 
     __slots__ = ("_state",)
 

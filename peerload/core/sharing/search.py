@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.load import LoadReport
     from peerload.model.messages import Need
     from peerload.policy.api import Probe
@@ -69,7 +69,7 @@ class Search:
         self.is_late = False
 
     def add(self, node: str, *, accepts: bool, report: LoadReport | None = None, price_s: float = 0.0) -> None:
-        """An answer, or that there was none."""
+        """Add an answer, or that there was none."""
         self.replies.append(Reply(node, accepts, report, node in self.remembered, price_s))
         self.inputs.append((node, report.load if report is not None else -1.0, 0.0))
 
@@ -84,7 +84,7 @@ class Searches:
         self._last = 0
 
     def open(self, task: HomeTask | None, probes_max: int | None = None) -> Search:
-        """A new one."""
+        """A new search."""
         search = Search(self.next_id(), task, probes_max)
         self._open[search.id] = search
         return search
@@ -135,7 +135,7 @@ class Searches:
         return search
 
     def wait_no_more(self, search: Search) -> None:
-        """Everybody has answered."""
+        """Stop waiting: everybody has answered."""
         self._state.clear_timer(timers.Probe.of(search.id))
 
     def timed_out(self, search_id: int) -> Search | None:
@@ -151,7 +151,7 @@ class Searches:
         return search
 
     def decide(self, search: Search, choice: str, reason: str) -> None:
-        """Put on record what came of it and why."""
+        """Record the outcome of a search, and the reason."""
         task = search.task
         kind = "location.receiver" if task is None else "location.sender"
         policy = self._state.policies.names[kind]
@@ -160,7 +160,7 @@ class Searches:
         )
 
     def leave_footprints(self, search: Search) -> None:
-        """It was in vain: those asked at random may remember that, where the preset wants them to."""
+        """Leave a hint with nodes that were asked at random that a search was in vain, where the preset wants that."""
         if not self.hints.leaves_footprints:
             return
         answered = (reply.node for reply in search.replies if reply.report is not None and not reply.remembered)
@@ -169,7 +169,7 @@ class Searches:
             self._state.count(metrics.FOOTPRINTS_LEFT)
 
     def close(self, search: Search) -> bool:
-        """It is over; False if it was before."""
+        """Close a search; False if it was closed before."""
         if self._open.pop(search.id, None) is None:
             return False
         waits = search.is_broadcast and not search.is_late

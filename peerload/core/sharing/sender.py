@@ -12,10 +12,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.resources import gpu_terms
-from peerload.core.sharing.effective_request import asked_of
+from peerload.core.resources.effective_request import asked_of
 from peerload.core.sharing.search import STEPS_MAX
 from peerload.core.sharing.view import task_view
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
 from peerload.model.devices import GpuWait
 from peerload.model.messages import Need, Probe, ProbeReply
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Offering
+    from peerload.core.work import Offering
     from peerload.model.load import LoadReport
     from peerload.model.messages import StateAnswer
 
@@ -69,7 +69,7 @@ class Sender:
     # -- which tasks look for a place ----------------------------------------------------------------------------------
 
     def sends(self, task: HomeTask) -> bool:
-        """Whether an arriving task (not counted itself) should go elsewhere."""
+        """True if an arriving task (not counted itself) should go elsewhere."""
         if self._state.policies.names["location.sender"] == "none":
             return False
         if not self._home.may_migrate(task) or task.spec.placement.local:
@@ -82,7 +82,7 @@ class Sender:
         return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
-        """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
+        """Strand a task that its home cannot run: it is placed elsewhere, and looked for again until it is. ``searches``: at once, too."""
         task.stranded_because = reason
         task.backoff_s = self._state.config.stranded_backoff_s
         self._home.stranded[task.uid] = task
@@ -91,7 +91,7 @@ class Sender:
         self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
 
     def unstrand(self, task: HomeTask) -> None:
-        """It was placed, cancelled or can run here after all."""
+        """Stop looking for a task that was placed or cancelled, or can run here after all."""
         if self._home.stranded.pop(task.uid, None) is not None:
             self._state.clear_timer(timers.Stranded.of(task.uid))
 
@@ -232,7 +232,7 @@ class Sender:
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
     def _stays(self, search: Search, step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
-        """Whether the task would stay, also because the policy names nobody who could run it."""
+        """True if the task would stay, also because the policy names nobody who could run it."""
         if isinstance(step, Transfer):
             return step.to not in peers
         if isinstance(step, Broadcast):
@@ -240,7 +240,7 @@ class Sender:
         return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
 
     def _has_joined_a_crowd(self, task: HomeTask) -> bool:
-        """Whether a task that waits for devices has been moved before. From then on it goes only where it can start: what
+        """True if a task that waits for devices has been moved before. From then on it goes only where it can start: what
         it may move is not spent on going from one crowd to the next."""
         return task.spec.request.takes_devices and task.record.migrations > 0 and not task.stranded_because
 
@@ -304,7 +304,7 @@ class Sender:
         self._searches.wait(search)
 
     def _expected_s(self, task: HomeTask) -> float:
-        """What bidders are told of the task: its expected duration on the reference machine; 0 where no bids are wanted."""
+        """The expected duration of a task on the reference machine, which bidders get; 0 where no bids are wanted."""
         history = self._state.history
         return (history.expected_s(history.keys_of(task)) or history.mean_s) if self._wants_bids else 0.0
 
@@ -317,7 +317,7 @@ class Sender:
             if not search.pending:
                 self._searches.wait_no_more(search)
                 self.step(search, search.task)
-        self._membership.heard_report(src, reply.report)
+        self._membership.report_received(src, reply.report)
 
     def answer_received(self, src: str, answer: StateAnswer) -> bool:
         """An answer to a search that has asked everybody; False if it was for none. While an offer is out it is kept."""
@@ -337,7 +337,7 @@ class Sender:
             self.step(search, task)
 
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
-        """It goes back to the policy as a reply; it costs no probe."""
+        """Pass a declined offer on to the policy as a reply; it costs no probe."""
         search = self._searches.of(task)
         if search is not None:
             search.add(offering.node, accepts=False)
@@ -348,7 +348,7 @@ class Sender:
             task.stranded_because = reason or task.stranded_because
 
     def placed(self, task: HomeTask, node: str) -> None:
-        """It needs no place any more: its search, if any, is over. ``node``: where it is now, "" if it has ended."""
+        """End the search for a task that needs no place any more. ``node``: where it is now, "" if it has ended."""
         search = self._searches.of(task)
         if search is not None:
             self._searches.decide(search, node or "over", f"{node} takes it" if node else "the task is over")
@@ -377,7 +377,7 @@ class Sender:
 
     @property
     def passes_on(self) -> bool:
-        """Whether the policy places without asking, so that its test comes where the task is."""
+        """True if the policy places without asking, so that its test comes where the task is."""
         return bool(getattr(self._state.policies.sender, "passes_on", False))
 
     def forward(self, task: HomeTask, to: str) -> None:
@@ -393,7 +393,7 @@ class Sender:
 
 
 def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:
-    """Why a search ends here."""
+    """The reason why a search ends."""
     match step:
         case Keep():
             return step.reason

@@ -80,23 +80,23 @@ class Sharing:
         self._paced = tuple(settle for settle, rate in rates.items() if rate)
 
     def report(self) -> LoadReport:
-        """What this node says of itself now, within an event."""
+        """The load report of this node now, within an event."""
         return self.information.report()
 
     def shown(self) -> LoadReport:
-        """The same as of the last event, for drivers and people; changes nothing. Whoever tells it to others says so
-        with LoadTold."""
+        """The load report as of the last event, for drivers and people; changes nothing. A driver that sends it to others
+        reports that with LoadTold."""
         return self.information.shown()
 
     def settle(self) -> None:
-        """After every event: whose turn has come, and has the load region changed?"""
+        """Start searches whose turn has come, and notice a change of the load region, after every event."""
         self.sender.take_turns()
         for settle in self._paced:
             settle()
         self.information.settle()
 
     def completed(self) -> None:
-        """A task has ended here, and the next one has been started: ask for another?"""
+        """Ask for another task, if wanted: one has ended here, and the next one has been started."""
         if self._has_receiver:
             self.receiver.pull()
 
@@ -119,7 +119,7 @@ class Sharing:
 
     def report_received(self, src: str, report: LoadReport) -> None:
         """A peer's load: kept, and acted upon."""
-        if self._membership.heard_report(src, report):
+        if self._membership.report_received(src, report):
             self.report_met(src, report)
 
     def report_met(self, src: str, report: LoadReport) -> None:
@@ -129,7 +129,7 @@ class Sharing:
 
     def answer_received(self, src: str, answer: StateAnswer) -> None:
         """A useful node: for a search, or for whoever has room here. Its report was told to this node alone."""
-        self._membership.heard_report(src, answer.report)
+        self._membership.report_received(src, answer.report)
         if self.sender.answer_received(src, answer):
             return
         self._announced(src, answer.report, to_all=False)
@@ -147,7 +147,7 @@ class Sharing:
             self._state.count(metrics.POLICY_ERRORS)
 
     def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
-        """Its node may have work for this one, or room for a stranded task."""
+        """Act on a report: its node may have work for this one, or room for a stranded task."""
         is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
         has_work = report.gives or is_overloaded
         if not self._state.policies.information.reports_guide_probing:

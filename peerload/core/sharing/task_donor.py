@@ -9,10 +9,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.resources.admission import why_never
+from peerload.core.resources.effective_request import asked_of
 from peerload.core.resources.gpu_terms import has_room
-from peerload.core.sharing.effective_request import asked_of
 from peerload.core.sharing.view import MovableTasksView, task_view
-from peerload.core.tasks.work import HomePhase, HomeTask, RemotePhase, RemoteTask
+from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import Need
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.load import LoadReport
     from peerload.model.resources import Profile
 
@@ -95,7 +95,7 @@ class TaskDonor:
             return None
 
     def give(self, work: Work, to: str, reason: str) -> None:
-        """It goes there, unless it is declined."""
+        """Give work to that node, unless it is declined there."""
         self._state.count(metrics.TASKS_GIVEN)
         if isinstance(work, HomeTask):
             self._sender.give(work, to)
@@ -150,7 +150,7 @@ class TaskDonor:
             self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound.of(uid))
 
     def _has_come(self, uid: bytes) -> bool:
-        """It was faster than the word that it would come, which may travel by another way; it may be over, even."""
+        """True if a promised task came before the promise, which may take another way; it may even be over."""
         task = self._home.tasks.get(uid)
         if task is not None:
             return task.phase is not HomePhase.AWAY
@@ -162,7 +162,7 @@ class TaskDonor:
             self._state.clear_timer(timers.Inbound.of(uid))
 
     def inbound_timed_out(self, uid: bytes) -> None:
-        """A promised task did not come."""
+        """Stop counting a promised task that did not come."""
         guest = self._executor.by_uid.get(uid)
         if guest is None or guest.phase is not RemotePhase.RESERVED:
             self._ledger.expect_no_more(uid)

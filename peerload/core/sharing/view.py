@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from peerload.core.sharing.peer_hints import PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.events import LoadSampled
     from peerload.model.load import Thresholds
     from peerload.model.resources import ResourceRequest
@@ -97,7 +97,7 @@ class View:
 
     @property
     def load_unit(self) -> float:
-        """What one task per slot amounts to in the load index."""
+        """The load index of one task per slot."""
         is_in_seconds = self.for_request is None and getattr(self._state.policies.load, "in_seconds", False)
         return self.mean_s or 1.0 if is_in_seconds else 1.0
 
@@ -193,7 +193,7 @@ class View:
 
     @property
     def running(self) -> Sequence[RunningTasksView]:
-        """What runs here."""
+        """The running attempts."""
         return tuple(RunningTasksView(work, self._state) for work in self._mediator.running_tasks())
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.tasks.clients import WAITS
+from peerload.core.work import QUEUED_PHASES
 from peerload.model import metrics, timers
 from peerload.model.actions import Answer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model import events
 
 SIGTERM = 15
@@ -44,16 +44,16 @@ class ClientBinding:
         self._coming: dict[int, int] = {}
         """Clients whose submissions are being made, and how many of each."""
         self._gone: dict[int, None] = {}
-        """Those of them that are gone."""
+        """The clients among them that are gone."""
         self._expected: dict[bytes, None] = {}
         """Tasks whose client has a while to come back after a restart."""
 
-    def coming(self, client: int) -> None:
+    def submission_begun(self, client: int) -> None:
         """Tasks that this client attends are about to be taken in."""
         if client:
             self._coming[client] = self._coming.get(client, 0) + 1
 
-    def came(self, client: int) -> None:
+    def submission_done(self, client: int) -> None:
         """All of them have been."""
         if not client:
             return
@@ -78,7 +78,7 @@ class ClientBinding:
         self._await_no_more(task)
 
     def _is_awaited(self, task: HomeTask) -> bool:
-        """Whether its client has a while still to come back after a restart."""
+        """True if its client has a while still to come back after a restart."""
         return task.uid in self._expected
 
     def _await_no_more(self, task: HomeTask) -> None:
@@ -87,13 +87,13 @@ class ClientBinding:
             self._state.clear_timer(timers.Client.of(task.uid))
 
     def left(self, task: HomeTask) -> None:
-        """Nothing of it is left."""
+        """Forget a task that is over."""
         for client in self._attending.pop(task.uid, ()):
             self._leave(client, task.uid)
         self._await_no_more(task)
 
     def attend(self, event: events.AttendRequested) -> None:
-        """A client is back."""
+        """Bind a task to a client that is back."""
         task = self._home.by_id.get(event.task)
         is_attended = task is not None and task.record.attended and not task.record.state.is_final
         if task is not None and is_attended:
@@ -111,7 +111,7 @@ class ClientBinding:
         self._state.actions.append(Answer(event.request, {}))
 
     def gone(self, client: int) -> None:
-        """This connection is closed. Many tasks end some at a time."""
+        """Cancel the tasks of a connection that is closed; many of them in batches."""
         if client in self._coming:
             self._gone[client] = None
         uids = self._clients.pop(client, None)
@@ -128,7 +128,7 @@ class ClientBinding:
                     del self._attending[uid]
             task = self._home.tasks.get(uid)
             if (
-                task is not None and task.phase in WAITS
+                task is not None and task.phase in QUEUED_PHASES
             ):  # these first: else they would start in the room that others leave
                 self._end_unattended(task)
             else:
@@ -156,7 +156,7 @@ class ClientBinding:
                 self._state.set_timer_in(self._state.config.attended_s, timers.Client.of(task.uid))
 
     def timed_out(self, task: HomeTask) -> None:
-        """It had time to come back."""
+        """End a task whose client has not come back in time."""
         if self._is_awaited(task):
             del self._expected[task.uid]
             self._end(task, NOT_BACK)
@@ -168,7 +168,7 @@ class ClientBinding:
             self._home.become(task, CUT, input_is_cut=True)
 
     def input_came(self, uid: bytes) -> None:
-        """Its record says so from its next state on, and at the latest when it has ended: nobody asks before."""
+        """Note that its input has come. That is durable with its next state, at the latest with its end: nobody asks before."""
         task = self._home.tasks.get(uid)
         if task is not None and not task.record.input_came:
             task.record = msgspec.structs.replace(task.record, input_came=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.actions import Row
     from peerload.model.messages import TasksTold
     from peerload.model.submit_options import SubmitOptions
@@ -106,7 +106,7 @@ class Dependencies:
         dependents.tasks[task.uid] = task
 
     def left(self, task: HomeTask) -> None:
-        """It is over."""
+        """Forget a task that is over."""
         if not task.terms.awaits:
             return
         dependents = self._dependents.get(submission_of(task.task))
@@ -123,7 +123,7 @@ class Dependencies:
             awaited.dependents[dependents.number] = dependents
 
     def await_no_more(self, dependents: Dependents) -> None:
-        """What nobody waits for any more is forgotten."""
+        """Forget what nobody waits for any more."""
         unneeded = []
         for name in names_of(dependents.terms):
             awaited = self._awaited[name]
@@ -168,7 +168,7 @@ class Dependencies:
         return rows
 
     def get(self, name: str) -> Awaited | None:
-        """What is known of one that somebody waits for."""
+        """The known state of a task that others wait for."""
         return self._awaited.get(name)
 
     # -- whether a task may go on --------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ class Dependencies:
         return awaited.fate if awaited is not None else TaskOutcome(name)
 
     def waits_for(self, terms: SubmitOptions) -> list[str]:
-        """What is still waited for, each with where it stands: ``ws1/3 (running on ws2)``."""
+        """The tasks that are still waited for, each with its state: ``ws1/3 (running on ws2)``."""
         return [f"{name} ({self._stands(name)})" for name in names_of(terms) if not self._fate(name).is_over]
 
-    def words(self, terms: SubmitOptions) -> str:
+    def reason(self, terms: SubmitOptions) -> str:
         """The same in one line."""
         left = self.waits_for(terms)
         more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
@@ -217,7 +217,7 @@ class Dependencies:
         return (awaited.says if awaited is not None else "") or f"{home} has not said so far"
 
     def stands_here(self, name: str) -> str:
-        """Where a task, or an array, of this home stands, in a few words."""
+        """The state of a task, or an array, of this home in a few words."""
         tasks = self._home.named(name)
         unfinished = [task for task in tasks if not task.record.state.is_final]
         if not unfinished:
@@ -254,7 +254,7 @@ class Dependencies:
         return [PutFate(fate)]
 
     def found(self, name: str, *, is_known: bool, failed: str) -> None:
-        """What is on disk of a task of this home."""
+        """Take in what the disk has of a task of this home."""
         awaited = self._awaited.get(name)
         if awaited is None:
             return
@@ -268,8 +268,8 @@ class Dependencies:
             self._loses(awaited, f"{self._state.node} does not know {name} any more")
         self._home.mediator.awaited_task_heard(name)
 
-    def told(self, src: str, message: TasksTold) -> None:
-        """What another home says of its tasks; nobody else may."""
+    def status_received(self, src: str, message: TasksTold) -> None:
+        """Take in the state of tasks from their home; messages of others are ignored."""
         for told in message.tasks:
             awaited = self._awaited.get(told.task)
             if task_home(told.task) != src or awaited is None or awaited.fate.is_over or awaited.fate.lost:
@@ -321,7 +321,7 @@ class Dependencies:
         self._state.set_timer_in(self._state.config.await_s, timers.Awaited(home))
 
     def waits_on(self, node: str) -> bool:
-        """Whether a task here waits for one of that home."""
+        """True if a task here waits for one of that home."""
         return bool(self._elsewhere.get(node))
 
 
@@ -331,7 +331,7 @@ def names_of(terms: SubmitOptions) -> Iterator[str]:
 
 
 def stands(task: HomeTask) -> str:
-    """Where an unfinished task stands, in a few words."""
+    """The state of an unfinished task in a few words."""
     record = task.record
     if record.state is TaskState.LEASED:
         return f"running on {record.node}" if task.running_at else f"waits on {record.node}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from peerload.core.tasks.dependencies import DOOMED, LOST, OPEN, Dependencies
 from peerload.core.tasks.groups import TaskGroups
 from peerload.core.tasks.remote_status import RemoteStatusQueries
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import timers
 from peerload.model.task import TaskState
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.events import GroupRequested
     from peerload.model.submit_options import GroupSettings, TaskOutcome
 
@@ -52,23 +52,23 @@ class Eligibility:
         self.groups.restore(groups)
 
     def restored(self) -> None:
-        """All tasks have been adopted."""
+        """Go on after a restart, once all tasks have been adopted."""
         self.dependencies.restored()
 
     def adopt(self, task: HomeTask) -> None:
-        """A task of this home, new or from the store."""
+        """Take in a task of this home, new or from the store."""
         self.dependencies.adopt(task)
         self.groups.adopt(task)
 
     def left(self, task: HomeTask) -> None:
-        """Nothing of this task is left."""
+        """Forget a task that is over."""
         self.dependencies.left(task)
         self.groups.left(task)
 
     # -- the gate ------------------------------------------------------------------------------------------------------
 
     def admits(self, task: HomeTask) -> bool:
-        """Whether this task, which is in no queue, may go on now; else it waits at the gate."""
+        """Let this task, which is in no queue, go on now if it may → whether it may; else it is GATED."""
         if not self._waits_for(task):
             if not task.terms.group or self.groups.admits(task):
                 return True
@@ -85,15 +85,15 @@ class Eligibility:
         return self.dependencies.verdict(task.terms)[0] != OPEN
 
     def is_lost(self, task: HomeTask) -> bool:
-        """Whether nobody can tell what has become of something that it waits for."""
+        """True if the outcome of a task that it waits for can no longer be known."""
         return task.terms.awaits and self.dependencies.verdict(task.terms)[0] == LOST
 
     def prioritized(self, task: HomeTask) -> None:
-        """It has another priority."""
+        """Note that a task has another priority."""
         self.groups.moved(task)
 
     def settle(self) -> None:
-        """After every event: those pass that may, those are given up that wait in vain."""
+        """Let eligible tasks pass and give up those that wait in vain, after every event."""
         left = PASSED_AT_A_TIME
         while left > 0:
             if self._due:
@@ -126,17 +126,17 @@ class Eligibility:
     # -- for users -----------------------------------------------------------------------------------------------------
 
     def asked(self, event: GroupRequested) -> None:
-        """A user wants something of a group."""
+        """Carry out a user's request about a group."""
         self.groups.asked(event)
 
-    def words(self, task: HomeTask) -> str:
-        """Why a task waits at the gate, in one line; "" if it does not."""
+    def reason(self, task: HomeTask) -> str:
+        """The reason why a task is GATED, in one line; "" if it is not."""
         if task.phase is not HomePhase.GATED or task.record.state is not TaskState.QUEUED:
             return ""
         if self._waits_for(task):
             verdict, why = self.dependencies.verdict(task.terms)
-            return why if verdict in (DOOMED, LOST) else self.dependencies.words(task.terms)
-        return self.groups.words(task.terms.group)
+            return why if verdict in (DOOMED, LOST) else self.dependencies.reason(task.terms)
+        return self.groups.reason(task.terms.group)
 
     def opened_by(self, task: HomeTask) -> str:
         """The command that would let this task pass now; "" if there is none."""

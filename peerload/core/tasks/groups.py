@@ -11,7 +11,7 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model.actions import Answer, DropGroup, PutGroup
 from peerload.model.errors import BadRequest, SlowDown
 from peerload.model.submit_options import GroupSettings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.events import GroupRequested
 
 STALE_MAX = 1000
@@ -31,7 +31,7 @@ STALE_MAX = 1000
 IN_QUEUE = (HomePhase.WAITING, HomePhase.OFFERED)
 
 Place = tuple[int, int, int]
-"""Where a task stands in the line of its group: the higher priority first, then as they were submitted."""
+"""Sort key of a task in the line of its group: the higher priority first, then the order of submission."""
 
 
 class TaskGroup:
@@ -49,7 +49,7 @@ class TaskGroup:
 
     @property
     def has_slot(self) -> bool:
-        """Whether one more may be let through, as far as slots go."""
+        """True if one more may be let through, as far as slots go."""
         return not self.settings.slots or len(self.taken) < self.settings.slots
 
     @property
@@ -58,12 +58,12 @@ class TaskGroup:
         return sum(task.running_at > 0 for task in self.taken.values())
 
     def may_pass(self, uid: bytes) -> bool:
-        """Whether this one may go on, as far as slots go: it has one that is not one too many, or there is a free one."""
+        """True if this one may go on, as far as slots go: it has one that is not one too many, or there is a free one."""
         slots = self.settings.slots
         return not slots or (len(self.taken) <= slots if uid in self.taken else len(self.taken) < slots)
 
     def first(self) -> HomeTask | None:
-        """Who is next of those that may go on, None if nobody may."""
+        """The next task that may go on, None if none may."""
         if self.settings.is_paused:
             return None
         while self.line:
@@ -77,7 +77,7 @@ class TaskGroup:
         return None
 
     def is_next(self, task: HomeTask) -> bool:
-        """Whether nobody stands before it in the line."""
+        """True if nobody stands before it in the line."""
         while self.line and self.waiting.get(self.line[0][1]) != self.line[0][0]:
             heapq.heappop(self.line)
         return bool(self.line) and self.line[0][1] == task.uid
@@ -115,7 +115,7 @@ class TaskGroups:
             self._groups[one.name] = TaskGroup(one)
 
     def adopt(self, task: HomeTask) -> None:
-        """A task of this home. One that a node has, or may have still, has its slot."""
+        """Take in a task of this home. A task that a node has, or may still have, has a slot."""
         name = task.terms.group
         if not name:
             return
@@ -129,7 +129,7 @@ class TaskGroups:
             group.taken[task.uid] = task
 
     def admits(self, task: HomeTask) -> bool:
-        """Whether this task may go on now; else it stands in the line of its group."""
+        """Give this task a slot if there is one → whether there is; else it joins the line of its group."""
         group = self._of(task)
         if group is None:
             return True
@@ -146,7 +146,7 @@ class TaskGroups:
         return False
 
     def moved(self, task: HomeTask) -> None:
-        """It has another priority: if it stands in the line, at another place."""
+        """Move a task in the line after its priority has changed."""
         group = self._of(task)
         if group is not None and task.uid in group.waiting:
             group.wait(task)
@@ -165,13 +165,13 @@ class TaskGroups:
         return None
 
     def waits_no_more(self, task: HomeTask) -> None:
-        """It stands in the line no more: a node has come back with it, or with its result; or it is over, or held."""
+        """Take a task out of the line: a node has come back with it or with its result, or it is over or held."""
         group = self._of(task)
         if group is not None:
             group.waiting.pop(task.uid, None)
 
     def release(self, task: HomeTask) -> None:
-        """It has no slot any more, and waits for none."""
+        """Free the slot of a task, and take it out of the line."""
         group = self._of(task)
         if group is not None:
             group.waiting.pop(task.uid, None)
@@ -179,7 +179,7 @@ class TaskGroups:
                 self._changed[group.settings.name] = None
 
     def left(self, task: HomeTask) -> None:
-        """It is over, and nothing of it runs here any more."""
+        """Forget a task that is over and of which nothing runs here any more."""
         group = self._of(task)
         if group is None:
             return
@@ -190,7 +190,7 @@ class TaskGroups:
             del self._groups[name]
 
     def regains(self, task: HomeTask) -> bool:
-        """Whether one that was held, and that a node has still, may have a slot again."""
+        """Give a held task that a node still has a slot again → whether there is one."""
         group = self._of(task)
         if group is None:
             return True
@@ -219,7 +219,7 @@ class TaskGroups:
         except BadRequest as error:
             self._state.actions.append(Answer(event.request, error=error))
             return
-        self._state.actions.append(Answer(event.request, {"group": told(group)}))
+        self._state.actions.append(Answer(event.request, {"group": group_dict(group)}))
 
     def _remove(self, name: str) -> TaskGroup:
         group = self._groups.get(name)
@@ -267,7 +267,7 @@ class TaskGroups:
         return group
 
     def _take_back(self, group: TaskGroup) -> Iterator[None]:
-        """Those that were let through and that no node has wait at the gate again, if they may not go on now: of a paused
+        """Gate tasks again that were let through and that no node has, if they may not go on now: of a paused
         group all, else the last that were let through beyond its slots."""
         waiting = [task for task in group.taken.values() if task.phase in IN_QUEUE]
         if not group.settings.is_paused:
@@ -298,8 +298,8 @@ class TaskGroups:
             return f"peerload group resume {name}"
         return f"peerload group set {name} --slots {len(group.taken) + 1}" if group.is_next(task) else ""
 
-    def words(self, name: str) -> str:
-        """Why a task of this group waits at the gate."""
+    def reason(self, name: str) -> str:
+        """The reason why tasks of this group are GATED."""
         group = self._groups.get(name)
         if group is None:
             return ""
@@ -309,23 +309,23 @@ class TaskGroups:
         return f"group {name}: {len(group.taken)} of {slots} slot{'' if slots == 1 else 's'} taken"
 
 
-def told(group: TaskGroup) -> dict[str, object]:
-    """What a client is told of a group. slots: null = any number; waiting: for a slot, or for other tasks; queued: in all."""
-    return _told(group, group.members.values(), group.running)
+def group_dict(group: TaskGroup) -> dict[str, object]:
+    """A group as clients get it. slots: null = any number; waiting: for a slot, or for other tasks; queued: in all."""
+    return _as_dict(group, group.members.values(), group.running)
 
 
 def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, object] | None:
-    """The same of those of its tasks that somebody sees; None: there is none of them, and nobody has set the group. The slots
+    """A group as somebody gets it who sees some of its tasks only; None: there is none of them, and nobody has set the group. The slots
     taken are those of all, where there is a limit: it is one for all."""
     members = [task for task in group.members.values() if sees(task)]
     is_set = group.settings != GroupSettings(group.settings.name)
     if not members and not is_set:
         return None
-    now = _told(group, members, sum(1 for task in members if task.running_at))
+    now = _as_dict(group, members, sum(1 for task in members if task.running_at))
     return now if is_set else now | {"taken": sum(1 for task in members if task.uid in group.taken)}
 
 
-def _told(group: TaskGroup, members: Iterable[HomeTask], running: int) -> dict[str, object]:
+def _as_dict(group: TaskGroup, members: Iterable[HomeTask], running: int) -> dict[str, object]:
     states = Counter(task.record.state for task in members)
     return {
         "name": group.settings.name,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.core.tasks.work import GrantedLease, HomePhase, HomeTask
+from peerload.core.work import GrantedLease, HomePhase, HomeTask
 from peerload.model import timers
 from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken
@@ -30,7 +30,7 @@ SIGKILL = 9
 OBEYING_MAX = 10_000
 """Cancelled attempts elsewhere whose time to obey is remembered."""
 NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "devices": ()}
-"""What the record of a task says that no node has."""
+"""The fields of the record of a task that no node has."""
 
 
 class Home:
@@ -53,7 +53,7 @@ class Home:
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
     def adopt(self, task: HomeTask) -> None:
-        """Take charge of a task (new, or read from the store)."""
+        """Add a task, new or read from the store."""
         self.tasks[task.uid] = task
         self.by_id[task.task] = task
         array = _array(task.task)
@@ -62,7 +62,7 @@ class Home:
         self._moved(task, "")
 
     def tables(self) -> tuple[dict[Any, Any], ...]:
-        """Those that grow with the number of tasks."""
+        """The tables that grow with the number of tasks."""
         return self.tasks, self.by_id, self.arrays, *self.arrays.values(), *self.elsewhere.values()
 
     def begin_making(self, array: str) -> None:
@@ -71,11 +71,11 @@ class Home:
         self._being_made[array] = None
 
     def has_made(self, array: str) -> None:
-        """They are durable."""
+        """Note that the members of this array are durable."""
         self._being_made.pop(array, None)
 
     def is_being_made(self, name: str) -> bool:
-        """Whether this is an array whose members are not durable yet, or one of them."""
+        """True if this is an array whose members are not durable yet, or one of them."""
         return (_array(name) or name) in self._being_made
 
     def named(self, name: str) -> list[HomeTask]:
@@ -92,13 +92,13 @@ class Home:
         return limit if limit is not None else self._state.config.migrations_max
 
     def may_migrate(self, task: HomeTask) -> bool:
-        """Whether one more placement by choice is allowed; none is without room on the disk for what it takes."""
+        """True if one more placement by choice is allowed; none is without room on the disk for what it takes."""
         if not self._state.has_disk_room:
             return False
         return task.record.migrations < self.migrations_max(task)
 
     def withdraw(self, task: HomeTask) -> None:
-        """No offer is out (any more); the task may start here again."""
+        """Withdraw the offer of a task, if one is out; it may start here again."""
         if task.phase is HomePhase.OFFERED:
             self._state.clear_timer(timers.Offer.of(task.uid))
             task.enter(HomePhase.WAITING)
@@ -127,7 +127,7 @@ class Home:
         return task.record
 
     def _moved(self, task: HomeTask, before: str) -> None:
-        """Its record names another node now, or none."""
+        """Update the index of tasks elsewhere after the node of a record has changed."""
         here, node = self._state.node, task.record.node
         if before not in ("", here):
             tasks = self.elsewhere.get(before)
@@ -160,7 +160,7 @@ class Home:
             self.mediator.task_requeued(task, reason)
 
     def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
-        """Whether it has failed, since its input was read and is not kept: nothing is run on half an input."""
+        """True if it has failed, since its input was read and is not kept: nothing is run on half an input."""
         if not task.record.input_is_cut:
             return False
         self.fail(task, f"{reason}; it cannot be repeated, since its standard input is not kept whole")
@@ -180,21 +180,21 @@ class Home:
         return True
 
     def rested(self, task: HomeTask) -> None:
-        """That time is over: it arrives."""
+        """End the pause of a task: it arrives."""
         if task.phase is HomePhase.RESTING:
             task.enter(HomePhase.WAITING)
             self._queue.add(task)
             self.mediator.task_requeued(task, task.record.reason)
 
     def prioritize(self, task: HomeTask, priority: int) -> None:
-        """It goes before those of lower priority, behind those that have this one already."""
+        """Change the priority of a task: it goes before tasks of lower priority, behind those that have this one already."""
         if task.spec.priority == priority:
             return
         self._queue.prioritize(task, priority)
         self.become(task, f"its priority is {priority} now", priority=priority)
 
     def take_out(self, task: HomeTask, node: str = "") -> None:
-        """It waits here no more: it is at that node, held or over."""
+        """Stop the waiting of a task here: it is at that node, held or over."""
         self.withdraw(task)
         self._queue.remove(task)
         if task.phase is HomePhase.GATED:
@@ -204,7 +204,7 @@ class Home:
         self.mediator.task_placed(task, node)
 
     def take_back(self, task: HomeTask, node: str, reason: str, lease_s: float) -> None:
-        """A node that was given up has it still: the same attempt is leased to it again (R11)."""
+        """Lease the same attempt again to a node that was given up and still has it (R11)."""
         self.take_out(task, node)
         if task.record.state is TaskState.HELD:
             self.become(task, f"{node} is back", state=TaskState.QUEUED)
@@ -227,7 +227,7 @@ class Home:
             self.become(task, reason, state=TaskState.LEASED, node=node, lease_s=lease_s)
 
     def resume(self, task: HomeTask) -> None:
-        """The result that was on its way home has not come: on from where its record says that it is."""
+        """Go on with a task whose result could not be fetched, from the state that its record has."""
         match task.record.state:
             case TaskState.LEASED:
                 task.enter(HomePhase.AWAY)
@@ -241,7 +241,7 @@ class Home:
                 self.mediator.task_requeued(task, task.record.reason)
 
     def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
-        """A task that waits, or that another node had, is kept back."""
+        """Hold a task that waits, or that another node had."""
         if self._cannot_repeat(task, reason):
             return
         self.take_out(task)
@@ -260,7 +260,7 @@ class Home:
         task.devices = ()
 
     def fail(self, task: HomeTask, reason: str) -> None:
-        """It ends without a result."""
+        """End a task without a result."""
         self.take_out(task)
         self.become(task, reason, state=TaskState.FAILED, ended_at=self._state.now.wall_s)
         self._forget(task)
@@ -274,7 +274,7 @@ class Home:
         return max(after, self._state.attempts_from) if self._is_older_than_loss(task) else after
 
     def may_be_lost(self, task: HomeTask, attempt: int) -> bool:
-        """Whether this attempt may have been granted by commits that the database has lost, and to anybody."""
+        """True if this attempt may have been granted by commits that the database has lost, and to anybody."""
         return attempt < self._state.attempts_from and self._is_older_than_loss(task)
 
     def _is_older_than_loss(self, task: HomeTask) -> bool:
@@ -304,7 +304,7 @@ class Home:
         self._state.actions.append(spawn)
 
     def holds_room(self, task: HomeTask) -> None:
-        """It runs here, with the devices that its record names."""
+        """Reserve room for a task that runs here, with the devices that its record names."""
         run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
         learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
         self._ledger.start(
@@ -312,7 +312,7 @@ class Home:
         )
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
-        """The launcher has the process."""
+        """Note that the launcher has started the process of a task."""
         task.running_at = started_at
         self._arm_time_limit(task, started_at)
         self._state.actions.append(
@@ -321,12 +321,12 @@ class Home:
         self.seen_running(task, reason)
 
     def seen_running(self, task: HomeTask, reason: str) -> None:
-        """Its process is there: no state of the record, but one that users see."""
+        """Note that the process of a task is there: users see that as a state, though the record has none for it."""
         record = task.record
         self._state.note("task", "running", task=record.task, attempt=record.attempt, node=record.node, reason=reason)
 
     def ended_here(self, task: HomeTask, exit_: Exit) -> None:
-        """The process is gone; its output lies in this home's spool already."""
+        """Record the end of a process here; its output lies in this home's spool already."""
         key, why = task.key, ""
         if task.phase is HomePhase.OVER:
             self._gone(task)
@@ -335,7 +335,7 @@ class Home:
         self._state.actions.append(ForgetTask(key, output=not why and task.phase is not HomePhase.OVER))
 
     def died_here(self, task: HomeTask, reason: str) -> None:
-        """Started here, no result, and its processes are gone."""
+        """Handle an attempt that was started here and has left no result; its processes are gone."""
         if task.phase is HomePhase.OVER:
             self._gone(task)
         else:
@@ -350,7 +350,7 @@ class Home:
             self.mediator.attempt_never_started(task, reason, is_short)
 
     def _gone(self, task: HomeTask) -> None:
-        """It was cancelled, and now its process is gone."""
+        """Forget a cancelled task whose process is gone."""
         self._forget(task)
         self.mediator.process_gone(task.key)
 
@@ -441,7 +441,7 @@ class Home:
             self._obeying.popitem(last=False)
 
     def may_obey(self, uid: bytes, attempt: int) -> bool:
-        """Whether the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews
+        """True if the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews
         it meanwhile is not told to kill them."""
         key = execution_key(uid, attempt)
         until_s = self._obeying.get(key)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
 
     Line = OrderedDict[bytes, Work]
     Level = tuple[Line, Line, Line, Line]
 
 NEVER = (-1, -1)
 ARRIVED_MAX = 64
-"""When more than this have come since the last look at all that wait for devices, all are looked at."""
+"""Arrivals since the last full look at work that waits for devices; beyond it there is another full look."""
 LOCAL, REMOTE, LOCAL_DEVICES, REMOTE_DEVICES = range(4)
 """The lines of one user priority: of tasks of this home and of others, then those of either that take devices."""
 
@@ -71,7 +71,7 @@ class WaitingQueue:
         return uid in self._work
 
     def add(self, work: Work) -> None:
-        """At the end of its class and priority."""
+        """Add work at the end of its class and priority."""
         if work.uid in self._work:
             return
         self._next_order += 1
@@ -90,11 +90,11 @@ class WaitingQueue:
             self._backlog.add(work)
 
     def tables(self) -> tuple[dict[bytes, Work], ...]:
-        """Those that grow with the number of tasks."""
+        """The tables that grow with the number of tasks."""
         return self._work, *(line for level in self._levels.values() for line in level)
 
     def prioritize(self, work: Work, priority: int) -> None:
-        """It has another priority; if it waits here, it goes behind those that have this one already."""
+        """Change the priority of work; if it waits here, it goes behind work that has this priority already."""
         is_queued, is_withheld = self.remove(work), work.withheld
         work.spec = msgspec.structs.replace(work.spec, priority=priority)
         if is_queued:
@@ -103,7 +103,7 @@ class WaitingQueue:
                 self.withhold(work)
 
     def remove(self, work: Work) -> bool:
-        """Wherever it stands; False if it does not wait here."""
+        """Remove work, wherever it stands; False if it does not wait here."""
         if self._work.pop(work.uid, None) is None:
             return False
         level = self._levels[work.spec.priority]
@@ -118,12 +118,12 @@ class WaitingQueue:
         return True
 
     def withhold(self, work: Work) -> None:
-        """An offer is out: it keeps its place and is looked past."""
+        """Withhold work whose offer is out: it keeps its place and is skipped."""
         work.withheld = True
         self._look_again()
 
     def release(self, work: Work) -> None:
-        """No offer is out any more."""
+        """Stop withholding work."""
         work.withheld = False
         self._look_again()
 
@@ -144,7 +144,7 @@ class WaitingQueue:
 
     @property
     def due_s(self) -> float:
-        """When time alone will let a task that waits for devices take others; infinite = never."""
+        """The time from which a task that waits for devices may take others; infinite = never."""
         return self._devices.due_s
 
     def next_startable(self) -> Work | None:
@@ -173,7 +173,7 @@ class WaitingQueue:
     # -- for whoever asks why -----------------------------------------------------------------------------------------
 
     def goes_before(self, work: Work) -> Work | None:
-        """Who has to start before this waiting work does, though there may be room for it; None: it is its turn. A look
+        """The work that has to start before this work does, though there may be room for it; None: it is its turn. A look
         only: nothing is decided."""
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
@@ -203,13 +203,13 @@ class WaitingQueue:
         return sum(1 for _ in islice(earlier, at_most))
 
     def _has_urgent(self) -> bool:
-        """Whether work has come that takes devices and would have them before others that wait."""
+        """True if work has come that takes devices and would have them before others that wait."""
         if len(self._arrived) > ARRIVED_MAX:
             return True
         return bool(self._arrived) and any(work.spec.priority > min(self._levels) for work in self._arrived)
 
     def _next_of(self, priority: int, level: Level, *, looks_at_all: bool) -> tuple[Work | None, bool]:
-        """What of one priority starts next, and, if nothing does, whether a lower one may have what there is. Without
+        """The work of one priority that starts next, and, if there is none, whether a lower priority may have the room. Without
         ``looks_at_all`` there is no more room than before: of those that wait for devices only who has come since is
         looked at."""
         head = self._head(level[LOCAL], level[REMOTE])
@@ -280,7 +280,7 @@ class WaitingQueue:
         return first_local if preferred == "local" else first_remote
 
     def _preferred(self) -> str:
-        """Whose task goes first, where tasks of both kinds wait."""
+        """The kind of task that goes first, where tasks of both kinds wait, as the priority policy says."""
         ledger = self.ledger
         try:
             return self._state.policies.priority.prefer(

@@ -139,7 +139,7 @@ class RemoteStatusQueries:
             if peer is not None and peer.state is not PeerState.ALIVE and not is_known:
                 raise _silent(name, home, f"it is {peer.state}")
 
-    def heard(self, name: str) -> None:
+    def status_received(self, name: str) -> None:
         """Something was heard of a task that is awaited."""
         """Something was heard of a task: perhaps of one that a submission names."""
         awaited = self._dependencies.get(name)
@@ -213,7 +213,7 @@ class RemoteStatusQueries:
             self._state.actions.append(FindTasks(tuple(unknown)))
 
     def is_watched(self, task: str) -> bool:
-        """Whether another home has asked after this task of this home, or after its array, and was not told yet that it is over."""
+        """True if another home has asked after this task of this home, or after its array, and was not told yet that it is over."""
         return task in self._watched or task.rpartition(".")[0] in self._watched
 
     def found(self, event: TasksFound) -> None:

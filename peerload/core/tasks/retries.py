@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import gpu_mem_bytes_max
 from peerload.core.resources.gpu_use import OUT_OF_GPU_MEMORY
-from peerload.core.tasks.work import HomePhase, with_more_memory
+from peerload.core.work import HomePhase, with_more_memory
 from peerload.model import metrics, timers
 from peerload.model.devices import GpuShare
 from peerload.model.task import Guarantee, TaskState, how_it_ended
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.config import CoreConfig
     from peerload.model.task import Exit
 
 MORE = 1.5
-"""So many times what was too little."""
+"""Factor on the memory that was too little."""
 DOUBLINGS_MAX = 30
 SIGNAL_BASE = 128
-"""What a program that was ended by a signal adds to its number, to tell so with its exit code."""
+"""Added to the number of a signal in the exit code of a program that ended by it."""
 CUT = "it cannot be tried again, since its standard input is not kept whole"
 MEANT = "it was signalled by its user, so it is not tried again"
 
@@ -57,14 +57,14 @@ class LostAttempts:
         self._home = home
 
     def died(self, task: HomeTask, reason: str) -> None:
-        """It is proven that the attempt has ended and left nothing: its machine or its launcher went down under it."""
+        """Handle an attempt that is proven to have ended and left nothing: its machine or its launcher went down under it."""
         if task.spec.guarantee is Guarantee.ONCE:
             self._unknown(task, reason, is_gone=True)
         else:
             self._lose(task, reason, took_down=task.record.node)
 
     def never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
-        """Nothing is lost, so one that may run once only is queued again, too; after a pause, as the next start may fail
+        """Queue a task again that never started, --once too, since nothing is lost; after a pause, as the next start may fail
         for the same reason. ``is_short``: this node is short of something, and pauses longer than this task then
         (`shortage.py`), which looks for a place elsewhere meanwhile."""
         self._state.count(metrics.ATTEMPTS_NEVER_STARTED)
@@ -78,7 +78,7 @@ class LostAttempts:
         return self._pause_s(task.false_starts - 1) if task.false_starts > 1 else 0.0
 
     def device_failed(self, task: HomeTask, exit_: Exit) -> str:
-        """Its current attempt has failed because a device did: queue it again, durably: → "". Else why this is its result."""
+        """Queue a task again, durably, whose current attempt failed because a device did: → "". Else why this is its result."""
         record = task.record
         losses = record.losses + 1
         if task.spec.guarantee is Guarantee.ONCE:
@@ -92,7 +92,7 @@ class LostAttempts:
         return ""
 
     def expired(self, task: HomeTask) -> None:
-        """Its lease ran out: the node has frozen it for sure, and may come back with it."""
+        """Handle a lease that ran out: the node has frozen the task for sure, and may come back with it."""
         node = task.record.node
         reason = f"{node} was not heard of until its lease ran out"
         if task.spec.guarantee is Guarantee.ONCE:
@@ -101,7 +101,7 @@ class LostAttempts:
             self._lose(task, reason, took_down=node if self._hears_others(node) else "", last_node=node)
 
     def called_dead(self, task: HomeTask) -> None:
-        """Its node is called dead, which is no proof: enough for a task that asked for it."""
+        """Handle a node that is called dead. That is no proof; it is enough for a task that asked for it (--fast)."""
         if task.spec.guarantee is Guarantee.FAST and task.phase is HomePhase.AWAY:
             node = task.record.node
             self._lose(task, f"{node} is called dead", took_down="", last_node=node, rests=False)
@@ -119,7 +119,7 @@ class LostAttempts:
             self._home.hold(task, reason, last_node=node)
 
     def rest_after_restart(self, task: HomeTask) -> bool:
-        """Whether a queued task has to pause (once more): how long it has done so is not known any more."""
+        """True if a queued task has to pause (once more): how long it has done so is not known any more."""
         record = task.record
         unsure_s = self._state.unsure_until_s - self._state.now.boot_s
         if not record.losses and not record.failures and unsure_s <= 0.0:
@@ -175,7 +175,7 @@ class LostAttempts:
         return min(config.loss_backoff_s * 2.0**doublings, config.loss_backoff_s_max)
 
     def _hears_others(self, node: str) -> bool:
-        """Whether a node that is silent is so alone: else it may be this home that nobody hears."""
+        """True if a node that is silent is so alone: else it may be this home that nobody hears."""
         return any(peer.state is PeerState.ALIVE and peer.identity.node != node for peer in self._membership)
 
 
@@ -189,7 +189,7 @@ class MemoryRetries:
 
     @staticmethod
     def concerns(task: HomeTask, exit_: Exit) -> bool:
-        """Whether it is a task that is tried again at all when it ran out of GPU memory, as it did."""
+        """True if it is a task that is tried again at all when it ran out of GPU memory, as it did."""
         request = task.spec.request
         is_repeatable = task.spec.guarantee is not Guarantee.ONCE and request.gpus > 0 and request.gpu_oom_retries > 0
         return is_repeatable and exit_.out_of == OUT_OF_GPU_MEMORY
@@ -226,12 +226,12 @@ class MemoryRetries:
         return ""
 
     def _is_known(self, node: str) -> bool:
-        """Whether it is known what that node has; not, perhaps, at once after this home's start."""
+        """True if it is known what that node has; not, perhaps, at once after this home's start."""
         peer = self._membership.get(node)
         return node == self._state.node or (peer is not None and peer.knows_profile)
 
     def _more_bytes(self, task: HomeTask, exit_: Exit) -> int:
-        """What it asks for next: half as much again as it had, if there is so much."""
+        """The memory that it asks for next: half as much again as it had, if there is so much."""
         need_bytes = int(MORE * max(exit_.had_bytes, exit_.usage.gpu_memory_bytes_max))
         most_bytes = self._most_bytes(task)
         return need_bytes if most_bytes is None else min(need_bytes, most_bytes)
@@ -256,7 +256,7 @@ class Retries:
         self._lost_attempts = lost_attempts
 
     def concerns(self, task: HomeTask, exit_: Exit) -> bool:
-        """Whether it is a task that is tried again at all when it has ended so."""
+        """True if it is a task that is tried again at all when it has ended so."""
         is_failure = exit_.exit_code != 0 and (task.terms.retries > 0 or bool(exit_.failed_device))
         return is_failure or self._memory.concerns(task, exit_)
 
@@ -291,7 +291,7 @@ class Retries:
 
 
 def _was_meant(task: HomeTask, exit_: Exit) -> bool:
-    """Whether its current attempt ended by a signal that a user has sent it."""
+    """True if its current attempt ended by a signal that a user has sent it."""
     attempt, signals = task.signalled
     return attempt == task.record.attempt and (exit_.signal or exit_.exit_code - SIGNAL_BASE) in signals
 

@@ -1,4 +1,4 @@
-"""What becomes of a `submit`: tokens, counters, members of arrays, and the refusal of what nobody could ever run."""
+"""Submissions: tokens, counters, members of arrays, and the refusal of tasks that no node could ever run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import asked_text, lacks, why_never
 from peerload.core.resources.gpu_terms import seen_by
-from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics
 from peerload.model.actions import Answer, PutMaking, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
@@ -77,7 +77,7 @@ class SubmissionInProgress:
         return max(len(self.event.indices), 1) - len(self.tasks)
 
     def clients(self) -> list[int]:
-        """Those that attend them, as often as each has said so."""
+        """The clients that attend these tasks, once for each submission that they sent."""
         return [event.client for event in (self.event, *self.repeated) if event.client]
 
     def add(self, member: str) -> HomeTask:
@@ -136,11 +136,11 @@ class SubmissionLog:
         return self._counter
 
     def is_known(self, event: TaskSubmitted) -> bool:
-        """Whether a submission with this token was accepted before, or is being made."""
+        """True if a submission with this token was accepted before, or is being made."""
         return event.token in self._tokens or event.before is not None or event.token in self._under_way
 
     def is_under_way(self, event: TaskSubmitted) -> bool:
-        """Whether an array with this token is being made: then it is answered with that. Raises BadRequest if it is another
+        """True if an array with this token is being made: then it is answered with that. Raises BadRequest if it is another
         command."""
         made = self._under_way.get(event.token)
         if made is None:
@@ -209,7 +209,7 @@ class SubmissionLog:
             state.actions.append(Answer(again.request, {**reply, "repeated": True}))
 
     def shared(self, spec: TaskSpec) -> TaskSpec:
-        """The same spec with its environment kept once in memory, however many tasks have an equal one."""
+        """An equal spec whose environment is shared in memory with all tasks that have the same."""
         kept = self._environments.get(spec.environment)
         if kept is None:
             self._environments[spec.environment] = spec.environment
@@ -286,7 +286,7 @@ def _members(membership: Membership) -> Iterator[PeerInfo]:
 
 
 def _why_never_there(peer: PeerInfo, never: str) -> str:
-    """Whether anybody is there comes first."""
+    """True if anybody is there comes first."""
     gone = "" if peer.state is PeerState.ALIVE else peer.state.value
     return ", ".join(filter(None, (gone, never)))
 

@@ -40,14 +40,14 @@ class Checker:
         self._promised.add((node, key))
 
     def runs(self, at_s: float, node: str, process: SimProcess) -> None:
-        """It executes (started or thawed): no other copy does."""
+        """Note that a copy executes (started or thawed): no other copy does."""
         other = self._executing.get(process.uid)
         if other is not None and other != (node, process.key):
             raise InvariantBroken(f"{at_s:.6f}: {process.task} runs as {process.key} on {node}", story=f"and {other}")
         self._executing[process.uid] = (node, process.key)
 
     def rests(self, node: str, process: SimProcess) -> None:
-        """It does not execute (ended or frozen)."""
+        """Note that a copy does not execute (ended or frozen)."""
         if self._executing.get(process.uid) == (node, process.key):
             del self._executing[process.uid]
 

@@ -49,7 +49,7 @@ class Host:
 
     @property
     def identity(self) -> Identity:
-        """Who it is at this start."""
+        """The identity of this start."""
         return Identity(
             self.name,
             f"{self.name}-boot-{self.starts}",
@@ -226,7 +226,7 @@ class Host:
             self._simulation.at(at_s, lambda: self._changed(process) if process.round == number else None)
 
     def _changed(self, process: SimProcess) -> None:
-        """It ends or is frozen."""
+        """End or freeze a process."""
         if self.launcher.running.get(process.key) is not process:
             return
         if self.launcher.advance(process, self._simulation.now_s):

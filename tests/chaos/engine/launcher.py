@@ -34,7 +34,7 @@ class SimLauncher:
         self.ended: dict[str, Exit] = {}
 
     def next_change_s(self, process: SimProcess) -> float:
-        """When it will end or be frozen, if nothing happens before."""
+        """The time at which it will end or be frozen, if nothing happens before."""
         if process.since_s is None:
             return float("inf")
         ends_s = process.since_s + process.left_s
@@ -57,6 +57,6 @@ class SimLauncher:
             process.since_s = at_s
 
     def end(self, process: SimProcess, exit_: Exit) -> None:
-        """It is gone; its exit record stays."""
+        """End a process; its exit record stays."""
         del self.running[process.key]
         self.ended[process.key] = exit_

@@ -1,4 +1,4 @@
-"""What becomes of a message on its way: every evil is a named option with one meaning."""
+"""Simulated network: every fault of a message on its way is a named option with one meaning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Partition(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
 
     def cuts(self, at_s: float, src: str, dst: str) -> bool:
-        """Whether it stands between these two now."""
+        """True if it stands between these two now."""
         return self.from_s <= at_s < self.until_s and (src in self.nodes) is not (dst in self.nodes)
 
 
@@ -38,7 +38,7 @@ class Clog(msgspec.Struct, frozen=True):
     dst: str
 
     def holds(self, at_s: float, src: str, dst: str) -> bool:
-        """Whether a message sent now is stuck in it."""
+        """True if a message sent now is stuck in it."""
         return self.from_s <= at_s < self.until_s and (src, dst) == (self.src, self.dst)
 
 
@@ -72,7 +72,7 @@ class SimNetwork:
         self.lost = 0
 
     def arrivals(self, at_s: float, src: str, dst: str) -> list[float]:
-        """When the copies of a message sent now arrive; [] if it is lost."""
+        """The times at which the copies of a message sent now arrive; [] if it is lost."""
         options, rng = self._options, self._rng
         self.sent += 1
         if self.is_cut(at_s, src, dst):
@@ -97,18 +97,18 @@ class SimNetwork:
 
     @property
     def outputs_are_fetched(self) -> bool:
-        """Whether outputs are too large to ride along with their results."""
+        """True if outputs are too large to ride along with their results."""
         return self._options.output_loss > 0.0
 
     def breaks_output(self, at_s: float, src: str, dst: str) -> bool:
-        """Whether an output fetched now breaks off."""
+        """True if an output fetched now breaks off."""
         if self.is_cut(at_s, src, dst):
             return True
         options = self._options
         return at_s < options.faults_until_s and self._rng.random() < options.output_loss
 
     def is_cut(self, at_s: float, src: str, dst: str) -> bool:
-        """Whether a partition stands between these two now."""
+        """True if a partition stands between these two now."""
         return any(partition.cuts(at_s, src, dst) for partition in self._options.partitions)
 
     def carried(self, src: str, src_boot: str, dst: str, message: Message) -> Message:

@@ -1,4 +1,4 @@
-"""What a run showed, in numbers and in a few lines."""
+"""Report of a run, in numbers and in a few lines."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class SimStore:
                 pass  # for people, and for the agent itself: no node reads anything from it
 
     def started(self, running: Running, ended: dict[str, Exit]) -> AgentStarted:
-        """What an agent that starts now is told. Members of arrays that were cut short are dropped."""
+        """The first event of an agent that starts now. Members of arrays that were cut short are dropped."""
         for name in [name for name in self.tasks if _counter(name) in self.making]:
             del self.tasks[name]
         rows = tuple(
@@ -107,7 +107,7 @@ class SimStore:
         )
 
     def found(self, task: str) -> TaskFound:
-        """What is durable of a task or an array."""
+        """The durable records of a task or an array."""
         records = [record for name, record in self.tasks.items() if task == name or task == name.rpartition(".")[0]]
         over = [record for record in records if record.state in (TaskState.FAILED, TaskState.CANCELLED)]
         words = [

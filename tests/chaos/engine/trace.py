@@ -1,4 +1,4 @@
-"""What happened in a run, line by line, and the hash that tells two runs apart."""
+"""Trace of a run, line by line, and the hash that tells two runs apart."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.run_state import RunState
-from peerload.core.tasks.work import RemotePhase
+from peerload.core.work import RemotePhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest

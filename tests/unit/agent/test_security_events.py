@@ -11,7 +11,7 @@ import pytest
 from peerload.agent.log_format import LogLines
 from peerload.agent.security_events import CULPRITS_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
 from peerload.agent.store.event_log import EventLog
-from peerload.model.actions import SECURITY_RULES
+from peerload.model.rules import SECURITY_RULES
 from tests.security.rules import IDS
 
 

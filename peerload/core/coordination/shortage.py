@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 from peerload.model import metrics, timers
 
 if TYPE_CHECKING:
+    from peerload.core.coordination.leaving import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.own_profile import OwnProfile
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
-    from peerload.core.tasks.leaving import TaskEvacuation
 
 TROUBLE = "shortage"
 
 
 class ResourceShortage:
-    """One per node. ``words``: what this node is short of, as far as is known; "" while the breaker is closed."""
+    """One per node. ``reason``: what this node is short of, as far as is known; "" while the breaker is closed."""
 
     def __init__(
         self,
@@ -39,40 +39,40 @@ class ResourceShortage:
         self._executor = executor
         self._information = information
         self._evacuation = evacuation
-        self.words = ""
+        self.reason = ""
         self._is_open = False
-        self._is_told = False
+        self._is_announced = False
         self._trial = ""
         self._pause_s = 0.0
         self._closed_s = 0.0
 
     @property
     def may_start(self) -> bool:
-        """Whether an attempt may be started now."""
+        """True if an attempt may be started now."""
         return not self._is_open and not self._trial
 
     @property
     def leaves_because(self) -> str:
         """Why own waiting tasks look for a place elsewhere; "" if they need not."""
-        return f"{self._state.node} cannot start it: {self.words}" if self._is_open else ""
+        return f"{self._state.node} cannot start it: {self.reason}" if self._is_open else ""
 
-    def began(self, words: str) -> None:
-        """An attempt could not be started for want of something."""
+    def began(self, reason: str) -> None:
+        """Open the breaker: an attempt could not be started for want of something."""
         if self._is_open:  # it was on its way when another failed
             return
         config, now_s = self._state.config, self._state.now.boot_s
-        if not self.words:
+        if not self.reason:
             self._state.count(metrics.SHORTAGES)
-            self._state.note("launcher", "short", reason=words)
+            self._state.note("launcher", "short", reason=reason)
             if now_s > self._closed_s + 2 * self._pause_s:  # else it has not really been over
                 self._pause_s = 0.0
         self._pause_s = min(max(self._pause_s * 2, config.loss_backoff_s), config.loss_backoff_s_max)
-        self.words = words
+        self.reason = reason
         self._is_open = True
         self._trial = ""
         self._state.set_timer_in(self._pause_s, timers.Shortage())
-        self._tell(words)
-        self._executor.give_all_back(f"{self._state.node} cannot start it: {words}")
+        self._announce(reason)
+        self._executor.give_all_back(f"{self._state.node} cannot start it: {reason}")
 
     def try_again(self) -> None:
         """The pause is over, or something has ended here and may have given back what was missing."""
@@ -82,31 +82,31 @@ class ResourceShortage:
             self._evacuation.over()
 
     def starting(self, key: str) -> None:
-        """This attempt is being started."""
-        if self.words:
+        """Note that this attempt is being started; while the breaker is half open it is the trial."""
+        if self.reason:
             self._trial = key
 
     def started(self, key: str) -> None:
-        """It has a process."""
+        """Close the breaker if this attempt was the trial: its process has started."""
         if key == self._trial:
-            self._trial = self.words = ""
+            self._trial = self.reason = ""
             self._closed_s = self._state.now.boot_s
             self._state.note("launcher", "recovered")
-            self._tell("")
+            self._announce("")
 
     def gone(self, key: str) -> None:
-        """It is not to run here any more: if it was the trial, another one may be."""
+        """Note that an attempt is not to run here any more: if it was the trial, another one may be."""
         if key == self._trial:
             self._trial = ""
 
     def settle(self) -> None:
         """After every event: while it is half open and no own task waits, the next offer of others is the trial."""
-        if self.words and self.may_start:
-            self._tell("")
+        if self.reason and self.may_start:
+            self._announce("")
 
-    def _tell(self, words: str) -> None:
-        if bool(words) is self._is_told:
+    def _announce(self, reason: str) -> None:
+        if bool(reason) is self._is_announced:
             return
-        self._is_told = bool(words)
-        self._own_profile.trouble(TROUBLE, f"cannot start tasks: {words}" if words else "")
-        self._information.tell()
+        self._is_announced = bool(reason)
+        self._own_profile.trouble(TROUBLE, f"cannot start tasks: {reason}" if reason else "")
+        self._information.announce()

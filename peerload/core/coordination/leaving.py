@@ -1,4 +1,4 @@
-"""Own waiting tasks that look for a place elsewhere while this node starts nothing: it is drained, or short of something.
+"""Evacuation: own waiting tasks look for a place elsewhere while this node starts nothing, since it is drained or short of something.
 
 A few at a time look; the others wait for their turn, and those that may run nowhere else until this node starts tasks
 again.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from peerload.core.tasks.work import HomeTask
+from peerload.core.work import HomeTask
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
 
 LEAVING_MAX = 64
 """Own tasks that look for a place at a time."""
@@ -41,7 +41,7 @@ class TaskEvacuation:
         self._newest = 0
 
     def settle(self, reason: str) -> None:
-        """After every event while nothing is started here: the next own tasks look for a place elsewhere."""
+        """Have the next own tasks look for a place elsewhere, after every event while nothing is started here."""
         if not self._membership.has_any():
             return
         stranded = self._home.stranded
@@ -66,7 +66,7 @@ class TaskEvacuation:
             self._sender.strand(task, reason)
 
     def over(self) -> None:
-        """Tasks start here again: those that have found no place come back."""
+        """End the evacuation: tasks that have found no place come back."""
         leaving, self._leaving = self._leaving, {}
         self._candidates.clear()
         self._newest = 0

@@ -1,4 +1,4 @@
-"""A node that takes no more tasks: those of others go home unstarted, its own look for a place elsewhere, what runs runs on.
+"""Drain of a node: tasks of others go home unstarted, its own look for a place elsewhere, running ones run on.
 
 It is durable, and a fact of the node's profile, so that peers know and say why. How its own waiting tasks leave is
 `leaving.py`'s.
@@ -12,12 +12,12 @@ from peerload.model.actions import Answer, PutDrain
 from peerload.model.errors import BadRequest, SlowDown
 
 if TYPE_CHECKING:
+    from peerload.core.coordination.leaving import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.own_profile import OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
-    from peerload.core.tasks.leaving import TaskEvacuation
 
 AWAITING_MAX = 1000
 """Requests that wait until the node is empty."""
@@ -58,7 +58,7 @@ class NodeDrain:
         said = f"{self._state.node} is drained" + (f": {reason}" if reason else "")
         returned = self._executor.give_all_back(said)
         if is_news:
-            self._information.tell()
+            self._information.announce()
         return returned, len(self._ledger.running)
 
     def await_empty(self, request: int) -> None:
@@ -72,7 +72,7 @@ class NodeDrain:
             self._awaiting[request] = None
 
     def await_no_more(self, request: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Forget a request whose client is gone."""
         self._awaiting.pop(request, None)
 
     def _refuse(self, request: int) -> None:
@@ -80,7 +80,7 @@ class NodeDrain:
         self._state.actions.append(Answer(request, error=error))
 
     def end(self) -> None:
-        """Tasks are taken, and start here, again."""
+        """End the drain: tasks are taken, and start here, again."""
         if not self._state.profile.drained:
             return
         for request in self._awaiting:
@@ -90,7 +90,7 @@ class NodeDrain:
         self._state.persist(PutDrain(None))
         self._set(is_on=False, reason="")
         self._evacuation.over()
-        self._information.tell()
+        self._information.announce()
 
     def settle(self) -> None:
         """After every event while it is on: who waits until the node is empty may have an answer."""

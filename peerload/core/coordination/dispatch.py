@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.resources.admission import why_never
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import HomePhase
 from peerload.model import metrics
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model.messages import NotStarted, Return
     from peerload.model.task import TaskSpec
 
@@ -44,14 +44,14 @@ class TaskDispatch:
         self._eligibility = eligibility
 
     def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
-        """A task of this home, new or from the store."""
+        """Add a task of this home, new or from the store."""
         self._home.adopt(task)
         self._eligibility.adopt(task)
         if not directory_here:
             task.cannot_here = _no_directory(task.spec)
 
     def arrives(self, task: HomeTask) -> None:
-        """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
+        """Dispatch an arriving task: it waits here, or looks for a place elsewhere. The load that decides does not count it."""
         if self._home.rests_until_sure(task) or not self._eligibility.admits(task):
             return
         spec = task.spec
@@ -94,12 +94,12 @@ class TaskDispatch:
                 self.arrives(task)
 
     def has_yet_to_arrive(self, task: HomeTask) -> bool:
-        """Whether this new task is neither dispatched nor changed by anybody so far."""
+        """True if this new task is neither dispatched nor changed by anybody so far."""
         is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
         return is_waiting and task.uid not in self._queue and task.uid not in self._home.stranded
 
     def requeued(self, task: HomeTask, reason: str) -> None:
-        """Back in the queue: as an arrival, after the queue has it already."""
+        """Dispatch a task that is back in the queue, as an arrival."""
         del reason
         self._queue.remove(task)
         self.arrives(task)

@@ -1,4 +1,4 @@
-"""What runs on this node, tasks of this home and guests alike: started when it fits, followed until its process is gone.
+"""Running attempts of this node, of this home and of others alike: started when they fit, followed until their process is gone.
 
 Every attempt in `RunningTasks` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
 the launcher (or another one) came back and neither runs it nor has its exit record.
@@ -13,7 +13,7 @@ import msgspec
 
 from peerload.core.handoff.frozen import Frozen
 from peerload.core.resources.gpu_use import with_gpu_use
-from peerload.core.tasks.work import HomeTask, RemoteTask
+from peerload.core.work import HomeTask, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
@@ -21,9 +21,9 @@ from peerload.model.task import TIME_LIMIT_EXIT_CODE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from peerload.core.coordination.shortage import ResourceShortage
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.resources.admission import Ledger
-    from peerload.core.resources.shortage import ResourceShortage
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
@@ -62,26 +62,26 @@ class RunningTasks:
         self._devices_due_s = math.inf
 
     def holds(self, key: str) -> bool:
-        """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
+        """True if this attempt is to run here. A process decided upon before its launcher died must not be started by
         the next one: the attempt was reported as died meanwhile."""
         return key in self._works
 
     def is_ending(self, key: str) -> bool:
-        """Whether the launcher had this attempt running when it was last asked, nobody here knows it, and it has not
+        """True if the launcher had this attempt running when it was last asked, nobody here knows it, and it has not
         ended yet."""
         return key in self._strangers
 
     @property
     def has_launcher(self) -> bool:
-        """Whether anything can be started now."""
+        """True if anything can be started now."""
         return not self._launcher_away
 
     def works(self) -> Iterable[HomeTask | RemoteTask]:
-        """Them all."""
+        """All running attempts."""
         return self._works.values()
 
     def restore(self, work: HomeTask | RemoteTask) -> None:
-        """It was to run here when the agent stopped; `reconcile` tells what became of it."""
+        """Add an attempt that was to run here when the agent stopped; `reconcile` finds out what became of it."""
         self._works[work.key] = work
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class RunningTasks:
             self._state.note_guest(work, "strayed", reason)
 
     def devices_due(self) -> None:
-        """That time has come."""
+        """Let a waiting task take other devices from now on."""
         self._devices_due_s = math.inf
         self._ledger.devices.expire(self._state.now.boot_s)
 
@@ -172,7 +172,7 @@ class RunningTasks:
         self._home.mediator.slot_freed()
 
     def lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
-        """It has no process and will have none; ``never_started``: it had none before, either; ``shortage``: what this node
+        """End an attempt that has no process and will have none; ``never_started``: it never had one; ``shortage``: what this node
         is short of, and so could not start it."""
         if shortage:
             self._shortage.began(shortage)
@@ -190,7 +190,7 @@ class RunningTasks:
         self.fill()
 
     def froze(self, key: str, *, frozen: bool) -> None:
-        """Its lease ran out, or was renewed after that: for people to know."""
+        """Note that an attempt was frozen, since its lease ran out, or thawed."""
         work = self._works.get(key)
         if isinstance(work, RemoteTask):
             reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
@@ -207,7 +207,7 @@ class RunningTasks:
             self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(key))
 
     def kill(self, key: str) -> None:
-        """It has not obeyed the first signal."""
+        """Send SIGKILL to an attempt that has not obeyed the first signal."""
         if key in self._works:
             self._state.actions.append(SignalTask(key, SIGKILL))
 
@@ -236,12 +236,12 @@ class RunningTasks:
     # -- launchers come and go -----------------------------------------------------------------------------------------
 
     def launcher_lost(self, reason: str) -> None:
-        """Nothing can be started for a while."""
+        """Stop starting attempts until a launcher is ready."""
         self._launcher_away = True
         self._state.note("launcher", "lost", reason=reason)
 
     def launcher_silent(self, *, is_silent: bool) -> None:
-        """Nothing is started as long as it does not answer."""
+        """Start nothing while the launcher does not answer."""
         self._launcher_away = is_silent
         self._state.note("launcher", "silent" if is_silent else "answers", reason=SILENT if is_silent else "")
 

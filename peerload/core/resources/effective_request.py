@@ -1,5 +1,5 @@
-"""What a task asks of other nodes, which may know nothing of its command: with the GPU memory that this node has learned it
-needs."""
+"""Effective request of a task to other nodes, which may know nothing of its command: with the GPU memory that this node has
+learned it needs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from peerload.core.resources.devices import LEARNED_SHARE
 
 if TYPE_CHECKING:
     from peerload.core.state import CoreState
-    from peerload.core.tasks.work import Work
+    from peerload.core.work import Work
     from peerload.model.resources import Profile, ResourceRequest
 
 
 def asked_of(state: CoreState, work: Work, profile: Profile | None = None) -> ResourceRequest:
-    """Its request, with the memory of each GPU that its command needs where that was not said but is known. ``profile``: of
+    """The request of work, with the memory of each GPU that its command needs where that was not stated but is known. ``profile``: of
     the node that is asked, None = any; of one that could not promise so much a GPU is asked for where nobody else is, as
     the request has it."""
     request = work.spec.request

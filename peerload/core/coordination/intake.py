@@ -10,10 +10,10 @@ from peerload.model.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peerload.core.coordination.dispatch import TaskDispatch
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.client_binding import ClientBinding
-    from peerload.core.tasks.dispatch import TaskDispatch
     from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.submission import SubmissionLog
@@ -53,13 +53,13 @@ class Intake:
         self._batches.carry_out(event.request, self._submitted(event))
 
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[None]:
-        """It was submitted before. Whoever says so again is there for the tasks; the connection of then may be gone."""
+        """Answer a submission that was accepted before. Its client attends the tasks from now on; that of then may be gone."""
         if event.client:
-            self._client_binding.coming(event.client)
+            self._client_binding.submission_begun(event.client)
             for task in self._home.named(str(reply["id"])):
                 self._client_binding.submitted(task, (event.client,))
                 yield
-            self._client_binding.came(event.client)
+            self._client_binding.submission_done(event.client)
         self._state.actions.append(Answer(event.request, reply))
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[None]:
@@ -71,7 +71,7 @@ class Intake:
                 yield from self._repeated(event, reply)
                 return
             if self._submissions.is_under_way(event):
-                self._client_binding.coming(event.client)
+                self._client_binding.submission_begun(event.client)
                 return
             placeable, declining = self._submissions.placeable(event)
             array = self._submissions.begin(event, len(self._home.tasks))
@@ -79,7 +79,7 @@ class Intake:
             self._state.actions.append(Answer(event.request, error=error))
             return
         self._home.begin_making(array.name)
-        self._client_binding.coming(event.client)
+        self._client_binding.submission_begun(event.client)
         for member in array.members():
             self._submissions.keep_so_far(array)
             task = array.add(member)
@@ -95,4 +95,4 @@ class Intake:
                 self._dispatch.arrives(task)
             yield
         for client in clients:
-            self._client_binding.came(client)
+            self._client_binding.submission_done(client)

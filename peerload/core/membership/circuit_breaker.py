@@ -14,6 +14,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from peerload.core.estimates.history import command_keys
+from peerload.model import rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ FAILED_ON_MANY = ""
 
 
 class CircuitBreaker:
-    """As one home sees them. ``changed()``: called when a node is skipped from now on, or no more."""
+    """The breakers of one home for all its peers. ``changed()``: called when a node is skipped from now on, or no more."""
 
     def __init__(self, state: CoreState, changed: Callable[[], None]) -> None:
         self._state = state
@@ -43,7 +44,7 @@ class CircuitBreaker:
         self._changed = changed
 
     def is_any(self) -> bool:
-        """Whether any node is skipped now (the common case is no)."""
+        """True if any node is skipped now (the common case is no)."""
         now_s = self._state.now.boot_s
         over = [node for node, (until_s, _) in self._skipped.items() if until_s <= now_s]
         for node in over:
@@ -53,11 +54,11 @@ class CircuitBreaker:
         return bool(self._skipped)
 
     def why(self, node: str) -> str:
-        """Why this node is skipped now; "" if it is not."""
+        """The reason why this node is skipped now; "" if it is not."""
         return self._skipped[node][1] if self._skipped and self.is_any() and node in self._skipped else ""
 
-    def took(self, node: str) -> None:
-        """It has accepted an offer."""
+    def accepted(self, node: str) -> None:
+        """Note an accepted offer."""
         self._refusals.pop(node, None)
 
     def started_anew(self, node: str) -> None:
@@ -68,12 +69,12 @@ class CircuitBreaker:
             self._changed()
 
     def declined(self, node: str, code: str, *, accepts: bool) -> None:
-        """It has declined an offer for this reason; ``accepts``: and says that it takes tasks."""
+        """Note a declined offer; ``accepts``: though the node says that it takes tasks."""
         if accepts and code in TRANSIENT:
             self.unanswered(node)
 
     def unanswered(self, node: str) -> None:
-        """It did not answer an offer."""
+        """Note an offer without an answer."""
         count = self._refusals[node] = self._refusals.pop(node, 0) + 1
         if len(self._refusals) > NODES_MAX:
             self._refusals.popitem(last=False)
@@ -82,7 +83,7 @@ class CircuitBreaker:
             self._skip(node, f"it refused {count} offers in a row, or did not answer them")
 
     def ended(self, node: str, spec: TaskSpec, exit_: Exit) -> None:
-        """What was given to it has ended so."""
+        """Note how a task that was given to a node has ended."""
         if exit_.exit_code == 0 or exit_.ended_at - exit_.started_at >= self._state.config.fast_failure_s:
             self._failures.pop(node, None)
             return
@@ -121,5 +122,5 @@ class CircuitBreaker:
         self._skipped[node] = self._state.now.boot_s + skip_s, f"skipped for {skip_s:g} s: {because}"
         if is_new:
             self._state.note("node", "skipped", node=node, reason=because)
-            self._state.broken("P4", node, because)
+            self._state.broken(rules.CLAIMS_HARMLESS, node, because)
             self._changed()

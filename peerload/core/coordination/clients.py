@@ -1,4 +1,4 @@
-"""What clients want of the tasks of this home, and of this node: cancel, signal, hold, release, drain, forget.
+"""Requests of clients about the tasks of this home, and about this node: cancel, signal, hold, release, drain, forget.
 
 Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
 the actions. One about many tasks is carried out in `BatchedRequests`, and answered at its end.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.membership.membership import PeerState
-from peerload.core.tasks.work import HomePhase
+from peerload.core.work import QUEUED_PHASES, HomePhase
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.task import TaskState
@@ -17,19 +17,18 @@ from peerload.model.task import TaskState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peerload.core.coordination.drain import NodeDrain
     from peerload.core.handoff.leases import HomeLeases
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
-    from peerload.core.tasks.drain import NodeDrain
     from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.work import HomeTask
+    from peerload.core.work import HomeTask
     from peerload.model import events
 
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
-WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
 
 
 class ClientRequests:
@@ -67,7 +66,7 @@ class ClientRequests:
         others: list[tuple[str, HomeTask]] = []
         for name in event.tasks:
             for task in self._home.named(name):
-                if task.phase not in WAITS:
+                if task.phase not in QUEUED_PHASES:
                     others.append((name, task))
                 elif self._is_there(task):
                     stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
@@ -103,7 +102,7 @@ class ClientRequests:
             is_held, phases = False, set()
             for task in self._home.named(name):
                 phases.add(task.phase)
-                if task.phase in WAITS and self._is_there(task):
+                if task.phase in QUEUED_PHASES and self._is_there(task):
                     # Kept back for good: not even a node that still has an attempt of it may go on with that.
                     self._home.hold(task, HELD_BY_USER, last_node="")
                     is_held = True
@@ -145,10 +144,10 @@ class ClientRequests:
             for task in self._home.named(name):
                 if self._is_there(task) and not task.record.state.is_final:
                     is_there = True
-                    waits |= task.phase in WAITS or task.phase is HomePhase.HELD
+                    waits |= task.phase in QUEUED_PHASES or task.phase is HomePhase.HELD
                     self._home.prioritize(task, event.priority)
                     self._eligibility.prioritized(task)
-                    is_told |= self._leases.tell_priority(task)
+                    is_told |= self._leases.send_priority(task)
                 yield
             (changed if waits else passed_on if is_told else elsewhere if is_there else ended).append(name)
         self._answer(
@@ -166,7 +165,7 @@ class ClientRequests:
         self._answer(event.request, returned=returned, running=running)
 
     def undrain(self, event: events.UndrainRequested) -> None:
-        """It takes tasks again."""
+        """Undrain this node."""
         was_drained = self._state.profile.drained
         self._drain.end()
         self._answer(event.request, was_drained=was_drained)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HomePhase(enum.StrEnum):
-    """What a home knows of its task beyond the durable state; kept in memory only."""
+    """Phase of a task at its home, beyond the durable state; kept in memory only."""
 
     WAITING = "waiting"
     """Queued: it may start here, or be offered."""
@@ -46,7 +46,7 @@ class HomePhase(enum.StrEnum):
 
 
 class RemotePhase(enum.StrEnum):
-    """What an executor knows of an attempt of another home."""
+    """Phase of an attempt of another home at its executor."""
 
     RESERVED = "reserved"
     """Accepted: room is kept until the COMMIT comes or time is up."""
@@ -57,6 +57,9 @@ class RemotePhase(enum.StrEnum):
     ENDED = "ended"
     """RESULT is durable; repeated until it is acknowledged."""
 
+
+QUEUED_PHASES = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
+"""The phases of a task that is QUEUED on disk, and whose result is not known."""
 
 HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
     HomePhase.WAITING: (
@@ -137,7 +140,7 @@ class Offering(NamedTuple):
 
 
 class GrantedLease(msgspec.Struct, gc=False):
-    """What a home knows of the newest lease that it has granted to another node. A task has one from its first COMMIT on,
+    """The newest lease that a home has granted to another node for a task. A task has one from its first COMMIT on,
     also when it was given up: its node may come back with it (R11).
 
     deadline_s: when the lease has run out for sure (boot time); repeat_s: the pause before its node is asked again; heard_ts:
@@ -167,7 +170,7 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 
 
 class Work:
-    """What both have in common: enough to wait in the queue and to be started.
+    """A task or an attempt that may wait in the queue of this node and be started here.
 
     order: the place in the order of arrival at this node; withheld: an offer is out, so it must not start here;
     started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for;
@@ -289,7 +292,7 @@ class HomeTask(Work):
         return self.record.migrations
 
     def need(self) -> Need:
-        """What the task asks of a node."""
+        """The need that is sent with probes."""
         return Need(self.spec.request, self.spec.placement, self.record.migrations)
 
 
@@ -366,7 +369,7 @@ class RemoteTask(Work):
         self.phase = phase
 
     def record(self, state: ExecutionState) -> ExecutionRecord:
-        """What is durable of it, once it has come so far."""
+        """The durable record of this attempt in that state."""
         return ExecutionRecord(
             self.task,
             self.uid,
@@ -391,19 +394,19 @@ class RemoteTask(Work):
 
     @property
     def may_move(self) -> bool:
-        """Whether its home would still place it elsewhere."""
+        """True if its home would still place it elsewhere."""
         return self.migrations_max < 0 or self.migrations < self.migrations_max
 
 
 def as_recorded(spec: TaskSpec, record: TaskRecord) -> TaskSpec:
-    """What a task asks for by now, that was submitted with this."""
+    """The spec of a task as its record has changed it since the submission."""
     if record.priority is not None and record.priority != spec.priority:
         spec = msgspec.structs.replace(spec, priority=record.priority)
     return with_more_memory(spec, record.gpu_mem_bytes, alone=record.gpu_alone)
 
 
 def with_more_memory(spec: TaskSpec, gpu_mem_bytes: int, *, alone: bool) -> TaskSpec:
-    """What a task asks for that has run out of GPU memory before: so much of each GPU (0: as it was submitted), and, if
+    """The spec of a task that ran out of GPU memory before: so much of each GPU (0: as it was submitted), and, if
     ``alone``, GPUs that it shares with nobody."""
     request = spec.request
     if gpu_mem_bytes:

@@ -14,17 +14,17 @@ from peerload.model.messages import Died, NotStarted, Query, Result, Return
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
+    from peerload.core.coordination.runs import RunningTasks
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
-    from peerload.core.tasks.runs import RunningTasks
     from peerload.model.events import EndAsked
 
 LATELY_MAX = 10_000
 """Attempts of tasks that are over which are remembered to be gone; of an earlier one its node is asked."""
 ENDS_AWAITED_MAX = 100_000
 """Attempts whose end is waited for at a time; of more, those asked about longest ago are told of when asked again."""
-Word = Result | Died | NotStarted | Return
-WORDS = (Result, Died, NotStarted, Return)
+TerminationMessage = Result | Died | NotStarted | Return
+TERMINATION_MESSAGES = (Result, Died, NotStarted, Return)
 """After any of these no process of the attempt is left, nor will there be one."""
 
 
@@ -39,7 +39,7 @@ class TerminationTracker:
         self._lately: OrderedDict[str, str] = OrderedDict()
 
     def asked(self, event: EndAsked) -> None:
-        """Tell of each when it is gone; with ``query`` the nodes that have them are asked, too."""
+        """Report each attempt once it is gone; with ``query`` the nodes that have them are asked, too."""
         for attempt in event.attempts:
             key = execution_key(attempt.uid, attempt.attempt)
             is_own = attempt.node == self._state.node
@@ -55,8 +55,8 @@ class TerminationTracker:
             if event.query and attempt.node != self._state.node:
                 self._state.send(attempt.node, Query(attempt.task, attempt.uid, attempt.attempt))
 
-    def heard(self, src: str, message: Word) -> None:
-        """A node's word on an attempt; that on a task which is not over is for others."""
+    def message_received(self, src: str, message: TerminationMessage) -> None:
+        """Note that a node has proven the end of an attempt. Messages about a task that is not over are for others."""
         if message.uid in self._home.tasks:
             return
         key = execution_key(message.uid, message.attempt)

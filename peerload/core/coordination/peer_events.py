@@ -53,7 +53,7 @@ class PeerEvents:
     def load_gossiped(self, load: Load, src: str) -> bool:
         """A load that came by gossip: kept, and acted upon → whether it is news."""
         report = load.report()
-        is_news = self._membership.heard_report(load.node, report, load.age_s, by_itself=src == load.node)
+        is_news = self._membership.report_received(load.node, report, load.age_s, by_itself=src == load.node)
         if is_news:
             self._sharing.report_met(load.node, report)
         return is_news

@@ -1,0 +1,35 @@
+"""The ids of the security rules of docs/security.md. A security event says which rule something was refused for."""
+
+from __future__ import annotations
+
+NAME_UNIQUE = "J1"
+JOINS_LIMITED = "J2"
+FRAMES_BOUNDED = "P1"
+"""A frame is bounded before anything is allocated, and decoded strictly; a peer that errs too often is banned."""
+PEERS_LIMITED = "P2"
+"""There are bounds on what one peer may have outstanding, send in a second and leave in buffers."""
+ROLES_CHECKED = "P3"
+"""Each message is taken only from who may send it: the home of a task, or the node that it was given to."""
+CLAIMS_HARMLESS = "P4"
+"""Lies about load cost time, never a task."""
+REPEATS_HARMLESS = "P5"
+"""A repeated or older message changes nothing."""
+VERSIONS_CHECKED = "P6"
+"""Unknown fields are ignored; unknown versions are refused, never guessed."""
+BROKER_AUTHENTIC = "M1"
+"""Over MQTT each node writes below its own name only."""
+BROKER_ADVISES = "M2"
+"""No command is ever taken from MQTT or gossip."""
+
+SECURITY_RULES = (
+    *("J1", "J2", "J3", "J4", "J5", "J6"),
+    *("L1", "L2", "L3", "L4"),
+    *("X1", "X2", "X3", "X4", "X5", "X6", "X7"),
+    *("F1", "F2", "F3"),
+    "T1",
+    *("P1", "P2", "P3", "P4", "P5", "P6"),
+    *("M1", "M2"),
+    "C1",
+    *("S2", "S4", "S5", "S6", "S10", "S11", "S13", "S15", "S16", "S17", "S18", "S20"),
+)
+"""The rules of security, as docs/security.md has them: an event of security is that something was refused for one."""
