@@ -77,32 +77,28 @@ from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.requests.cancel_wait import CancelWaits
-from peerload.agent.requests.clean import CleanRequests
-from peerload.agent.requests.client_events import ClientEvents
+from peerload.agent.requests.client_events import ClientEvents, TaskWatches
 from peerload.agent.requests.cluster_commands import ClusterCommands
 from peerload.agent.requests.dispatch import Dispatcher, Queries, TaskRequests
 from peerload.agent.requests.durable_reads import DurableReads
-from peerload.agent.requests.event_stream import EventRequests
 from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
 from peerload.agent.requests.live_usage import LiveUsage
 from peerload.agent.requests.node_commands import NodeCommands
 from peerload.agent.requests.output_stream import OutputRequests, OutputSource
 from peerload.agent.requests.overview import OverviewCache, OverviewViews
 from peerload.agent.requests.server import RequestServer
-from peerload.agent.requests.show import ShowRequests
 from peerload.agent.requests.status import StatusRequests
 from peerload.agent.requests.submissions import SubmissionChecks, Submissions
-from peerload.agent.requests.task_commands import TaskCommands
-from peerload.agent.requests.task_lists import TaskLists
-from peerload.agent.requests.task_watch import TaskWatches
+from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
+from peerload.agent.requests.task_queries import EventRequests, TaskQueries
 from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
 from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
-from peerload.agent.sensors.cpu_benchmark import find_out
+from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
-from peerload.agent.sensors.host import Sensors
+from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_fetch import StdinFetches
 from peerload.agent.stdin.stdin_forwarding import StdinForwarding
@@ -118,11 +114,8 @@ from peerload.agent.systemd.health import HealthCheck
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import Service, SettingsReload
 from peerload.agent.thread_pool import Workers
-from peerload.agent.views.agent import AgentView
-from peerload.agent.views.cluster import ClusterView
-from peerload.agent.views.diagnostics import DiagnosticsView, StorageView
+from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.node import NodesView
-from peerload.agent.views.peer_links import PeerLinksView
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -240,7 +233,7 @@ class Daemon:
             self.inbox = Inbox(loop, config.inbox_max)
             self.gpus = node_gpus(config, self.inbox.put, device_locks, self._gpu_library)
             await self.gpus.find()
-            profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.lets_in)
+            profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.serves_joins)
             seed = secrets.randbits(recording.SEED_BITS)
             chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
             core_config = _core_config(config)
@@ -334,7 +327,7 @@ class Daemon:
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
-        joins = JoinServer(enrollment, tls, event_log, security) if tls.lets_in else None
+        joins = JoinServer(enrollment, tls, event_log, security) if tls.serves_joins else None
         self.links = links = PeerLinks(local, tls, security, PeerBackpressure(inbox), joins)
 
         # Users, standard input and output of tasks
@@ -405,8 +398,7 @@ class Daemon:
             ),
             Queries(
                 reads,
-                TaskLists(reads, task_ids, access, quotas, spool, node),
-                ShowRequests(reads, task_ids, quotas, spool, node, decisions),
+                TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
                 WhyRequest(node, store, task_ids, decisions, cluster_view),
                 LiveUsage(node, launcher, task_ids),
                 EventRequests(reads, task_ids, access, config.node),
@@ -420,7 +412,7 @@ class Daemon:
         router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, run)
         server = RequestServer(access, quotas, router, dispatcher, info, security, run)
         self.forward_server = ForwardServer(server, access)
-        self.socket = LocalSocket(config, server, access, quotas, security, launcher)
+        self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk)
@@ -481,7 +473,7 @@ class Daemon:
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
-                Sensors(self.inbox.put, own_use.seconds).run(),
+                HostSensors(self.inbox.put, own_use.seconds).run(),
                 self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
@@ -491,7 +483,7 @@ class Daemon:
                 memory.watch(self.node),
             ]
             if speed_of(self.config) is None:
-                work.append(find_out(speed_file(self.config), self.inbox.put))
+                work.append(measure_speed(speed_file(self.config), self.inbox.put))
             if self.bus is not None:
                 work.append(self.bus.run())
             background = [group.create_task(one) for one in work]
@@ -524,7 +516,7 @@ class Daemon:
         service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.run_state.stop)
-        self.launcher.tell()
+        self.launcher.log_facts()
         self.notify_hooks.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
         self.event_log.happened(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     """The number of the request that it answers, its kind ("more", "ok" or "error"), and its body."""
 
 READ_BYTES_MAX = 256 << 10
-"""What is read at a time."""
+"""Bound of one read."""
 _KINDS = ("more", "ok", "error")
 _REFUSALS: dict[str, type[BadRequest]] = {kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable)}
 
@@ -129,21 +129,21 @@ def agent_gone(reason: str) -> AgentUnavailable:
 
 
 class OutputGaps:
-    """What is missing of a task's output, found from the pieces of an `output` answer and from the reply that ends it.
+    """Gaps in a task's output, found from the pieces of an `output` answer and from its final reply.
 
-    ``is_whole``: the answer begins at the beginning of the output; without it (the last lines only) what comes before the
-    first piece does not count.
+    ``is_whole``: the answer begins at the beginning of the output; otherwise (the last lines only) the bytes before the first piece
+    are not counted.
     """
 
     __slots__ = ("_next", "missing_bytes")
 
     def __init__(self, *, is_whole: bool = True) -> None:
         self.missing_bytes = 0
-        """So much is known to be missing."""
+        """The missing bytes found so far."""
         self._next: dict[int, int | None] = dict.fromkeys((1, 2), 0 if is_whole else None)
 
     def add(self, piece: dict[str, Any]) -> int:
-        """Note the next piece {stream, offset, data} → how many bytes are missing before it."""
+        """Add the next piece {stream, offset, data} → the number of bytes missing before it."""
         stream, offset = piece["stream"], piece["offset"]
         expected = self._next[stream]
         self._next[stream] = offset + len(piece["data"])
@@ -152,7 +152,7 @@ class OutputGaps:
         return gap
 
     def end(self, reply: dict[str, Any]) -> int:
-        """Note the final reply of an answer about both streams → how many bytes are missing at the end of them."""
+        """Add the final reply of an answer about both streams → the number of bytes missing at their ends."""
         gap = int(reply.get("missing_bytes") or 0)
         for stream, key in ((1, "stdout_bytes"), (2, "stderr_bytes")):
             came = self._next[stream]
@@ -162,9 +162,9 @@ class OutputGaps:
         return gap
 
     def require_all(self, reply: dict[str, Any]) -> None:
-        """The same as `end`. Raises OutputIncomplete if anything is missing."""
+        """Add the final reply. Raises OutputIncomplete if anything is missing."""
         self.end(reply)
         if self.missing_bytes:
             gone = reply.get("output_gone_why")
-            why = f"it was removed ({gone})" if gone else "more was written than is kept, or it cannot be read"
+            why = f"it was removed ({gone})" if gone else "it exceeded the capture limit, or it cannot be read"
             raise OutputIncomplete(str(reply.get("id", "")), self.missing_bytes, why=why)

@@ -176,14 +176,14 @@ class Cgroup2:
         if key not in self._fresh and len(self._idle) < IDLE_MAX:
             self._idle.append(path)
         elif not removed_all(path):
-            log_line(f"{path} cannot be removed")
+            log_line(f"cannot remove cgroup: {path}")
         self._fresh.discard(key)
         return True
 
     def remove(self) -> None:
         """See `Units`."""
         if not removed_all(self.root):
-            log_line(f"{self.root} cannot be removed")
+            log_line(f"cannot remove cgroup: {self.root}")
 
 
 def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:
@@ -244,7 +244,7 @@ def _kill_one_by_one(path: str) -> None:
             _set_frozen(below, is_frozen=False)
     except OSError as error:
         if error.errno not in {errno.ENOENT, errno.ENODEV}:  # it is gone
-            log_line(f"{path}: {error.strerror}")
+            log_line(f"cannot kill the processes of a cgroup: path={path} error={error.strerror}")
 
 
 def kill_and_remove(root: str) -> None:
@@ -256,7 +256,7 @@ def kill_and_remove(root: str) -> None:
             kill_cgroup(path)
         if time.monotonic() > report_at_s:
             report_at_s += REPORT_S
-            log_line(f"processes {processes_below(root)}, left by an earlier launcher, do not end")
+            log_line(f"leftover processes do not end: pids={processes_below(root)}")
         time.sleep(wait_s)
         wait_s = min(wait_s * 2, END_LOOK_S_MAX)
 

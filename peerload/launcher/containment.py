@@ -104,7 +104,7 @@ def read(path: str) -> bytes:
     try:
         while part := os.read(fd, READ_BYTES):
             parts.append(part)
-    except OSError:  # it went while it was read
+    except OSError:  # it disappeared while it was read
         return b"".join(parts)
     finally:
         os.close(fd)

@@ -54,7 +54,7 @@ def claim_store(store: str) -> socket.socket | None:
         held.bind(claim_name("launcher", store))  # nobody may connect: it does not listen
     except OSError as error:
         held.close()
-        log_line(f"not known as the launcher of database {store}: {error}")
+        log_line(f"cannot claim the database: store={store} error={error}")
         return None
     return held
 
@@ -116,12 +116,12 @@ class AgentSocket:
         try:
             listener = self._listening()
         except OSError as error:
-            log_line(f"{self._path} is gone, and cannot be made anew: {error}")
+            log_line(f"socket is gone and cannot be restored: path={self._path} error={error}")
             return
         self._epoll.unregister(self._listener)
         self._listener.close()
         self._listener = listener
-        log_line(f"{self._path} was gone; it was made anew")
+        log_line(f"socket was gone and is restored: path={self._path}")
 
     def close(self) -> None:
         """Remove the socket."""
@@ -166,7 +166,7 @@ class AgentSocket:
         try:
             agent, _ = self._listener.accept()
         except OSError as error:
-            log_line(f"accept: {error}")
+            log_line(f"cannot accept a connection: error={error}")
             return
         if self._system is not None and not self._system.admits(agent):
             agent.close()

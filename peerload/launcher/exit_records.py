@@ -77,15 +77,15 @@ class Exits:
                 _thread.start_new_thread(self._sync, ())
             except RuntimeError:  # the limit of processes is reached: leases wait for the disk this time
                 self._sync()
-        reportable, self._reportable = self._reportable, []
-        return reportable
+        events, self._reportable = self._reportable, []
+        return events
 
     def _sync(self) -> None:
         """Sync the log; runs in a thread."""
         try:
             self._log.sync()
         except OSError as error:
-            log_line(f"exit records are not on the disk: {error.strerror}")
+            log_line(f"cannot sync exit records: error={error.strerror}")
         self._sync_is_done = True
         os.write(self._wake, b"\0")
 
@@ -103,4 +103,4 @@ def _decoded(rows: list[Any]) -> Iterator[tuple[str, ExitRecord]]:
             key, raw = row
             yield str(key), decode_exit(raw)
         except (LauncherProtocolError, ValueError, TypeError) as error:
-            log_line(f"an exit record cannot be read: {error}")
+            log_line(f"cannot read an exit record: error={error}")

@@ -171,7 +171,7 @@ class Cgroup1Memory:
         if _number(path + "/memory.limit_in_bytes") != TRIAL_BYTES or b"oom_kill " not in read(
             path + "/memory.oom_control"
         ):
-            raise OSError(errno.ENOTSUP, "memory cannot be limited, or it is not told who was killed for it")
+            raise OSError(errno.ENOTSUP, "memory cannot be limited, or kills are not counted")
         self.close(key)
 
     def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
@@ -243,7 +243,7 @@ class Cgroup1Memory:
     def remove(self) -> None:
         """See `MemoryLimits`."""
         if not removed_all(self.root):
-            log_line(f"{self.root} cannot be removed")
+            log_line(f"cannot remove cgroup: {self.root}")
 
 
 class RlimitMemory:
@@ -287,8 +287,8 @@ class RlimitMemory:
         least = limit_bytes if hard == self._resource.RLIM_INFINITY else min(limit_bytes, hard)
         try:
             self._resource.prlimit(pid, self._resource.RLIMIT_DATA, (least, least))
-        except PermissionError:  # a program that runs as another user; it was born with the limit, and may raise it
-            log_line(f"{key} can raise its limit of memory: it runs as another user")
+        except PermissionError:  # a program that runs as another user; it inherited the limit, and may raise it
+            log_line(f"task can raise its memory limit, it runs as another user: key={key}")
         return True
 
     def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
@@ -317,7 +317,7 @@ def memory_limits(wanted: str, units: Units, root_name: str) -> MemoryLimits:
             if own:
                 return Cgroup1Memory(own, root_name)
         except OSError as error:
-            log_line(f"memory cannot be limited by {Cgroup1Memory.name} here: {error}")
+            log_line(f"cannot limit memory by {Cgroup1Memory.name}: error={error}")
     return RlimitMemory()
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MultiUser(Protocol):
-    """What the launcher asks of the service. sockets: directory of the launcher's socket. access: credentials of the
+    """The service for all users, as the launcher uses it. sockets: directory of the launcher's socket. access: credentials of the
     agent's user. unenforced: sentences about what cannot be enforced."""
 
     sockets: str

@@ -16,7 +16,7 @@ REFUSED_SHARE = 0.97
 TAIL_BYTES = 4096
 """Bytes of the end of stderr that are searched."""
 SAYINGS = (b"memoryerror", b"bad_alloc", b"cannot allocate", b"out of memory", b"not enough memory")
-"""What programs print, in lower case, when memory is refused to them."""
+"""Messages of programs, in lower case, when memory is refused to them."""
 NOT_OF_MEMORY = (b"cuda", b"gpu", b"hip error", b"rocm", b"heap")
 """Words in such a message that rule it out: memory of a GPU, or a heap limit of a runtime (Java, JavaScript)."""
 _GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}

@@ -80,7 +80,7 @@ def _remove_memory_cgroups(root: str) -> None:
         if removed_all(root):
             return
         time.sleep(EMPTY_LOOK_S)
-    log_line(f"{root}, left by an earlier launcher, cannot be removed")
+    log_line(f"cannot remove leftover cgroup: {root}")
 
 
 def kill_spawned(rows: list[Any]) -> None:
@@ -162,4 +162,4 @@ def watchdog_main() -> None:
             return
         kill_spawned(list(rows.values()))
     _remove_memory_cgroups(memory_root)
-    log_line(f"the launcher is gone; its watchdog took {time.monotonic() - began_s:.3f} s to end what it left")
+    log_line(f"launcher is gone, watchdog killed its tasks: seconds={time.monotonic() - began_s:.3f}")

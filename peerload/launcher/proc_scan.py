@@ -246,7 +246,7 @@ def kill_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
             _await_end(pid)
         if time.monotonic() > report_at_s:
             report_at_s += REPORT_S
-            log_line(f"processes {sorted(left)}, left by an earlier launcher, do not end")
+            log_line(f"leftover processes do not end: pids={sorted(left)}")
 
 
 def _is_alive(pid: int) -> bool:
@@ -284,4 +284,4 @@ def _become_subreaper() -> None:
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (ImportError, OSError, AttributeError) as error:
-        log_line(f"orphans of tasks do not come to the launcher: {error}")
+        log_line(f"cannot become subreaper: error={error}")

@@ -22,7 +22,7 @@ NEVER_STARTED = -1
 REASON_CHARS_MAX = 400
 BLOCK_BYTES = 4096
 SLACK_BYTES = 256 << 10
-"""What a file system may allocate for a file beyond its data."""
+"""Bytes that a file system may allocate for a file beyond its data."""
 SIZE_BYTES_MAX = 1 << 60
 """Largest size in an exit record; a task can make its own file look larger."""
 SIGNALS_DEFAULT = tuple(
@@ -211,7 +211,7 @@ class Capture:
 
     @property
     def _held_max(self) -> int:
-        """What a file within its limit may occupy on the disk; file systems reserve up to as much again."""
+        """Bytes that a file within its limit may occupy on the disk; file systems reserve up to as much again."""
         return 2 * self.bytes_max + SLACK_BYTES
 
     def _give_back(self, size: int) -> None:
@@ -228,7 +228,7 @@ class Capture:
             try:
                 with self.access:
                     os.unlink(self.path)  # noqa: PTH108 -- as above
-            except OSError:  # not there, or not a file any more: it is the task's to spoil
+            except OSError:  # not there, or replaced by the task
                 return 0
         return min(size, SIZE_BYTES_MAX)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, dataclass_transform
 import msgpack
 
 VERSION = 9
-"""What this launcher speaks; it is part of the list. A change that an older reader would misunderstand raises it."""
+"""The version of this protocol; the list contains the launcher's. A change that an older reader would misunderstand raises it."""
 VERSION_MIN = 9
 """The oldest launcher that an agent of this version talks to: that of the first release."""
 FRAME_BYTES_MAX = 4 << 20
@@ -32,7 +32,7 @@ class LauncherProtocolError(ValueError):
 
 
 REQUEST_FAILURES = (LauncherProtocolError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
-"""What carrying out a request may raise, the last ones by a bug: it costs the connection, not the launcher with all its tasks."""
+"""Errors while a request is carried out, the last ones by a bug: they cost the connection, not the launcher with all its tasks."""
 
 
 class LauncherTooOld(LauncherProtocolError):
@@ -76,7 +76,7 @@ class Message(metaclass=MessageType):
         return {name: getattr(self, name) for name in type(self).names}
 
     def replace(self, **changes: object) -> Self:
-        """The same with other values for some fields."""
+        """A copy with other values for some fields."""
         return type(self)(**self.fields() | changes)
 
     def __eq__(self, other: object) -> bool:
@@ -552,7 +552,7 @@ def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instanc
 
 
 def _checked(request: Request) -> Request:
-    """The same, with its values in range: what is done with it has not to look again. Raises LauncherProtocolError."""
+    """Check that the values of a request are in range → the request. Raises LauncherProtocolError."""
     match request:
         case SpawnRequest():
             key = request.key

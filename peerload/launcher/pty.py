@@ -56,7 +56,7 @@ class PseudoTerminal:
             except BlockingIOError:
                 return True
             except OSError as error:
-                log_line(f"the terminal of {self.key}: {error.strerror}")
+                log_line(f"terminal of a task failed: key={self.key} error={error.strerror}")
                 return False
             if not data:
                 return False
@@ -65,7 +65,7 @@ class PseudoTerminal:
                 while data:
                     data = data[os.write(self.file, data) :]
             except OSError as error:
-                log_line(f"output of {self.key} is lost: {error.strerror}")
+                log_line(f"output of a task is lost: key={self.key} error={error.strerror}")
         return True
 
     def close(self) -> None:

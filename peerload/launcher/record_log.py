@@ -78,7 +78,7 @@ class RecordLog:
         self.size_bytes = len(raw)
         while raw:
             raw = raw[os.write(fd, raw) :]
-        os.fdatasync(fd)  # some of them may have been synced before; it is a rare turn
+        os.fdatasync(fd)  # some may have been synced before; this is rare
         os.replace(new, self.path)  # noqa: PTH105 -- as above
         os.close(self._fd)
         self._fd = fd

@@ -137,7 +137,7 @@ class Launcher:
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGHUP, self._note_missing_socket)
         if self._units.is_proc_scan:
-            signal.signal(signal.SIGCHLD, lambda *_: None)  # orphans come to us
+            signal.signal(signal.SIGCHLD, lambda *_: None)  # orphans are reparented to us
         self._epoll.register(self._wake, select.EPOLLIN)
         self._start_watchdog()
         if self._system is None:
@@ -203,7 +203,7 @@ class Launcher:
         if self._system is not None:
             self._system.close()
         if self._watchdog is not None:
-            os.kill(self._watchdog.pid, signal.SIGKILL)  # there is nothing left for it to do
+            os.kill(self._watchdog.pid, signal.SIGKILL)  # nothing is left to clean up
             self._watchdog.close()
 
     def _timeout_s(self) -> float | None:
@@ -229,7 +229,7 @@ class Launcher:
         if now_s >= self._limit_due_s:
             self._limit_due_s = now_s + LIMIT_EVERY_S
             self._leases.refreeze()
-            if self._watchdog is None:  # there was no process to be had for it
+            if self._watchdog is None:  # no process could be made for it
                 self._start_watchdog()
             for task in self._tasks.values():
                 if task.limit_due_s <= now_s:
@@ -255,14 +255,14 @@ class Launcher:
         del self._tasks[task.key]
         self._input.close(task.key)
         record = task.reap(self._holes)
-        said = self._system.failure_of(task.pid) if self._system is not None else None
-        if said is not None:  # it never was the command
-            record = failed(task.started_at, *said)
+        failure = self._system.failure_of(task.pid) if self._system is not None else None
+        if failure is not None:  # the process never became the command
+            record = failed(task.started_at, *failure)
         self._memory.close(task.key)
         if task.lost_because:
             self._report_lost(task.key, task.lost_because, never_started=False)
-        elif said is not None and said[0] == NEVER_STARTED:
-            self._report_lost(task.key, said[1], never_started=True, shortage=said[1])
+        elif failure is not None and failure[0] == NEVER_STARTED:
+            self._report_lost(task.key, failure[1], never_started=True, shortage=failure[1])
         else:
             self._exits.add(task.key, record, is_synced=task.is_synced)
 
@@ -435,12 +435,12 @@ class Launcher:
         elif isinstance(why, SpawnRefused):
             self._report_lost(key, f"policy: {why}", never_started=True)
         elif shortage := SHORTAGES.get(why.errno or 0, ""):
-            log_line(f"{key} is not started: {shortage} ({why})")
+            log_line(f"task not started, {shortage}: key={key} error={why}")
             if why.strerror != os.strerror(why.errno or 0):  # more is known
                 shortage += f": {why.strerror}"
             self._report_lost(key, shortage, never_started=True, shortage=shortage)
         else:
-            self._report_lost(key, f"no unit can be made for it: {why}", never_started=True)
+            self._report_lost(key, f"no containment unit can be made for it: {why}", never_started=True)
 
     def _kill_unwatched(self, key: str, pid: int, error: OSError) -> None:
         """Kill a task whose end could not be noticed."""
@@ -465,9 +465,9 @@ class Launcher:
             if key not in self._exits.unsynced():
                 self._events.append(EndedEvent(key, self._exits.ended[key]))
         elif self._stopping:
-            log_line(f"{key} is not started: the launcher is stopping")
+            log_line(f"task not started, launcher is stopping: key={key}")
         elif request.run not in ("", self._run):
-            log_line(f"{key} is not started: it was ordered of an earlier launcher, and has been reported as dead")
+            log_line(f"task not started, it was meant for an earlier launcher and is reported as dead: key={key}")
         else:
             return False
         return True
@@ -484,7 +484,7 @@ class Launcher:
         try:
             os.killpg(task.pid, number)  # it cannot be another's, since the leader is not reaped yet
         except (ProcessLookupError, PermissionError) as error:
-            log_line(f"signal {number} for {task.key}: {error}")
+            log_line(f"cannot signal a task: key={task.key} signal={number} error={error}")
         for pid in self._units.processes(task.key):
             try:
                 if os.getpgid(pid) != task.pid:

@@ -89,7 +89,7 @@ class Spawner:
         if request.environment is not None:
             mark = f"{self._run}/{PREFIX}{key}".encode()
             request = request.replace(environment={**request.environment, b"PEERLOAD_UNIT": mark})
-        if self._units.is_proc_scan:  # were we killed now, its output would give it away
+        if self._units.is_proc_scan:  # if we are killed now, its output files identify it
             self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
         try:
             self._units.enter(key, is_fresh=limit_bytes > 0, inside=inside)
@@ -141,7 +141,7 @@ class Spawner:
             if not self._memory.limit(key, pid, limit_bytes):
                 self._units.kill(key)
         except OSError as error:
-            log_line(f"the memory of {key} is not limited: {error}")
+            log_line(f"memory of a task is not limited: key={key} error={error}")
 
     def _compact(self) -> None:
         if self._spawns.size_bytes > LOG_BYTES_MAX:

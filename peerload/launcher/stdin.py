@@ -125,7 +125,7 @@ class StdinFeeds:
         """Feed a non-blocking descriptor from a file. It is closed with the feed. Raises OSError."""
         feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
         self._by_key[key] = self._by_sink[sink] = feed
-        self._epoll.register(sink, 0)  # that nobody reads any more is told all the same
+        self._epoll.register(sink, 0)  # errors and hang-ups are reported all the same
 
     def extend(self, key: str, size: int, *, has_ended: bool) -> None:
         """Note that the file has ``size`` bytes; has_ended: it will not grow any more. Answered with how far it was
@@ -179,7 +179,7 @@ class StdinFeeds:
             is_full = True
         except OSError as error:
             if not isinstance(error, BrokenPipeError) and not feed.is_terminal:
-                log_line(f"the input of {feed.key}: {error}")
+                log_line(f"stdin of a task failed: key={feed.key} error={error}")
             self._close(feed)
             return
         if is_full != feed.is_polled:

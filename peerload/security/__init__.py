@@ -1,1 +1,1 @@
-"""Who belongs to a cluster, and how that is proven: cluster directory, certificates, TLS, revocation, invitations, addresses."""
+"""Membership of a cluster and its proof: cluster directory, certificates, TLS, revocation, invitations, addresses."""

@@ -75,7 +75,7 @@ NETWORK_BITS = 64
 
 
 def network_of(address: str) -> str:
-    """What counts as one address in limits: an IPv4 address, the network of an IPv6 address, or any other text itself."""
+    """Key of an address for limits: an IPv4 address, the network of an IPv6 address, or any other text itself."""
     ip = _ip(plain_host(address))
     return f"{int(ip) >> NETWORK_BITS:x}" if isinstance(ip, ipaddress.IPv6Address) else plain_host(address)
 

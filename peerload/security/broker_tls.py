@@ -67,7 +67,7 @@ class SecuredBroker(ssl.SSLSocket):
             raise
 
     def do_handshake(self, block: bool = False) -> None:
-        """As a socket's; if it fails, the socket is closed: not every caller does."""
+        """Do the TLS handshake; close the socket on failure, which not every caller does."""
         try:
             super().do_handshake(block)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -78,8 +78,8 @@ class SecuredBroker(ssl.SSLSocket):
 
 
 class BrokerTls:
-    """ca: the setting `mqtt_ca`, "" for the cluster's own; cluster_ca: that (PEM); certificate: of this node, with its
-    key, None: it shows none."""
+    """TLS settings for brokers. ca: the setting `mqtt_ca`, "" for the cluster's CA; cluster_ca: that CA (PEM); certificate:
+    file with certificate and key of this node, None: it shows none."""
 
     def __init__(self, ca: str, cluster_ca: bytes, certificate: Path | None) -> None:
         self._ca = ca
@@ -87,7 +87,7 @@ class BrokerTls:
         self._certificate = certificate
 
     def context(self) -> ssl.SSLContext:
-        """As things are now: a certificate made anew counts from the next connection on. Raises ConfigError."""
+        """A TLS context with the current certificate: a renewed one is used from the next connection on. Raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # with verification, by name, too
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
@@ -158,13 +158,13 @@ async def _ready(add: Callable[..., Any], remove: Callable[[int], Any], descript
 
 
 def broker_valid_until(sock: object) -> float | None:
-    """When the certificate of the other end of a socket expires (Unix s); None without TLS."""
+    """Expiry of the certificate of the other end of a socket (Unix s); None without TLS."""
     shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
     return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else None
 
 
 def broker_error_text(error: BaseException) -> str:
-    """Text of a TLS error on the way to a broker; empty for other errors."""
+    """Text of a TLS error of a broker connection; empty for other errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _VERIFY_ERRORS.get(error.verify_code, f"its certificate is refused (X509_V_ERR {error.verify_code})")
     if isinstance(error, ssl.SSLEOFError):

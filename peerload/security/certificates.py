@@ -66,12 +66,12 @@ class CertificateInfo(NamedTuple):
 
     @property
     def issued_at(self) -> datetime:
-        """When the certificate was made."""
+        """Time at which the certificate was made."""
         return self.valid_from + SKEW
 
     @property
     def due_at(self) -> datetime:
-        """When the certificate is to be renewed."""
+        """Time from which the certificate is to be renewed."""
         return self.issued_at + (self.valid_until - self.issued_at) * RENEWED_AT
 
 
@@ -227,7 +227,7 @@ def ca_info(authority: KeyPair) -> CertificateInfo:
 
 
 def valid_until(certificate: bytes) -> datetime:
-    """When a certificate (PEM) expires. Raises ValueError."""
+    """Expiry of a certificate (PEM). Raises ValueError."""
     return _of_pem(certificate).not_valid_after_utc
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         """Objection to a name; see `Invitations.redeem`."""
 
         def __call__(self, node: str, at: float, /, *, is_meant: bool) -> str:
-            """Why no newcomer may have this name; empty if one may."""
+            """Reason why no newcomer may have this name; empty if one may."""
 
 
 INVITES_MAX = 100
@@ -45,7 +45,7 @@ _log = logging.getLogger("peerload.join")
 
 
 class InvitationUse(msgspec.Struct, frozen=True):
-    """A newcomer that was let in: its name, the SHA-256 of its key, and when (Unix s)."""
+    """An admitted newcomer: its name, the SHA-256 of its key, and the time (Unix s)."""
 
     node: str
     key: str

@@ -39,14 +39,14 @@ SPREAD_S = 5.0
 FRESH_S = 60.0
 """A key older than this seals at once."""
 OVERLAP_S = 3600.0
-"""How long the key before a new one still opens."""
+"""Time for which the key before a new one still opens."""
 OVERLAP_REVOKED_S = 30.0
-"""The same if the key is changed because a node that has it was revoked."""
+"""Time for which it still opens if the key is changed because a node that has it was revoked."""
 CLOCKS_S = 3600.0
 """Tolerated difference of the clocks of nodes with the CA's key, and delay of a revocation between them: a revocation covers
 certificates made within this time after it."""
 READMIT_S = 1.0
-"""A node that is let in again gets a certificate dated so long after the covered time."""
+"""The certificate of a node that is admitted again is dated so long after the covered time."""
 CLOCK_BACK_S_MAX = 60.0
 """If a key was received so much later than now, the clock was set back: the key counts as received long ago. A smaller
 difference only makes the key before it last longer."""
@@ -178,11 +178,11 @@ class Trust:
         return self.was_revoked(node) and node not in self._admitted
 
     def revoked_at(self, node: str) -> float:
-        """When a node of this name was last revoked (Unix s); 0: never."""
+        """Time of the last revocation of this name (Unix s); 0: never."""
         return max((statement.at - CLOCKS_S for statement in self.revocations if statement.node == node), default=0.0)
 
     def revoked_nodes(self) -> tuple[tuple[str, float], ...]:
-        """Each node that was revoked, and when it last was (Unix s)."""
+        """Each revoked node, with the time of its last revocation (Unix s)."""
         return tuple(
             (node, self.revoked_at(node)) for node in sorted({statement.node for statement in self.revocations})
         )
@@ -193,7 +193,7 @@ class Trust:
         return max(now, datetime.fromtimestamp(covered + READMIT_S, UTC)) if covered else now
 
     def _covered(self, node: str) -> float:
-        """Until when certificates of this name are revoked (Unix s); 0: none is."""
+        """Date until which certificates of this name are revoked (Unix s); 0: none is."""
         return max((statement.at for statement in self.revocations if statement.node == node), default=0.0)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Trust:
         return received_at + (SPREAD_S if received_at - key.at < FRESH_S else 0.0)
 
     def changes_at(self, now: float) -> float | None:
-        """When `keys` will change; None if never."""
+        """Time of the next change of `keys`; None if there is none."""
         seals = self._seals()
         if not seals:
             return None
@@ -246,7 +246,7 @@ class Trust:
 
     @property
     def sealed_since(self) -> float | None:
-        """When the newest seal key was made (Unix s); None: with the cluster."""
+        """Time at which the newest seal key was made (Unix s); None: with the cluster."""
         seals = self._seals()
         return seals[0][0].at if seals else None
 

@@ -33,7 +33,7 @@ stay linked when it is set."""
 FILE = "node.pem"
 """This node's key and certificate, in STATE/tls."""
 JOINED_FILE = "joining.pem"
-"""The same in STATE, from `peerload join` until the agent's next start; only the key until the cluster has answered."""
+"""The file with them in STATE, from `peerload join` until the agent's next start; only the key until the cluster has answered."""
 CHECK_EVERY_S_MAX = 3600.0
 """Longest interval of the checks whether the certificate is due …"""
 CHECKS_PER_LIFE = 12
@@ -88,12 +88,12 @@ class Credentials:
         self.node = node
         self.life = life
         self._trust = trust
-        self.lets_in = cluster.is_issuer and not cluster.is_local
+        self.serves_joins = cluster.is_issuer and not cluster.is_local
         """True if this node serves newcomers."""
         self._directory = directory
         self._path = directory / FILE
         self.server = _context(ssl.PROTOCOL_TLS_SERVER, cluster)
-        if self.lets_in:  # a newcomer has no certificate yet; `node_of` distinguishes it from a member
+        if self.serves_joins:  # a newcomer has no certificate yet; `node_of` distinguishes it from a member
             self.server.verify_mode = ssl.CERT_OPTIONAL
             self.server.set_alpn_protocols([PROTOCOL, JOIN_PROTOCOL])
         self.server.num_tickets = 0  # no session is resumed

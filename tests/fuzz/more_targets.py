@@ -24,7 +24,7 @@ from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, exit_of, read_frame
 from peerload.agent.peers.address_file import AddressFile
 from peerload.agent.peers.connection import PeerConnection
-from peerload.agent.sensors.cpu_benchmark import kept_speed
+from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check
 from peerload.launcher.control_socket import AgentSocket, _starts_with_list
@@ -293,10 +293,10 @@ def state_file(raw: bytes) -> object:
             return Trust(_ca()[0], file).signed
         case 2:
             ill = GpuFaults("boot", file)
-            ill.begin("driver")
-            return ill.of("card")
+            ill.load("driver")
+            return ill.error_of("card")
         case 3:
-            return kept_speed(file)
+            return stored_speed(file)
         case _:
             return _redeemed(Invitations(file))
 

@@ -54,7 +54,7 @@ DECODERS = {
     "agent/launcher/connect.py:exit_of": "exit",
     "security/broker_tls.py:BrokerTls.context": USERS_OWN,
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
-    "agent/sensors/gpu_health.py:GpuFaults._kept": "state",
+    "agent/sensors/gpu_health.py:GpuFaults._stored": "state",
     "cli/demo/played_nvml.py:PlayedNvml._machine": USERS_OWN,
     "config/loader.py:_file": "config",
     "agent/completion/saving.py:OutputSaver._noted": OUR_OWN,

@@ -29,7 +29,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback counts as a network like any other, and nobody waits long before he looks; for answers, however long it takes."""
     monkeypatch.setattr(reachability, "is_loopback", lambda _address: False)
     monkeypatch.setattr(reachability, "CHECK_S", 0.05)
-    monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(reachability, "CHECK_EVERY_S", 0.2)
     monkeypatch.setattr(reachability, "DIAL_BACK_S", PATIENCE_S)
 
 

@@ -125,7 +125,11 @@ def test_ready_after_it_answers_and_alive_from_then_on(service: Service) -> None
     assert service.manager.until("READY")["STATUS"] == "node one: 0 running, 0 peers known"
     service.manager.until("WATCHDOG", 3)
     said = [told.get("STATUS", "") for told in service.manager.listen()]
-    trouble = [status.removeprefix("not well: ").split("; ") for status in said if status.startswith("not well: ")]
+    trouble = [
+        status.removeprefix("health check failed: ").split("; ")
+        for status in said
+        if status.startswith("health check failed: ")
+    ]
     assert all(" within " in words for each in trouble for words in each), "slow it may be, for this machine's sake"
 
 

@@ -13,7 +13,7 @@ import msgspec
 from peerload.agent.store.rows import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
-from peerload.agent.views.completion import completion_object
+from peerload.agent.views.task import completion_object
 from peerload.cli.common import verb_table
 from peerload.cli.verbs import doctor
 from peerload.core.estimates.history import DurationEstimates

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.accounts import output_files
 from peerload.agent.accounts.directory_cache import FileSystemStalled, stalled
+from peerload.agent.thread_pool import in_own_thread
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system.write_as_user import GONE, FileChanged
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -118,7 +119,7 @@ class UserServices:
         """Put parts of captured files into a file of the submitter's, from the place ``at`` on (launcher_results.append). Raises
         Changed, OSError, PeerloadError."""
         if not self.is_system:
-            await output_files.in_own_thread(lambda: output_files.append(path, segments, spec.umask, at, ends=ends))
+            await in_own_thread(lambda: output_files.append(path, segments, spec.umask, at, ends=ends))
             return
         parts = [(str(source), first, end) for source, first, end in segments]
         request = FileAppend(path, parts, spec.umask, at, ends, *self.submitter(spec, terms))

@@ -7,14 +7,13 @@ when a task is submitted, so that its user learns at once which of them cannot t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import threading
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from peerload.agent.loop_timeout import done_within
+from peerload.agent.thread_pool import in_own_thread
 from peerload.model.errors import SlowDown
 from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH
@@ -32,7 +31,6 @@ KEPT_MAX = 256
 LOOKS_MAX = 32
 """Bound on concurrent looks. A look that hangs in a dead mount keeps its thread. A request for one more directory is
 refused meanwhile, and nothing else waits: neither the threads of other work nor the end of the agent."""
-_LOOK = "directory"
 
 NODES_ASKED_MAX = 64
 """Bound on the nodes that are asked about the directory of one submission."""
@@ -81,33 +79,25 @@ class DirectoryCache:
         return found.result()
 
     def _start(self, directory: bytes) -> asyncio.Future[bool]:
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[bool] = loop.create_future()
-
-        def tell(here: bool) -> None:
-            del self._looks[directory]
-            if here:
-                if len(self._seen) >= KEPT_MAX:
-                    self._seen.clear()
-                self._seen[directory] = time.monotonic()
-            found.set_result(here)
-            if directory in self._late:
-                self._late.discard(directory)
-                if here:
-                    self._found_late(directory)
-
-        def look() -> None:
-            here = _may_enter(directory)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
-                loop.call_soon_threadsafe(tell, here)
-
         try:
-            threading.Thread(target=look, name=_LOOK, daemon=True).start()
-        except RuntimeError:
+            found = in_own_thread(lambda: _may_enter(directory))
+        except BlockingIOError:
             why = "the limit of processes is reached"
             raise SlowDown("working directories cannot be looked at: no thread can be made", why=why) from None
         self._looks[directory] = found
+        found.add_done_callback(lambda found: self._looked(directory, is_here=found.result()))
         return found
+
+    def _looked(self, directory: bytes, *, is_here: bool) -> None:
+        del self._looks[directory]
+        if is_here:
+            if len(self._seen) >= KEPT_MAX:
+                self._seen.clear()
+            self._seen[directory] = time.monotonic()
+        if directory in self._late:
+            self._late.discard(directory)
+            if is_here:
+                self._found_late(directory)
 
 
 def stalled(directory: bytes) -> FileSystemStalled:

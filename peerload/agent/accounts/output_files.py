@@ -7,24 +7,23 @@ permissions are kept.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 import re
 import stat
-import threading
 from typing import TYPE_CHECKING
 
 from peerload.agent.loop_timeout import done_within
 from peerload.agent.output.spool import open_output
 from peerload.agent.store.rows import SINGLE
+from peerload.agent.thread_pool import in_own_thread
 from peerload.launcher.system import write_as_user
 from peerload.launcher.system.write_as_user import FileChanged, Unwritable
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from peerload.model.submit_options import SubmitOptions
@@ -94,37 +93,7 @@ def check_patterns(terms: SubmitOptions, members: int) -> None:
             )
 
 
-# -- threads -----------------------------------------------------------------------------------------------------------
-
-
-async def in_own_thread(work: Callable[[], None]) -> None:
-    """Do it in a thread that holds up nothing but itself, should a dead mount hang: neither other work nor the agent's end.
-    Raises what it raises, and OSError (EAGAIN) if no thread can be made."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def tell(error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        error: Exception | None = None
-        try:
-            work()
-        except Exception as raised:  # noqa: BLE001 -- it is raised where it is waited for
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
-            loop.call_soon_threadsafe(tell, error)
-
-    try:
-        threading.Thread(target=run, name="result file", daemon=True).start()
-    except RuntimeError:
-        raise BlockingIOError(errno.EAGAIN, "no thread can be made: the limit of processes is reached") from None
-    await done
+# -- checks -------------------------------------------------------------------------------------------------------------
 
 
 class WritableChecks:
@@ -141,15 +110,16 @@ class WritableChecks:
             return
         if self._under_way >= CHECKS_MAX:
             raise SlowDown("too many files at once", why=f"{CHECKS_MAX} are being looked at")
+        try:
+            check = in_own_thread(lambda: _check(wanted))
+        except BlockingIOError as error:
+            raise SlowDown("files cannot be looked at", why=str(error.strerror)) from None
         self._under_way += 1
-        check = asyncio.ensure_future(in_own_thread(lambda: _check(wanted)))
         try:
             if not await done_within(check, CHECK_S_MAX):
                 shown = wanted[0].decode("utf-8", "backslashreplace")
                 raise BadRequest(f"{shown} cannot be written", why="its directory does not answer")
             check.result()
-        except BlockingIOError as error:
-            raise SlowDown("files cannot be looked at", why=str(error.strerror)) from None
         finally:
             check.cancel()
             self._under_way -= 1

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
-from peerload.agent.control.principal import Principal
 from peerload.agent.control.task_ids import REF, TaskIds, last_submission, refs_of
 from peerload.model import rules
 from peerload.model.errors import BadRequest, NotAllowed
@@ -33,6 +32,32 @@ if TYPE_CHECKING:
     from peerload.model.messages import Forward
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
+
+
+class Principal(msgspec.Struct, frozen=True, gc=False):
+    """Identity behind a request. who: the owner key of its tasks, "" = all tasks; user: displayed name; uid: on this
+    machine, -1 = none; node: the node that forwarded the request, "" = this one."""
+
+    who: str
+    user: str = ""
+    uid: int = -1
+    is_admin: bool = False
+    node: str = ""
+
+    @property
+    def counted_as(self) -> str:
+        """Key of its quotas. Users of another node without an account here share one, since a node could invent users."""
+        return f"{self.node}:" if self.node and self.uid < 0 else self.who
+
+    @property
+    def sees_all(self) -> bool:
+        """True if it may see the tasks of others."""
+        return self.is_admin or not self.who
+
+
+NOBODY = Principal("nobody:")
+"""The principal of a connection before authentication; it owns nothing."""
+
 
 HOPS_MAX = 1
 """Requests are forwarded once, from the node of the client; never to a third node."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.connection import Server
     from peerload.agent.control.quotas import Quotas
     from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.node_info import NodeInfo
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.config import AgentConfig
 
@@ -47,14 +48,14 @@ class LocalSocket:
 
     def __init__(
         self,
-        config: AgentConfig,
+        info: NodeInfo,
         server: Server,
         access: Authorization,
         quotas: Quotas,
         security: SecurityEvents,
         launcher: LauncherLink,
     ) -> None:
-        self._config = config
+        self._info = info
         self._requests = server
         self._launcher = launcher
         self._access = access
@@ -69,7 +70,7 @@ class LocalSocket:
     async def start(self, handed_over: socket.socket | None = None) -> None:
         """Listen. ``handed_over``: a socket of the service manager, which keeps it when this agent stops. Raises ConfigError
         if a running agent has the path, or it cannot be used."""
-        config = self._config
+        config = self._info.config
         self._keeps_name = handed_over is not None
         listener = listen(config) if handed_over is None else handed_over
         self._place = place(config.socket)
@@ -94,7 +95,7 @@ class LocalSocket:
     async def watch(self) -> None:
         """Recreate the socket if it was removed, and have the launcher recreate its own, until cancelled. A runtime directory
         is removed at logout, and old files in /tmp may be. A socket of somebody else is left alone."""
-        path, logged = self._config.socket, ""
+        path, logged = self._info.config.socket, ""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             self._launcher.look_for_socket()
@@ -121,8 +122,8 @@ class LocalSocket:
         self._is_closed = True
         if self._server is not None:
             self._server.close()
-            if not self._keeps_name and place(self._config.socket) == self._place:
-                remove(self._config.socket)
+            if not self._keeps_name and place(self._info.config.socket) == self._place:
+                remove(self._info.config.socket)
         for connection in list(self._connections):
             for task in list(connection.tasks):
                 task.cancel()
@@ -135,7 +136,7 @@ class LocalSocket:
             connection.caller = caller = self._access.local(connection.uid)
         except PeerloadError as error:
             return error
-        most = self._config.clients_max + (ADMIN_PLACES if self._access.is_system and connection.uid == 0 else 0)
+        most = self._info.config.clients_max + (ADMIN_PLACES if self._access.is_system and connection.uid == 0 else 0)
         if len(self._connections) >= most:
             self._security.tell("L3", f"uid {connection.uid}", "too many clients at a time")
             return SlowDown("too many clients", why=f"at most {most} at a time")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from peerload.agent.control.authorization import Principal
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.principal import Principal
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.reader import StoreReader
     from peerload.model.config import AgentConfig

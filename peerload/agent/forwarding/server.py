@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from peerload.agent.control.authorization import NOBODY
 from peerload.agent.control.connection import Connection, check_size, request_number
-from peerload.agent.control.principal import NOBODY
 from peerload.model import metrics, rules
 from peerload.model.errors import NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import FORWARDED_PART_BYTES_MAX, Forward, Forwarded, ForwardStop

@@ -86,8 +86,8 @@ class TrustDistribution:
         return self._send([new], self._local.reachable_peers())
 
     def read_again(self) -> int:
-        """Apply the statements in STATE/trust that are not known yet: somebody has put them there. → how many. Raises
-        ConfigError."""
+        """Apply the statements in STATE/trust that are not known yet; an administrator has put them there. Returns their
+        number. Raises ConfigError."""
         try:
             new = self.trust.take(self.trust.read().signed, time.time())
         except (BadRequest, OSError) as error:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from peerload.wire.control import Invite
 
 INVITES_FILE = "invites"
-PEERS_TOLD_MAX = 8
+PEERS_SENT_MAX = 8
 ARRIVES_WITHIN_S = 60.0
-"""How long a newcomer may take to come up; until then nobody else gets its name."""
+"""Time in which a newcomer has to come up; until then its name is reserved."""
 
 
 class Enrollment:
@@ -95,7 +95,7 @@ class Enrollment:
         return self._welcome(invite, key, request.node)
 
     def name_objection(self, node: str, let_in_at: float = 0.0, *, is_meant: bool = False) -> str:
-        """Why no newcomer may have this name now; empty if one may. let_in_at: when a newcomer last got it (Unix s).
+        """Reason why no newcomer may have this name now; empty if one may. let_in_at: when a newcomer last got it (Unix s).
         is_meant: the invitation is for this name alone.
 
         Whoever has the name of a member has its tasks: a member that is only away keeps its name."""
@@ -141,11 +141,11 @@ class Enrollment:
             for peer in self._node.membership
             if peer.state is PeerState.ALIVE and peer.identity.address
         )
-        return tuple(dict.fromkeys((self._info.identity.address, *others)))[:PEERS_TOLD_MAX]
+        return tuple(dict.fromkeys((self._info.identity.address, *others)))[:PEERS_SENT_MAX]
 
 
 def _has_gone_since(peer: PeerInfo, let_in_at: float) -> bool:
-    """True if the machine that was let in then (Unix s) has joined, and has left or died since."""
+    """True if the machine that got the name then (Unix s) has joined, and has left or died since."""
     at = now()
     changed_at = at.wall_s - (at.boot_s - peer.since_s)
     return peer.state in (PeerState.LEFT, PeerState.DEAD) and changed_at > let_in_at

@@ -1,4 +1,4 @@
-"""Join server: the connections of machines that ask to be let in, on the port of the peer links (told apart by ALPN).
+"""Join server: the connections of machines that ask to join, on the port of the peer links (told apart by ALPN).
 
 A newcomer shows no certificate, so its input is a stranger's: a few small frames, within seconds, from a few newcomers at a
 time. Every refusal comes after the same pause and gives no reason; an address that is refused too often is not served for a
@@ -47,7 +47,7 @@ _log = logging.getLogger("peerload.join")
 
 
 class Admission(Protocol):
-    """Decides who is let in."""
+    """Admission of newcomers."""
 
     def admit(self, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
         """Let a newcomer in, which was shown this certificate and nonce. Raises InvitationRefused."""
@@ -55,7 +55,7 @@ class Admission(Protocol):
 
 
 class Refusals:
-    """Recent refusals by address. They protect this node's time only: an address lets nobody in."""
+    """Recent refusals by address. They protect this node's time only: an address proves nothing."""
 
     def __init__(self) -> None:
         self._at: OrderedDict[str, deque[float]] = OrderedDict()
@@ -108,7 +108,7 @@ class JoinServer:
             newcomer.abort()
 
     def opened(self, newcomer: JoiningNode) -> bool:
-        """Whether this connection is served."""
+        """Count a connection. Returns whether it is served."""
         now_s = asyncio.get_running_loop().time()
         if self.refusals.are_too_many(newcomer.address, now_s):
             self._drop("refused too often", newcomer.address)

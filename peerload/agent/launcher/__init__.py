@@ -1,1 +1,1 @@
-"""The agent's end of the launcher: process, connection, heartbeat, protocol, environment of tasks."""
+"""The agent's side of the launcher: its process, the connection, the heartbeat, and the environment of tasks."""

@@ -1,6 +1,6 @@
-"""The agent's end of the launcher: what is said to it and what it says; another one if it is lost.
+"""The agent's connection to its launcher: requests and events; another launcher is started if it is lost.
 
-How one is found or started is `connect.py`.
+`connect.py` finds or starts a launcher.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from peerload.agent.launcher.connect import (
     SOCKET_NAME,
     LauncherError,
     exit_of,
-    listed,
+    fetch_list,
     open_or_start,
     read_frame,
 )
 from peerload.agent.launcher.heartbeat import Heartbeat
-from peerload.agent.launcher.process import GONE_S, is_alive, stays, wait_gone
+from peerload.agent.launcher.process import GONE_S, is_alive, is_still_there, wait_gone
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
 from peerload.launcher.protocol import (
     EndedEvent,
@@ -77,21 +77,21 @@ log = logging.getLogger("peerload.launcher")
 STOP_S_MAX = 5.0
 RESTART_S = 0.2
 CONNECTS_MAX = 3
-"""A launcher that hangs up is connected to again so often before the agent gives up starting."""
-ASKED_MAX = 1024
-ASK_S_MAX = 330.0
-"""What it does as a user may take as long as it lets that, and a little more."""
+"""Connections to a launcher that hangs up, before the agent gives up starting."""
+REPLIES_MAX = 1024
+REPLY_S_MAX = 330.0
+"""Timeout of what the launcher does as a user: its own timeout, and a little more."""
 FRAME_FILL_BYTES = 1 << 20
-"""A frame is sent when it holds this much; a single request may be larger."""
+"""A frame is sent when it has this size; a single request may be larger."""
 
-CUT_OFF = "its connection broke; it is there, and so are its tasks"
-MEASURED_S_MAX = 2.0
-"""It answers that at once, or it is busy: nobody waits longer for figures."""
+CONNECTION_BROKEN = "its connection broke; it is there, and so are its tasks"
+USAGE_S_MAX = 2.0
+"""Timeout of a usage request; the launcher answers at once, or is busy."""
 
 
 class LauncherLink:
-    """The connection to the launcher of ``process``; ``failed(why)`` is called if no more events can come. Requests of one loop
-    turn go in one frame."""
+    """The connection to the launcher of ``process``. failed(why): called if no more events can come. Requests of one turn of
+    the loop go in one frame."""
 
     _put: Callable[[Event | StdinFed], None]
 
@@ -106,19 +106,19 @@ class LauncherLink:
         self._directory = process.directory
         self._service_of = process.serves_node
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[str]] = {}
-        self._measured: dict[int, asyncio.Future[UsageEvent]] = {}
+        self._replies: dict[int, asyncio.Future[str]] = {}
+        self._usages: dict[int, asyncio.Future[UsageEvent]] = {}
         self._failed = failed
         self._output_bytes_max = output_bytes_max
         self._pid = 0
         self._run = ""
         self._protocol = 0
         self.units = ""
-        """How the launcher holds the processes of a task together: cgroup2 or bare; "" until it has answered."""
+        """How processes are contained: cgroup2 or bare; "" until the launcher has answered."""
         self.memory = ""
-        """How it limits their memory: cgroup2, cgroup1 or rlimit; "" until it has answered."""
+        """How memory is limited: cgroup2, cgroup1 or rlimit; "" until the launcher has answered."""
         self.unenforced: tuple[str, ...] = ()
-        """What it cannot hold, in words for people."""
+        """Sentences about what the launcher cannot enforce."""
         self._writer: asyncio.StreamWriter | None = None
         self._requests: list[bytes] = []
         self._flushing = False
@@ -136,11 +136,11 @@ class LauncherLink:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it was asked whether it is there, and did not answer in time."""
+        """Whether the launcher has not answered a ping in time."""
         return self._heartbeat.is_silent
 
     async def answers(self, within_s: float) -> bool:
-        """Whether there is one that answers within so many seconds."""
+        """Whether the launcher answers a ping within so many seconds."""
         return bool(self._pid) and await self._heartbeat.answers(within_s)
 
     def report_to(self, put: Callable[[Event | StdinFed], None]) -> None:
@@ -148,7 +148,8 @@ class LauncherLink:
         self._put = put
 
     async def start(self) -> LauncherReady:
-        """Find the launcher or start one. → what runs, what has ended unforgotten, and of what runs the frozen. Raises LauncherError."""
+        """Find the launcher or start one. → running tasks, exit records, and which tasks are frozen. Raises
+        LauncherError."""
         if not self._service_of:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         reader, listing = await self._connect_again()
@@ -158,22 +159,27 @@ class LauncherLink:
         return listing
 
     def _read_ended(self, reading: asyncio.Task[None]) -> None:
-        """Without its events no task would ever end: a bug here must stop the agent, not deafen it."""
+        """Stop the agent after a bug in the reader: without events no task would ever end."""
         if not reading.cancelled() and (error := reading.exception()) is not None:
             log.error("a bug", exc_info=error)
             if self._failed is not None:
                 self._failed(f"the launcher's events are lost: {error!r}")
 
-    def tell(self) -> None:
-        """Say in the log which launcher this is, and what it cannot hold. After `start` that is left to the caller, since
-        an agent that does not come up has only to say why."""
-        by = f"{self.units}, their memory by {self.memory}"
-        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, by)
+    def log_facts(self) -> None:
+        """Log which launcher this is, and what it cannot enforce. The caller decides when: an agent that fails to start
+        should log only why."""
+        log.info(
+            "launcher connected: pid=%d protocol=%d units=%s memory=%s",
+            self._pid,
+            self._protocol,
+            self.units,
+            self.memory,
+        )
         for what in self.unenforced:
-            log.info("not held: %s", what)
+            log.info("launcher does not enforce: %s", what)
 
     async def close(self) -> None:
-        """Let go of it; it and its tasks go on."""
+        """Close the connection; the launcher and its tasks go on."""
         self._closing = True
         self._heartbeat.stop()
         self._flush()
@@ -184,13 +190,13 @@ class LauncherLink:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self._process.let_go()
+        self._process.detach()
 
     async def stop_all(self) -> None:
-        """End its tasks and the launcher itself."""
+        """End all tasks, and the launcher."""
         self._closing = True
         self._heartbeat.stop()
-        if self._writer is None and self._reading is not None:  # one is on its way
+        if self._writer is None and self._reading is not None:  # another is being started
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
             with contextlib.suppress(LauncherError):
@@ -206,13 +212,13 @@ class LauncherLink:
         await asyncio.to_thread(self._process.wait)
 
     def resume(self) -> None:
-        """LauncherReady was taken note of: from here on requests go to the new launcher. Before that they are dropped,
-        since they were decided upon before the attempts of the old one were found dead."""
+        """Send requests again; LauncherReady was handled. Requests before that are dropped, since they were decided
+        before the attempts of the old launcher were found dead."""
         self._paused = False
 
     @property
     def run(self) -> str:
-        """What this run of the launcher calls itself; "" if it does not say."""
+        """The name of this run of the launcher."""
         return self._run
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -227,9 +233,9 @@ class LauncherLink:
         owner: int = -1,
         inside: str = "",
     ) -> None:
-        """Start a process; ``extra`` is added to its environment; ``source``: the file that its stdin is fed from; ``owner``: the
-        uid that its submitter has on this node, -1 = not known; ``inside``: the key of the running attempt whose working
-        directory, environment and unit it gets."""
+        """Start a process. extra: added to its environment. source: the file that feeds its stdin. owner: uid of its
+        submitter on this node, -1 = unknown. inside: key of the running attempt whose working directory, environment
+        and unit it gets."""
         spec, limit = action.spec, self._output_bytes_max
         mem_bytes = spec.request.mem_bytes
         request = SpawnRequest(
@@ -269,66 +275,65 @@ class LauncherLink:
         self._request(SignalRequest(key, number))
 
     def feed(self, key: str, size_bytes: int, *, has_ended: bool) -> None:
-        """The file that a task's stdin is fed from has so many bytes; ``has_ended``: that is all. `StdinFed` answers."""
+        """Report the size of the file that feeds a task's stdin; has_ended: it is complete. `StdinFed` answers."""
         self._request(StdinRequest(key, size_bytes, has_ended))
 
     def resize(self, key: str, rows: int, columns: int) -> None:
-        """The window of a task's terminal is another."""
+        """Set the window size of a task's terminal."""
         self._request(ResizeRequest(key, rows, columns))
 
     def set_lease(self, key: str, deadline_s: float, ts: float) -> None:
-        """Move the time at which a task is frozen; ``ts``: what that was granted for, kept with it."""
+        """Move the deadline of a task, granted for the message of ``ts``."""
         self._request(LeaseRequest(key, deadline_s, ts))
 
     def evict(self, key: str, reason: str) -> None:
-        """End a task that is frozen."""
+        """End a frozen task."""
         self._request(EvictRequest(key, reason))
 
     def look_for_socket(self) -> None:
-        """Have it make its socket anew if that is gone: the next agent could not reach it, nor its tasks."""
+        """Have the launcher restore its socket if it is gone: the next agent could not reach it, nor its tasks."""
         if not (self._directory / SOCKET_NAME).exists():
             self._request(ListenRequest())
 
     def forget(self, key: str) -> None:
-        """The exit record is not needed any more."""
+        """Drop an exit record."""
         self._request(ForgetRequest(key))
 
     async def ask(self, request: UserRequest) -> str:
-        """Have the launcher of all users do something as one of them → what was in the way, "" if nothing. Raises
-        LauncherError."""
-        if self._writer is None or self._paused or len(self._asked) >= ASKED_MAX:
+        """Have the launcher of all users act as one of them → why it was not done, "" if it was. Raises LauncherError."""
+        if self._writer is None or self._paused or len(self._replies) >= REPLIES_MAX:
             raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
         number = next(self._numbers)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        self._replies[number] = answer
         self._request(request.replace(id=number, node=self._service_of))
         try:
-            async with asyncio.timeout(ASK_S_MAX):
+            async with asyncio.timeout(REPLY_S_MAX):
                 return await answer
         except TimeoutError:
-            raise LauncherError("the launcher has not done in time what it was asked") from None
+            raise LauncherError("the launcher has not answered in time") from None
         finally:
-            self._asked.pop(number, None)
+            self._replies.pop(number, None)
 
     async def usage(self, keys: Sequence[str]) -> UsageEvent | None:
-        """Usage of these tasks now; None if the launcher does not answer in time."""
-        if self._writer is None or self._paused or len(self._measured) >= ASKED_MAX:
+        """Current usage of these tasks; None if the launcher does not answer in time."""
+        if self._writer is None or self._paused or len(self._usages) >= REPLIES_MAX:
             return None
         number = next(self._numbers)
         answer: asyncio.Future[UsageEvent] = asyncio.get_running_loop().create_future()
-        self._measured[number] = answer
+        self._usages[number] = answer
         self._request(UsageRequest(number, list(keys)))
         try:
-            async with asyncio.timeout(MEASURED_S_MAX):
+            async with asyncio.timeout(USAGE_S_MAX):
                 return await answer
         except TimeoutError:
             return None
         finally:
-            self._measured.pop(number, None)
+            self._usages.pop(number, None)
 
     def _request(self, request: Request) -> None:
         if self._writer is None or self._paused:
-            return  # LauncherReady will tell what is true then
+            return  # LauncherReady will report the state then
         self._requests.append(encode(request))
         if not self._flushing:
             self._flushing = True
@@ -337,7 +342,7 @@ class LauncherLink:
     def _flush(self) -> None:
         self._flushing = False
         requests, self._requests = self._requests, []
-        if self._writer is None or self._writer.is_closing():  # it has gone, which is noticed by who reads
+        if self._writer is None or self._writer.is_closing():  # the reader notices that it has gone
             return
         batch: list[bytes] = []
         size = 0
@@ -357,10 +362,10 @@ class LauncherLink:
     # -- connection ----------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
-        """Connect, starting the launcher if nobody answers, and ask for the list."""
+        """Connect, starting the launcher if nobody answers, and get the list."""
         reader, writer = await open_or_start(self._process)
         try:
-            listing = await listed(reader, writer, self._met)
+            listing = await fetch_list(reader, writer, self._note_facts)
         except BaseException:
             writer.close()
             raise
@@ -368,20 +373,19 @@ class LauncherLink:
         return reader, listing
 
     async def _connect_again(self) -> tuple[asyncio.StreamReader, LauncherReady]:
-        """The same, more than once: the launcher that took the connection may just have been ending. Raises
-        LauncherError."""
+        """Connect, more than once: the launcher that accepted may have been ending. Raises LauncherError."""
         why = ""
         for _ in range(CONNECTS_MAX):
             try:
                 return await self._connect()
             except LOST as error:
                 why = str(error) or type(error).__name__
-                log.warning("the launcher hung up: %s", why)
-        self._process.let_go()
+                log.warning("launcher closed the connection: error=%s", why)
+        self._process.detach()
         raise LauncherError("the launcher does not answer", why=why)
 
-    def _met(self, hello: ListedEvent) -> None:
-        """What it says of itself. Raises LauncherError."""
+    def _note_facts(self, hello: ListedEvent) -> None:
+        """Take note of what the launcher is. Raises LauncherError."""
         self._pid = hello.pid
         self._run = hello.run
         self.units = hello.units
@@ -389,38 +393,38 @@ class LauncherLink:
         self._protocol = hello.protocol
         self.memory = hello.memory
         if self._service_of and not hello.system:
-            raise LauncherError("the launcher is one user's own", why=f"it answers in {self._directory}")
+            raise LauncherError("this launcher serves one user only", why=f"it answers in {self._directory}")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Events until the launcher is lost; then another one, for ever."""
+        """Read events until the launcher is lost; then reconnect, for ever."""
         while True:
             lost = await self._events_until_lost(reader)
             if self._closing:
                 return
             self._heartbeat.stop()
-            is_there = await asyncio.to_thread(stays, self._pid)
-            log.warning("%s (%s)", CUT_OFF if is_there else "the launcher is lost; another one is started", lost)
+            is_there = await asyncio.to_thread(is_still_there, self._pid)
+            log.warning("launcher %s: error=%s", "connection broken" if is_there else "lost, starting another", lost)
             self._pid = 0
             if self._writer is not None:
                 self._writer.close()
             self._writer = None
             self._paused = True
             self._requests.clear()
-            for answer in self._asked.values():
+            for answer in self._replies.values():
                 if not answer.done():
                     answer.set_exception(LauncherError("the launcher went away"))
-            self._put(LauncherLost(CUT_OFF) if is_there else LauncherLost())
+            self._put(LauncherLost(CONNECTION_BROKEN) if is_there else LauncherLost())
             reader, ready = await self._reconnect()
-            self.tell()
+            self.log_facts()
             self._put(ready)
             self._heartbeat.start()
 
     async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
         try:
             while True:
-                told = await read_frame(reader)
-                self._heartbeat.heard()
-                for event in told:
+                events = await read_frame(reader)
+                self._heartbeat.received()
+                for event in events:
                     self._event(event)
         except LOST as error:
             return str(error) or type(error).__name__
@@ -431,7 +435,7 @@ class LauncherLink:
             try:
                 return await self._connect()
             except (LauncherError, *LOST) as error:
-                log.error("no launcher: %s", error)  # noqa: TRY400 -- said every time it fails; the story is in the error
+                log.error("cannot reach the launcher: error=%s", error)  # noqa: TRY400 -- logged for each try; the error says enough
                 await asyncio.sleep(RESTART_S)
 
     def _event(self, event: LauncherEvent) -> None:  # noqa: C901 -- one case for each event
@@ -443,11 +447,11 @@ class LauncherLink:
             case EndedEvent(key, record):
                 self._put(TaskEnded(key, exit_of(record)))
             case UserReply(number, why):
-                answer = self._asked.get(number)
+                answer = self._replies.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result(why)
             case UsageEvent(number):
-                measured = self._measured.get(number)
+                measured = self._usages.get(number)
                 if measured is not None and not measured.done():
                     measured.set_result(event)
             case StdinFed():
@@ -457,13 +461,13 @@ class LauncherLink:
             case ThawedEvent(key):
                 self._put(TaskFrozen(key, frozen=False))
             case PongEvent() | ListedEvent():
-                pass  # the heartbeat has heard it; a list is read before the events
+                pass  # the heartbeat has noticed it; the list is read before the events
             case _:
                 assert_never(event)
 
 
 def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes] | None:
-    """The variables of a task; None if what its home sent is no map: the launcher then ends it with a reason."""
+    """The variables of a task; None if its home sent no map: the launcher then ends the task with a reason."""
     try:
         return {**msgpack.unpackb(packed), **extra}
     except (ValueError, TypeError):

@@ -1,6 +1,6 @@
-"""How the agent reaches its launcher: its socket, its process if nobody answers there, and its frames.
+"""Connecting to the launcher: its socket, its process if nobody answers there, and its frames.
 
-What is said then is `launcher/client.py`.
+`client.py` speaks to it then.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ log = logging.getLogger("peerload.launcher")
 
 SOCKET_NAME = "launcher.sock"
 START_S_MAX = 15.0
-"""A new launcher first ends what its predecessor left, then answers."""
+"""Timeout of a start; a new launcher first kills what its predecessor left."""
 SERVICE_LOOK_S = 0.25
-"""One that its service starts is looked for this often."""
+"""Interval at which a launcher is tried that its service starts."""
 START_LOOK_S = 0.01
-"""A launcher on its way is looked for this often."""
+"""Interval at which a starting launcher is tried."""
 DATE_SET_S = 1.0
-"""A start that date and boot clock place farther apart than this: the date was set since."""
+"""A larger difference between date and boot clock means that the date was set."""
 SHORTAGES = ("", "memory", "gpu memory")
-"""Resources that the model knows an attempt to be short of."""
+"""Shortages that the model knows."""
 LOST = (OSError, asyncio.IncompleteReadError, LauncherProtocolError)
-"""What reading from a launcher raises that is gone or malformed; OSError is TimeoutError too."""
+"""Errors of reading from a launcher that is gone or malformed; OSError includes TimeoutError."""
 
 
 class LauncherError(PeerloadError):
@@ -72,20 +72,20 @@ async def open_or_start(
             if not started:
                 started = True
                 if is_service:
-                    log.info("waits for the launcher of all users in %s", directory)
+                    log.info("waiting for the launcher of all users: directory=%s", directory)
                 await asyncio.to_thread(process.start)
             elif time.monotonic() > deadline_s or process.has_failed():
-                process.let_go()
+                process.detach()
                 raise LauncherError(
                     "the launcher does not answer",
-                    why=process.last_words() or str(error.strerror),
+                    why=process.last_log_line() or str(error.strerror),
                     hint="systemctl status peerload-launcher" if is_service else "",
                 ) from None
             await asyncio.sleep(SERVICE_LOOK_S if is_service else START_LOOK_S)
 
 
 async def _open(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect by way of the directory's own descriptor: a long path does not fit into a socket's name."""
+    """Connect through a descriptor of the directory: a long path does not fit into a socket address."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
         return await asyncio.open_unix_connection(
@@ -95,10 +95,10 @@ async def _open(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWr
         os.close(fd)
 
 
-async def listed(
+async def fetch_list(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Callable[[ListedEvent], None]
 ) -> LauncherReady:
-    """Ask it for all it knows; ``met`` is called with what it says of itself."""
+    """Get the list of everything the launcher knows; ``met`` gets its last part, which describes the launcher."""
     writer.write(frame([encode(ListRequest())]))
     running: list[tuple[str, float, float]] = []
     ended: list[tuple[str, Exit]] = []
@@ -124,14 +124,15 @@ async def listed(
 
 
 def began_at(started_at: float, ran_s: float) -> float:
-    """When an attempt started, by the date as it is now: the boot clock says how long ago that was (``ran_s``, 0 = not told),
-    the date may have been set since."""
+    """Start of an attempt, by the current date: the boot clock says how long ago it was (``ran_s``, 0 = unknown); the
+    date may have been set since."""
     by_boot_clock = time.time() - ran_s
     return by_boot_clock if ran_s and abs(by_boot_clock - started_at) > DATE_SET_S else started_at
 
 
 def exit_of(record: ExitRecord) -> Exit:
-    """An exit record as the model has it, also that of a launcher that knows further shortages. Raises LauncherProtocolError."""
+    """An exit record as the model has it, even from a launcher that knows further shortages. Raises
+    LauncherProtocolError."""
     if record.out_of not in SHORTAGES:
         record = record.replace(out_of="")
     fields = record.fields() | {"usage": record.usage.fields() if record.usage is not None else {}}
@@ -142,7 +143,7 @@ def exit_of(record: ExitRecord) -> Exit:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> list[LauncherEvent]:
-    """What came next from it. Raises what is in LOST."""
+    """The events of the next frame. Raises what is in LOST."""
     size = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
     if size > FRAME_BYTES_MAX:
         raise LauncherProtocolError(f"a frame of {size} bytes from the launcher")

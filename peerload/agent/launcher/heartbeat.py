@@ -1,5 +1,5 @@
-"""Heartbeat of the launcher. One that was stopped, or hangs, breaks no connection: tasks would seem to run, and nobody
-would enforce their leases. So it is asked now and then, and who looks at this node is told when it does not answer."""
+"""Heartbeat of the launcher. A stopped or hanging launcher breaks no connection: tasks would seem to run, and nobody
+would enforce their leases. So the agent sends pings, and reports a launcher that does not answer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ if TYPE_CHECKING:
 ASK_EVERY_S = 10.0
 ANSWERS_WITHIN_S = 5.0
 WAITING_MAX = 16
-"""Who asks at the same time."""
+"""Bound on concurrent callers of `answers`."""
 LATE_S = 0.5
-"""If this agent itself did not run for so long when the answer was due, it may lie unread: it is given its time again."""
+"""If the agent itself was stalled for this long when the answer was due, the answer may be unread: it gets its time
+again."""
 
 
 class Heartbeat:
-    """``ask()`` sends a ping; ``changed(is_silent)`` is called when it has said nothing for ``within_s`` after one, and when
-    it says something again. One ping is on its way at a time."""
+    """ping(): sends a ping, one at a time. changed(is_silent): called when nothing was received for ``within_s`` after
+    a ping, and when something is received again."""
 
     def __init__(
         self,
-        ask: Callable[[], None],
+        ping: Callable[[], None],
         changed: Callable[[bool], None],
         every_s: float = ASK_EVERY_S,
         within_s: float = ANSWERS_WITHIN_S,
     ) -> None:
-        self._ask = ask
+        self._ping = ping
         self._changed = changed
         self._every_s = every_s
         self._within_s = within_s
@@ -39,24 +40,24 @@ class Heartbeat:
         self._waiting: list[asyncio.Future[bool]] = []
 
     def start(self) -> None:
-        """It has just answered."""
+        """Begin; the launcher has just answered."""
         self.stop()
-        self._in(self._every_s, self._beat)
+        self._schedule(self._every_s, self._send_ping)
 
     def stop(self) -> None:
-        """It is gone, or we are: nobody asks any more."""
+        """Stop; one side is gone."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
         self._is_asked = self.is_silent = False
 
     async def answers(self, within_s: float) -> bool:
-        """Ask now → whether it says something within so many seconds."""
+        """Ping now → whether anything is received within so many seconds."""
         waiting = asyncio.get_running_loop().create_future()
         if len(self._waiting) >= WAITING_MAX:
             return False
         self._waiting.append(waiting)
-        self._ask()
+        self._ping()
         try:
             async with asyncio.timeout(within_s):
                 return bool(await waiting)
@@ -66,8 +67,8 @@ class Heartbeat:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
 
-    def heard(self) -> None:
-        """It has said something."""
+    def received(self) -> None:
+        """Note that something was received."""
         self._is_asked = False
         for waiting in self._waiting:
             if not waiting.done():
@@ -76,23 +77,23 @@ class Heartbeat:
         if self.is_silent:
             self.is_silent = False
             self._changed(False)
-            self._in(self._every_s, self._beat)
+            self._schedule(self._every_s, self._send_ping)
 
-    def _in(self, seconds: float, call: Callable[[], None]) -> None:
+    def _schedule(self, seconds: float, call: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self._due_s = loop.time() + seconds
         self._timer = loop.call_later(seconds, call)
 
-    def _beat(self) -> None:
+    def _send_ping(self) -> None:
         self._is_asked = True
-        self._ask()
-        self._in(self._within_s, self._judge)
+        self._ping()
+        self._schedule(self._within_s, self._check)
 
-    def _judge(self) -> None:
+    def _check(self) -> None:
         if not self._is_asked:
-            self._in(max(self._every_s - self._within_s, 0.0), self._beat)
+            self._schedule(max(self._every_s - self._within_s, 0.0), self._send_ping)
         elif asyncio.get_running_loop().time() - self._due_s > LATE_S:
-            self._in(self._within_s, self._judge)
+            self._schedule(self._within_s, self._check)
         else:
             self.is_silent = True
             self._changed(True)

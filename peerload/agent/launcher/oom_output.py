@@ -1,5 +1,5 @@
-"""What a program says last, when it has run out of GPU memory (the words of the drivers and of what is built on them), or of
-room on a disk."""
+"""Detection of GPU memory and disk shortages in the last output of a program, by the messages of drivers and
+frameworks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit
 
 TAIL_BYTES_MAX = 64 << 10
-"""So much of the end of stderr is looked at."""
+"""Bytes of the end of stderr that are searched."""
 STDERR = 2
 _NO_ROOM = re.compile(rb"No space left on device|Disk quota exceeded")
-"""What the system calls it where there is no room (ENOSPC, EDQUOT)."""
+"""Messages of the system for ENOSPC and EDQUOT."""
 _WORDS = re.compile(
     rb"CUDA out of memory|HIP out of memory|XPU out of memory"  # PyTorch
     rb"|torch\.(?:cuda\.|xpu\.)?OutOfMemoryError"
@@ -37,14 +37,14 @@ _WORDS = re.compile(
 
 
 def says_out_of_gpu_memory(stderr: bytes) -> bool:
-    """Whether these last words of a program are those of one that had too little GPU memory."""
+    """Whether the end of a program's stderr says that it had too little GPU memory."""
     return _WORDS.search(stderr) is not None
 
 
 def with_shortages(spool: Spool, ended: Sequence[tuple[str, Exit]], full: str = "") -> tuple[tuple[str, Exit], ...]:
-    """The same attempts, those that failed marked if their stderr says that it was for want of GPU memory (whether they had
-    any is not looked at) or of room. full: the name of this node, if what they wrote could not be kept just now since its
-    disk is full. Reads files."""
+    """Exits with the shortage of GPU memory or disk space that the stderr of a failed attempt shows (whether
+    it had a GPU is not checked). full: the name of this node, if its disk is full and output may be lost. Reads files.
+    """
     return tuple((key, _without_room(spool, key, _with_shortage(spool, key, exit_), full)) for key, exit_ in ended)
 
 
@@ -57,7 +57,7 @@ def _with_shortage(spool: Spool, key: str, exit_: Exit) -> Exit:
 
 
 def _without_room(spool: Spool, key: str, exit_: Exit, full: str) -> Exit:
-    """With the reason that there was no room on a disk, where nothing else is known."""
+    """Add the reason that the disk was full, where nothing else is known."""
     if exit_.reason or exit_.out_of or not exit_.started_at:
         return exit_
     how = "ended" if exit_.exit_code == 0 else how_it_ended(exit_)

@@ -1,4 +1,4 @@
-"""The launcher as a process, seen by the agent: started in a session of its own, and looked after until it is gone."""
+"""The process of the launcher, seen by the agent: started in a session of its own, and watched until it is gone."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ import peerload
 from peerload.launcher.server import ALREADY_RUNS
 
 GONE_S = 0.2
-"""A launcher that hangs up is given so long to be gone: then another one is needed."""
+"""Time for a launcher that hangs up to end; after that it counts as there."""
 
 
 class LauncherProcess:
-    """The one that was started here for ``directory``, if any was: a launcher may be there that an earlier agent has
-    started. ``files_max``: how many files it and its tasks may have open, unless they ask for more; 0 = as many as we.
-    ``store``: the id of the database that it starts tasks for."""
+    """The launcher in ``directory``. An earlier agent may have started it. files_max: its limit of open files, 0 = the
+    agent's. store: the id of the database that it starts tasks for."""
 
     serves_node = ""
-    """It belongs to one agent."""
+    """The launcher belongs to one agent."""
 
     def __init__(self, directory: Path, files_max: int = 0, store: str = "") -> None:
         self.directory = directory
@@ -33,11 +32,11 @@ class LauncherProcess:
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start one. It takes milliseconds, with a large heap more: not for the loop's thread."""
+        """Start a launcher. Not for the loop's thread: it takes milliseconds, with a large heap more."""
         limit = _limit(self._files_max) if self._files_max else ""
-        self.let_go()
+        self.detach()
         self._popen = subprocess.Popen(
-            start_words(
+            command_line(
                 "server",
                 ["--directory", str(self.directory), *(["--store", self._store] if self._store else [])],
                 first=limit,
@@ -49,27 +48,27 @@ class LauncherProcess:
             close_fds=True,
         )
 
-    def let_go(self) -> None:
-        """What we started is meant to outlive us, and may outlive this object: Popen would warn that it does."""
+    def detach(self) -> None:
+        """Forget the process: it is meant to outlive the agent, and Popen would warn about that."""
         if self._popen is not None and self._popen.poll() is None:
             self._popen.returncode = 0
 
     def exit_code(self) -> int | None:
-        """Of the one that was started here; None if it runs, or none was."""
+        """Exit code of the process started here; None if it runs, or none was started."""
         return self._popen.poll() if self._popen is not None else None
 
     def has_failed(self) -> bool:
-        """Whether what we started has ended, other than because a launcher is there that does not answer yet."""
+        """Whether the process started here has failed, other than because another launcher is there already."""
         return self.exit_code() not in {None, ALREADY_RUNS}
 
     def wait(self, seconds_max: float | None = None) -> None:
-        """Return when it has ended, or after that long; at once if none was started here."""
+        """Return when the process started here has ended, or after that long."""
         if self._popen is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(seconds_max)
 
-    def last_words(self) -> str:
-        """The last line of its log; "" if there is none."""
+    def last_log_line(self) -> str:
+        """The last line of the launcher's log; "" if there is none."""
         try:
             lines = (self.directory / "launcher.log").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -78,37 +77,37 @@ class LauncherProcess:
 
 
 class LauncherService:
-    """A launcher that a service of its own runs for all users: it is waited for, and neither started nor ended. What
-    `LauncherProcess` has. serves_node: the node of the agent that uses it."""
+    """A launcher that a service runs for all users: it is waited for, but neither started nor ended. The interface of
+    `LauncherProcess`. serves_node: the node of the agent."""
 
     def __init__(self, directory: Path, serves_node: str) -> None:
         self.directory = directory
         self.serves_node = serves_node
 
     def start(self) -> None:
-        """Its service does that."""
+        """Do nothing: its service starts it."""
 
-    def let_go(self) -> None:
-        """It is not ours."""
+    def detach(self) -> None:
+        """Do nothing."""
 
     def exit_code(self) -> int | None:
-        """None was started here."""
+        """None: none was started here."""
         return None
 
     def has_failed(self) -> bool:
-        """Its service starts it again."""
+        """False: its service restarts it."""
         return False
 
     def wait(self, seconds_max: float | None = None) -> None:
-        """It is no child of ours."""
+        """Do nothing: it is no child of ours."""
 
-    def last_words(self) -> str:
-        """What is to be known of one that does not answer."""
+    def last_log_line(self) -> str:
+        """The explanation if it does not answer."""
         return f"nobody listens in {self.directory}; it is run by peerload-launcher.service"
 
 
-def start_words(module: str, flags: list[str], first: str = "") -> list[str]:
-    """The command line of a launcher that has loaded nothing but itself; ``first``: what it does before."""
+def command_line(module: str, flags: list[str], first: str = "") -> list[str]:
+    """The command line of a launcher that loads nothing but itself. first: code to run before."""
     root = str(Path(peerload.__file__).resolve().parent.parent)
     places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
     code = f"{first}import sys; sys.path[:0] = {places!r}; from peerload.launcher.{module} import main; main()"
@@ -116,13 +115,13 @@ def start_words(module: str, flags: list[str], first: str = "") -> list[str]:
 
 
 def _limit(files_max: int) -> str:
-    """What makes a process have this limit, as it does so itself: what runs between fork and exec makes starting slow."""
+    """Code that sets the limit of open files in the new process; code between fork and exec would make starting slow."""
     name = "resource.RLIMIT_NOFILE"
     return f"import resource; resource.setrlimit({name}, ({files_max}, resource.getrlimit({name})[1])); "
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Whether a process runs; zombies do not."""
     if not pid:
         return False
     try:
@@ -133,7 +132,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is such a process of another user, which /proc does not show to us."""
+    """Whether there is such a process of another user, hidden from our /proc."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -143,14 +142,14 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-def stays(pid: int) -> bool:
-    """Whether a launcher that hung up is there all the same."""
+def is_still_there(pid: int) -> bool:
+    """Whether a launcher that hung up is still there."""
     wait_gone(pid, GONE_S)
     return is_alive(pid)
 
 
 def wait_gone(pid: int, seconds_max: float) -> None:
-    """Return when this process has ended, or after that long. It need not be our child: the kernel tells by pidfd."""
+    """Return when a process has ended, or after that long. It need not be a child."""
     try:
         pidfd = os.pidfd_open(pid)
     except (ProcessLookupError, OSError):

@@ -1,8 +1,8 @@
-"""What a task sees of what it was given: the environment variables of its cores and its devices.
+"""Environment variables of tasks about their cores and devices.
 
-GPUs are named by their own names, not by number: a process that is started with a part of them numbers these anew. A task
-that asked for no GPU sees none, so that nobody strays onto one. What is only good advice (threads, how frameworks take
-memory) is left as the user has set it; which devices a task has is not the user's to say.
+GPUs are given by name, not by number, since a process that gets some of them numbers these anew. A task that asked for
+no GPU sees none. Variables that are mere advice (threads, memory of frameworks) are left as the user has set them;
+those that assign devices are not.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from peerload.model.resources import ResourceRequest
 
 IDS = "{ids}"
-"""In the variables of the config: the names of those devices that a task was given, with commas between."""
+"""Placeholder in the variables of the config: the names of the task's devices of that kind, separated by commas."""
 KNOWN_BY_NAME = "nvidia"
 ADVICE = frozenset(
     {"OMP_NUM_THREADS", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH"}
 )
-"""What the submitter may have set otherwise."""
+"""Variables that the submitter may override."""
 SHARE_MIN = 0.01
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What one attempt was given. devices: in the order granted, GPUs and others; is_exclusive: nobody joins it on its
-    GPUs; promised_bytes: of each GPU what it asked for, or all there is to give if it is alone; 0 = nothing was said."""
+    """The devices of one attempt. devices: in the order granted, GPUs and others. is_exclusive: its GPUs are not
+    shared. promised_bytes: memory on each GPU, 0 = unknown."""
 
     devices: tuple[Device, ...] = ()
     is_exclusive: bool = False
@@ -40,7 +40,7 @@ class Given(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """The GPUs among them."""
+        """The GPUs among the devices."""
         return tuple(device for device in self.devices if device.kind == GPU)
 
     @property
@@ -52,7 +52,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 def given(key: str, names: Iterable[str], ledger: DeviceLedger) -> Given:
-    """What the attempt of this key holds of the devices of these ids."""
+    """The devices that the attempt of this key holds, among these ids."""
     states = [ledger.states[name] for name in names if name in ledger.states]
     grants = [state.grants[key] for state in states if state.device.kind == GPU and key in state.grants]
     is_exclusive = any(grant.ask.is_exclusive for grant in grants)
@@ -65,7 +65,7 @@ def given(key: str, names: Iterable[str], ledger: DeviceLedger) -> Given:
 def variables(
     request: ResourceRequest, held: Given, config: Sequence[DeviceConfig], own: Mapping[bytes, bytes]
 ) -> dict[str, str]:
-    """The variables to be added; ``own``: those that the task brings; config: the `[[device]]` of this node."""
+    """The variables to add. own: those that the task brings. config: the `[[device]]` tables of this node."""
     found = {
         "PEERLOAD_CPUS": f"{request.cpus:g}",
         "PEERLOAD_MEM_BYTES": str(request.mem_bytes),
@@ -94,7 +94,7 @@ def _of_gpus(held: Given) -> dict[str, str]:
 
 
 def _of_sharing(held: Given) -> dict[str, str]:
-    """Frameworks that take nearly the whole card at once are told not to."""
+    """Variables that keep frameworks from taking nearly the whole card at once."""
     found = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     smallest = min((gpu.mem_bytes for gpu in held.gpus if gpu.mem_bytes), default=0)
     if held.promised_bytes and smallest:
@@ -104,12 +104,12 @@ def _of_sharing(held: Given) -> dict[str, str]:
 
 
 def _cuda_name(gpu: Device) -> str:
-    """Its own name; its number where nothing else is known of it."""
+    """The name of a GPU for CUDA; its number where the name is unknown."""
     return gpu.name if gpu.id.startswith(KNOWN_BY_NAME + ":") else str(gpu.index)
 
 
 def _of_others(held: Given, config: Sequence[DeviceConfig]) -> dict[str, str]:
-    """`PEERLOAD_FPGA=f0,f1` for each kind, and what the config says besides."""
+    """`PEERLOAD_FPGA=f0,f1` for each kind, and the variables of the config."""
     by_kind: dict[str, list[str]] = {}
     for device in held.devices:
         if device.kind != GPU:

@@ -196,7 +196,7 @@ class _Outgoing(NamedTuple):
 
 
 class BusOwner(CopyObserver, Protocol):
-    """What the agent does with what comes from the broker."""
+    """Receiver of what comes from the broker."""
 
     def from_bus(self, envelope: Envelope, /, *, retained: bool) -> None:
         """Advice came from another node."""
@@ -243,7 +243,7 @@ class MqttBus:
         self.is_echoed = False
         """True if the broker in use passes on what this node publishes: its own State has come back."""
         self.unavailable_because = "it has not answered yet"
-        """Why no broker is in use; empty while one is."""
+        """Error of the last attempt; empty while a broker is in use."""
 
     @property
     def connected(self) -> bool:

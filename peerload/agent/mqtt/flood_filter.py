@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WINDOW_S = 5.0
 """Messages are judged in windows of this length."""
 FLOOD_MAX = 1000
-"""So many messages in one window are a flood …"""
+"""Messages in one window that are a flood …"""
 NEW_PART_MIN = 0.1
 """… if less than this part of them was new."""
 MUTED_S = 60.0

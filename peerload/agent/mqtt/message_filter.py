@@ -91,7 +91,7 @@ class Topics:
 
 
 class _Topical(Protocol):
-    """What `Received` uses of a message of the library."""
+    """Attributes of the library's messages that `Received` uses."""
 
     @property
     def topic(self) -> object: ...
@@ -225,7 +225,7 @@ class AdviceFilter:
             self._observer.copy_reported(other)
 
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
-        """Why this envelope is not believed; empty if it is."""
+        """Reason why this envelope is not believed; empty if it is."""
         is_state = self._topics.kind(topic) == "state"
         is_for_all = is_state or self._topics.kind(topic) == "ask"
         if envelope.cluster != self._topics.cluster:

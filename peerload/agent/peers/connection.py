@@ -48,9 +48,9 @@ BUFFERED_BYTES_MAX = 1 << 20
 STALLED_S = 20.0
 """A peer that reads nothing for so long while this node has something to write is disconnected."""
 STREAM_STALLED_S = 600.0
-"""The same for an output stream, whose reader may be a person."""
+"""Limit for an output stream, whose reader may be a person."""
 FORWARD_STALLED_S = 21_600.0
-"""The same for a forwarded request, whose answer may be read in a pager."""
+"""Limit for a forwarded request, whose answer may be read in a pager."""
 FRAMES_PER_S_MAX = 20_000
 """A peer that sends more frames is not read again before the next second."""
 KEEPALIVE_IDLE_S = 10
@@ -86,7 +86,7 @@ class Owner(Protocol):
 
 
 class Links(Owner, Protocol):
-    """What the parts of `PeerLinks` use of it."""
+    """Interface of `PeerLinks` for its parts."""
 
     def send(self, dst: str, message: Message) -> None:
         """Send a message over a link."""
@@ -126,7 +126,7 @@ class PeerConnection(asyncio.Protocol):
         """Loop time of the last message that was more than membership traffic, and of the last message at all."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._held_for: set[str] = set()
+        self._paused_for: set[str] = set()
         self._is_lost = False
         self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
@@ -201,7 +201,7 @@ class PeerConnection(asyncio.Protocol):
     def _take_frames(self) -> int:
         """Handle each complete frame in the buffer, until reading is paused. Returns the number of bytes handled."""
         start, end = 0, len(self._buffer)
-        while end - start >= HEADER_BYTES and not self.is_closed and not self._held_for:
+        while end - start >= HEADER_BYTES and not self.is_closed and not self._paused_for:
             size = int.from_bytes(self._buffer[start : start + HEADER_BYTES], "big")
             limit = peer.DATA_BYTES_MAX if self.hello is not None else HELLO_BYTES_MAX
             if size > limit:
@@ -245,7 +245,7 @@ class PeerConnection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._is_lost = True
-        self._held_for.clear()
+        self._paused_for.clear()
         self.data_received(b"")  # complete frames that came while reading was paused
         self.is_closed = True
         self._read_timeout.stop()
@@ -317,23 +317,23 @@ class PeerConnection(asyncio.Protocol):
         """Read nothing more until `resume_reading` for the same reason; frames that have come already wait."""
         if self._is_lost:
             return  # what is left is handled to its end
-        self._held_for.add(why)
+        self._paused_for.add(why)
         if self._transport is not None and not self._transport.is_closing():
             self._read_timeout.pause(paused=True)
             self._transport.pause_reading()
 
     def resume_reading(self, why: str) -> None:
         """Go on, first with the frames that have come, unless there are other reasons not to."""
-        self._held_for.discard(why)
-        if not self._held_for:
+        self._paused_for.discard(why)
+        if not self._paused_for:
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        if self._held_for or self._transport is None or self._transport.is_closing():
+        if self._paused_for or self._transport is None or self._transport.is_closing():
             return
         self._read_timeout.pause(paused=False)
         self.data_received(b"")
-        if not self._held_for and not self._transport.is_closing():
+        if not self._paused_for and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _refuse(self, why: str) -> None:
@@ -445,7 +445,7 @@ class ConnectionRegistry:
 
 NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"
 NO_MEMBER = "what answers there is no node of the cluster"
-"""Why a dial failed, as the peer that could not be dialled is told."""
+"""Kinds of failed dials, as they are reported to the peer that could not be dialled."""
 
 
 async def dial(address: str, who: str, tls: Credentials, make: Callable[[], PeerConnection]) -> PeerConnection:

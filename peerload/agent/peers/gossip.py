@@ -37,7 +37,7 @@ LOOKUPS_MAX = 3
 """Concurrent lookups, a thread each of the shared pool, so that names without an answer block nothing else. A name beyond
 that is looked up when something is sent there again."""
 NAME_S = 60.0
-"""How long the address of a host name is cached."""
+"""Life of a cached address of a host name."""
 
 LAG_TICK_S = 0.5
 """Interval of the lag checks: a stall is reported too short by at most this."""

@@ -69,7 +69,7 @@ _log = logging.getLogger("peerload.peer")
 
 
 class LinkOwner(Protocol):
-    """What the agent does with what comes over its links."""
+    """Receiver of what comes over the links."""
 
     def deliver(self, src: str, message: Message, /) -> None:
         """A message of a peer came."""
@@ -93,7 +93,7 @@ class LinkOwner(Protocol):
 class PeerLinks:
     """The links of one node. `start` listens; `dial` finds a member by address; `send` reaches one by name.
 
-    newcomers: serves those who ask to join; None: nobody is let in here. peers_max: links to more peers are refused.
+    newcomers: serves the join protocol; None: joining is not possible here. peers_max: links to more peers are refused.
     """
 
     _owner: LinkOwner
@@ -126,11 +126,11 @@ class PeerLinks:
     # -- for the agent -----------------------------------------------------------------------------------------------
 
     def report_to(self, owner: LinkOwner) -> None:
-        """Set who is told what comes over the links, before anything is dialled or listens."""
+        """Set the receiver of what comes over the links, before anything dials or listens."""
         self._owner = owner
 
     async def start(self, host: str, port: int, advertise: str = "") -> str:
-        """Listen → the `HOST:PORT` where. Other nodes are told to dial ``advertise``, if that is not empty. Raises
+        """Listen → the `HOST:PORT`. ``advertise``: the address that is published instead, if it is not empty. Raises
         ConfigError if the address cannot be used."""
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
         address = await self._listener.start(host, port)

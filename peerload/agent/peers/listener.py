@@ -152,7 +152,7 @@ class Listener:
         protocol.connection_made(transport)
 
     def _refused(self, connection: asyncio.BaseProtocol, address: str, why: str) -> None:
-        """Count a connection that was refused, and log it now and then; its other end is told nothing."""
+        """Count a connection that was refused, and log it now and then; the other end gets no reason."""
         self.strangers.pop(connection, None)
         self._links.drop(f"no proof: {why}", address)
         now_s = asyncio.get_running_loop().time()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.node_info import now
-from peerload.agent.sensors.cpu_benchmark import kept_speed
+from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.core.membership.membership import PeerState
 from peerload.model import events
@@ -48,7 +48,7 @@ class LocalNode:
         return self._info.identity
 
     def listens_at(self, address: str) -> None:
-        """Set the `HOST:PORT` that other nodes are told to dial."""
+        """Set the published `HOST:PORT` of this node."""
         self._info.identity = msgspec.structs.replace(self._info.identity, address=address)
         self._node.state.identity = self._info.identity
 
@@ -123,7 +123,7 @@ def speed_file(config: AgentConfig) -> Path:
 
 def speed_of(config: AgentConfig) -> float | None:
     """The configured speed of this node, else the measured one; None if there is neither."""
-    return config.speed or kept_speed(speed_file(config))
+    return config.speed or stored_speed(speed_file(config))
 
 
 def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) -> Profile:

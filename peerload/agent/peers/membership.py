@@ -37,7 +37,7 @@ ADDRESS_FILE = "addresses"
 PORT_TRIES_MAX = 20
 """Attempts to find a port that is free for TCP and UDP, where any will do."""
 SOURCE_S = 30.0
-"""How long the source address of a node's last datagram is used instead of the address in its identity: behind address
+"""Time for which the source address of a node's last datagram is used instead of the address in its identity: behind address
 translation the two differ, and the way back closes when it is not used."""
 SOURCES_MAX = 1000
 WRITE_S = 1.0
@@ -109,7 +109,7 @@ class Members:
 
     @property
     def listens_at(self) -> str:
-        """The `HOST:PORT` where this node listens; other nodes may be told another."""
+        """The `HOST:PORT` where this node listens; the published address may be another."""
         return self._file.listen
 
     async def listen(self) -> str:
@@ -216,7 +216,7 @@ class Members:
             facts.clock_ahead_s = hello.wall_at - time.time()
 
     def facts_of(self, node: str) -> PeerFacts | None:
-        """What is known of this peer for `peerload doctor`."""
+        """Facts about this peer for `peerload doctor`."""
         return self._facts.get(node)
 
     def _facts_of(self, node: str) -> PeerFacts:

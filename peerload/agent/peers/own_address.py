@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.event_log import EventLog
     from peerload.model.config import AgentConfig
 
-LOOK_EVERY_S = 3.0
+CHECK_EVERY_S = 3.0
 GONE_FOR = 2
 """Checks in a row that have to agree: an address is missing for a moment while its interface is configured."""
 
@@ -37,12 +37,12 @@ _log = logging.getLogger("peerload.peer")
 
 
 def followed(config: AgentConfig, origins: Mapping[str, str]) -> AgentConfig:
-    """The same settings; if the address that joining chose is gone, with another one of this machine."""
+    """The settings; if the address that joining chose is gone, with another address of this machine."""
     address = _moved(config, origins, config.peer)
     if not address:
         return config
     _log.warning("listen address changed: old=%s new=%s", config.listen, address)
-    _keep(config, address)
+    _save(config, address)
     return msgspec.structs.replace(config, listen=address)
 
 
@@ -59,7 +59,7 @@ class AddressWatch:
         """Check until the agent restarts."""
         config, warned, seen = self._info.config, False, 0
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             others = [address for address in self._local.peer_addresses() if address]
             address = _moved(config, self._info.origins, [*others, *config.peer]) or self._seen_otherwise()
             seen = seen + 1 if address else 0
@@ -114,7 +114,7 @@ def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str
 
 
 def _towards(host: str) -> str:
-    """The address of this machine on the way to that host; empty if there is none."""
+    """The source address of packets to that host; empty without a route."""
     try:
         return source_address(host)
     except OSError:
@@ -140,7 +140,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _keep(config: AgentConfig, address: str) -> None:
+def _save(config: AgentConfig, address: str) -> None:
     """Write the address down for the next start."""
     try:
         found = node_identity_file.read(Path(config.state))

@@ -95,11 +95,11 @@ class PeerEntry:
         self.reached = ""
         """The address where the last dial succeeded; empty after a failure."""
         self.unreached = ""
-        """Why the last dial of its address failed; empty if it did not, or there was none."""
+        """Error of the last dial of its address; empty if it succeeded, or there was none."""
         self.has_dialled_us = False
         """True if the peer has dialled this node, and has not reported since that it cannot."""
         self.cannot_reach_us = ""
-        """Why the peer cannot dial this node, as it reports."""
+        """Error of the peer's dials of this node, as it reports."""
         self.dial_back_failure = "", 0.0, ""
         """Address, loop time and reason of the last failure to dial the peer back."""
         self.is_checked = False
@@ -109,7 +109,7 @@ class PeerEntry:
 
     @property
     def address(self) -> str:
-        """Where the peer can be dialled by its own account; empty if not known."""
+        """The published address of the peer; empty if not known."""
         return self.identity.address if self.identity is not None else ""
 
     def dial_succeeded(self, address: str) -> None:
@@ -240,7 +240,7 @@ class PeerTable:
         return True
 
     def refusal(self, peer: PeerEntry | None, hello: Hello) -> str:
-        """Why a peer whose name is its own is not admitted; empty if it is. ``peer`` is None if the table is full."""
+        """Reason why a peer without a name clash is not admitted; empty if it is. ``peer`` is None if the table is full."""
         identity, other = hello.identity, _linked(peer)
         if peer is None or (not peer.links and self._linked_count() >= self._peers_max):
             self.drop("too many peers", identity.node)

@@ -34,9 +34,9 @@ CHECK_S = 2.0
 """Delay of the check whether a peer that has dialled this node can be dialled; jitter makes it up to twice as long."""
 CHECK_AGAIN_S = 300.0
 """Interval of further checks of a linked peer that cannot be dialled."""
-LOOK_EVERY_S = 5.0
+CHECK_EVERY_S = 5.0
 """Interval at which a node that some peers cannot dial looks for members without a link …"""
-DIALS_PER_LOOK_MAX = 16
+DIALS_PER_CHECK_MAX = 16
 """… and how many of them it dials at a time."""
 TRY_AGAIN_S = 60.0
 """Interval of its dials of a member that it cannot reach either."""
@@ -84,7 +84,7 @@ class Reachability:
 
     def start(self) -> None:
         """Start the periodic checks."""
-        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._check_all)
 
     def stop(self) -> None:
         """Stop the checks."""
@@ -116,8 +116,8 @@ class Reachability:
         return bool(peer.reached) and peer.reached == peer.address
 
     def route(self, node: str) -> tuple[str, str]:
-        """Who can dial: `both`, as far as is known; only `ours` or only `theirs` leads to the other; or `none`. And why not
-        the other direction."""
+        """Directions that can be dialled: `both`, as far as is known, `ours`, `theirs` or `none`; and the error of the
+        other direction."""
         peer = self._table.get(node)
         if peer is None:
             return "both", ""
@@ -160,7 +160,7 @@ class Reachability:
         finally:
             peer.is_checked = False
 
-    def _look(self) -> None:
+    def _check_all(self) -> None:
         self.start()
         now_s = asyncio.get_running_loop().time()
         for peer in self._table.entries.values():
@@ -172,7 +172,7 @@ class Reachability:
         """If some peer cannot dial this node, make a link to each member that has never dialled it."""
         if self._is_stopped or not any(peer.cannot_reach_us for peer in self._table.entries.values()):
             return
-        now_s, left = asyncio.get_running_loop().time(), DIALS_PER_LOOK_MAX
+        now_s, left = asyncio.get_running_loop().time(), DIALS_PER_CHECK_MAX
         for identity in self._local.alive_peers():
             peer = self._table.get(identity.node)
             if peer is not None:
@@ -241,7 +241,7 @@ class Reachability:
             del self._requested[number]
 
     def stream_opened(self, connection: PeerConnection, hello: Hello) -> bool:
-        """Hand a stream that a peer has opened by request to whoever requested it. False if nobody did."""
+        """Hand over a stream that a peer has opened by request. False if it was not requested."""
         requested = self._requested.get(hello.back)
         if requested is None or requested.node != hello.identity.node or requested.opened.done():
             connection.reason = "a stream that nobody asked for"

@@ -120,7 +120,7 @@ class Streams:
         connection.close("too many streams")
 
     def _admit(self, connection: PeerConnection, message: Message) -> bool:
-        """Whether there is a place for the first request of this stream."""
+        """Check the limits at the first request of a stream. False: it is refused, and closed."""
         if connection not in self._unasked:
             return True
         is_forward = isinstance(message, Forward | ForwardStop)

@@ -48,7 +48,6 @@ class AttachRequests:
         self._node = node
         self._client_numbers: dict[Connection, int] = {}
         self._last_number = 0
-        self._grace_timers: list[asyncio.TimerHandle] = []
         self._watched: set[Connection] = set()
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
@@ -164,7 +163,7 @@ class AttachRequests:
                 continue
             if not (source.has_ended or source.was_left):
                 loop = asyncio.get_running_loop()
-                self._grace_timers.append(loop.call_later(FEEDER_GRACE_S, self._end_abandoned, task.uid))
+                loop.call_later(FEEDER_GRACE_S, self._end_abandoned, task.uid)
 
     def _end_abandoned(self, uid: bytes) -> None:
         task = self._node.home.tasks.get(uid)
@@ -177,8 +176,3 @@ class AttachRequests:
     def changed(self, action: TaskChanged) -> None:
         """A task of this home has a new record."""
         self._forwarding.changed(action)
-
-    def close(self) -> None:
-        """Cancel the timers."""
-        for handle in self._grace_timers:
-            handle.cancel()

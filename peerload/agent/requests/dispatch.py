@@ -11,20 +11,17 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.connection import Connection
     from peerload.agent.requests.attach import AttachRequests
-    from peerload.agent.requests.clean import CleanRequests
     from peerload.agent.requests.cluster_commands import ClusterCommands
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.requests.event_stream import EventRequests
     from peerload.agent.requests.exec_in_task import ExecRequests
     from peerload.agent.requests.live_usage import LiveUsage
     from peerload.agent.requests.node_commands import NodeCommands
     from peerload.agent.requests.output_stream import OutputRequests
     from peerload.agent.requests.overview import OverviewCache
-    from peerload.agent.requests.show import ShowRequests
     from peerload.agent.requests.status import StatusRequests
     from peerload.agent.requests.submissions import Submissions
-    from peerload.agent.requests.task_commands import TaskCommands
-    from peerload.agent.requests.task_lists import TaskLists
+    from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
+    from peerload.agent.requests.task_queries import EventRequests, TaskQueries
     from peerload.agent.requests.wait_request import WaitRequests
     from peerload.agent.requests.why import WhyRequest
 
@@ -142,16 +139,14 @@ class Queries:
     def __init__(
         self,
         reads: DurableReads,
-        lists: TaskLists,
-        shows: ShowRequests,
+        tasks: TaskQueries,
         why: WhyRequest,
         usage: LiveUsage,
         events: EventRequests,
         overviews: OverviewCache,
     ) -> None:
         self._reads = reads
-        self._lists = lists
-        self._shows = shows
+        self._tasks = tasks
         self._why = why
         self._usage = usage
         self._events = events
@@ -161,15 +156,15 @@ class Queries:
         """The work that answers it."""
         match request:
             case control.Tasks():
-                return self._lists.tasks(connection, request)
+                return self._tasks.tasks(connection, request)
             case control.Select():
-                return self._lists.select(connection, request)
+                return self._tasks.select(connection, request)
             case control.History():
-                return self._lists.history(connection, request)
+                return self._tasks.history(connection, request)
             case control.Remote():
-                return self._lists.remote(connection, request)
+                return self._tasks.remote(connection, request)
             case control.Show():
-                return self._shows.show(connection, request)
+                return self._tasks.show(connection, request)
             case control.Events():
                 return self._events.events(connection, request)
             case control.Why():

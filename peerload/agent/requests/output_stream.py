@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
+    from peerload.agent.requests.client_events import TaskWatch, TaskWatches
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.requests.task_watch import TaskWatch, TaskWatches
     from peerload.agent.store.store import Store
     from peerload.core.node import Node
     from peerload.core.work import RemoteTask

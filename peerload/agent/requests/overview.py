@@ -22,12 +22,10 @@ from peerload.core.work import HomePhase, RemotePhase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.agent.control.authorization import Authorization
-    from peerload.agent.control.principal import Principal
+    from peerload.agent.control.authorization import Authorization, Principal
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
-    from peerload.agent.views.agent import AgentView
-    from peerload.agent.views.cluster import ClusterView
+    from peerload.agent.views.agent import AgentView, ClusterView
     from peerload.agent.views.node import NodesView
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node

@@ -8,12 +8,11 @@ from peerload.model import metrics
 from peerload.policy import registry
 
 if TYPE_CHECKING:
-    from peerload.agent.control.principal import Principal
+    from peerload.agent.control.authorization import Principal
     from peerload.agent.inbox import Inbox
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.store.store import Store
-    from peerload.agent.views.agent import AgentView
-    from peerload.agent.views.diagnostics import DiagnosticsView
+    from peerload.agent.views.agent import AgentView, DiagnosticsView
     from peerload.agent.views.node import NodesView
     from peerload.core.node import Node
 

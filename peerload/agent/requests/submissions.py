@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.accounts.directory_cache import DirectoryQueries
-    from peerload.agent.control.authorization import Authorization
+    from peerload.agent.control.authorization import Authorization, Principal
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.core_requests import CoreRequests
-    from peerload.agent.control.principal import Principal
     from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.requests.attach import AttachRequests

@@ -1,14 +1,15 @@
-"""The verbs that change tasks and groups: cancel, signal, hold, release, prio and group.
+"""The verbs that change tasks and groups: cancel, signal, hold, release, prio, group and clean.
 
-Each is put to the core as an event, whose answer is sent once its decision is durable.
+All but clean are put to the core as events, whose answers are sent once its decision is durable.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.agent.store.pruning import RemovalCriteria
 from peerload.core.tasks.groups import group_dict, own_part
-from peerload.model.errors import NoSuchTask
+from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import (
     CancelRequested,
     GroupRequested,
@@ -20,6 +21,7 @@ from peerload.model.events import (
 )
 
 if TYPE_CHECKING:
+    from peerload.agent.completion.retention import Removed, TaskRemover
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.core_requests import CoreRequests
@@ -113,3 +115,50 @@ class TaskCommands:
             return
         found = [own_part(group, lambda task: self._access.sees(caller, task)) for group in groups]
         connection.ok(request.id, {"groups": [group for group in found if group is not None]})
+
+
+REASON = "peerload clean"
+
+
+class CleanRequests:
+    """The verb `clean` of one agent."""
+
+    def __init__(self, remover: TaskRemover, reads: DurableReads, task_ids: TaskIds, node: Node) -> None:
+        self._remover = remover
+        self._reads = reads
+        self._task_ids = task_ids
+        self._node = node
+
+    async def clean(self, connection: Connection, request: control.Clean) -> None:
+        """Remove ended tasks, and tell which. Raises BadRequest if one that is named has not ended, NoSuchTask if there is
+        none."""
+        if request.tasks and request.keep:
+            raise BadRequest("clean: tasks are named, or the newest are kept; not both")
+        for name in await self._task_ids.known_ids(request.tasks):
+            if unfinished := len(self._node.home.named(name)):
+                of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
+                raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")
+        wanted = RemovalCriteria(
+            before=self._reads.store.date.now() - request.older_s if request.older_s else float("inf"),
+            states=request.states,
+            keep=request.keep,
+            named=tuple(
+                (meant.counter, *span) for meant in map(self._task_ids.parse, request.tasks) for span in meant.ranges
+            ),
+            with_output=request.outputs_only,
+            who="" if connection.caller.sees_all else connection.caller.who,
+        )
+
+        async def tell(removed: Removed) -> None:
+            names, removed.names = removed.names, []
+            await connection.stream(request.id, {"tasks": names})
+
+        gone = await self._remover.remove(
+            wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell
+        )
+        if gone.tasks and not request.dry_run:
+            what = "the outputs of" if request.outputs_only else ""
+            reason = f"{what} {gone.tasks} ended tasks, {gone.output_bytes} bytes of output: {REASON}".strip()
+            self._reads.event_log.happened("store", "removed", reason=reason)
+        counts = {"outputs": gone.outputs, "output_bytes": gone.output_bytes, "in_use": gone.in_use}
+        connection.ok(request.id, {"removed": gone.tasks, **counts})

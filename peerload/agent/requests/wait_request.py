@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.output.spool import Spool
+    from peerload.agent.requests.client_events import TaskWatches
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.requests.task_watch import TaskWatches
     from peerload.agent.store.store import Store
     from peerload.model.task import TaskRecord
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.core_requests import Decisions
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.store.reader import StoreReader
-    from peerload.agent.views.cluster import ClusterView
+    from peerload.agent.views.agent import ClusterView
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec

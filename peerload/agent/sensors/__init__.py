@@ -1,1 +1,1 @@
-"""What this machine has and how busy that is: cores and memory, GPUs, whatever else is named in the config."""
+"""Sensors: what this machine has and how busy it is (cores, memory, GPUs, and devices named in the config)."""

@@ -1,8 +1,9 @@
-"""How fast this node works beside the reference machine: measured once, by a process of its own, and kept.
+"""CPU benchmark: the speed of this node relative to the reference machine, measured once by a process of its own, and
+stored.
 
-The measurement is one second of processor time, half in the interpreter and half in a hash function, at the lowest
-priority and some time after the start: it delays nobody, and a busy machine does not look slow for being busy. What was
-found lies in STATE/speed; whoever removes that file has it measured again at the next start.
+It takes one second of processor time, half in the interpreter and half in a hash function, at the lowest priority and
+some time after the start: it delays nobody, and load does not change the result. The result is in STATE/speed; remove
+that file to have it measured again at the next start.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 MEASURE_AFTER_S = 5.0
-"""After the start of the agent."""
+"""Delay after the start of the agent."""
 MEASURE_S = 1.0
-"""Of processor time."""
+"""Processor time of the benchmark."""
 MEASURE_S_MAX = 60.0
-"""Where the machine is so busy that it takes longer, it is tried again at the next start."""
+"""Timeout on a busy machine; it is tried again at the next start."""
 UNITS_PER_S_REFERENCE = 300.0
-"""What the reference machine does: one core of a 2020s server (AMD EPYC) under CPython 3.11."""
+"""Result of the reference machine: one core of a 2020s server (AMD EPYC) under CPython 3.11."""
 SPEED_MIN, SPEED_MAX = 0.001, 1000.0
 LOWEST_PRIORITY = 19
 FILE_BYTES_MAX = 64
@@ -46,43 +47,43 @@ _BLOCKS = 32
 # -- in the agent ------------------------------------------------------------------------------------------------------
 
 
-def kept_speed(path: Path) -> float | None:
-    """What was measured at an earlier start; None if nothing that can be used."""
+def stored_speed(path: Path) -> float | None:
+    """The stored speed; None if there is none that can be used."""
     try:
         with path.open("rb") as file:
             return _speed(file.read(FILE_BYTES_MAX))
     except FileNotFoundError:
         return None
     except OSError as error:
-        log.warning("%s cannot be read: %s", path, error.strerror)
+        log.warning("cannot read the stored speed: path=%s error=%s", path, error.strerror)
         return None
 
 
-async def find_out(path: Path, put: Callable[[SpeedMeasured], None], after_s: float = MEASURE_AFTER_S) -> None:
-    """Measure, keep, tell. Nothing depends on it: where it cannot be done the node counts as the reference machine."""
+async def measure_speed(path: Path, put: Callable[[SpeedMeasured], None], after_s: float = MEASURE_AFTER_S) -> None:
+    """Measure, store and put the speed. Without it the node counts as the reference machine."""
     await asyncio.sleep(after_s)
     try:
         process = _start()  # 1 ms, by vfork: once in the life of a state directory, and nothing until the kill below
     except OSError as error:
-        log.warning("the speed of this node cannot be measured: %s; the next start tries again", error.strerror)
+        log.warning("cannot measure the speed, the next start tries again: error=%s", error.strerror)
         return
     try:
-        said = await asyncio.to_thread(_said, process)
+        output = await asyncio.to_thread(_read_output, process)
     except asyncio.CancelledError:
         process.kill()  # its output ends, and with it the thread that reads it
         raise
     except OSError as error:
-        log.warning("the speed of this node could not be measured: %s; the next start tries again", error.strerror)
+        log.warning("cannot measure the speed, the next start tries again: error=%s", error.strerror)
         return
-    speed = _speed(said)
+    speed = _speed(output)
     if speed is None:
-        log.warning("the speed of this node could not be measured (exit code %s)", process.returncode)
+        log.warning("cannot measure the speed: exit_code=%s", process.returncode)
         return
     try:
-        await asyncio.to_thread(_keep, path, speed)
+        await asyncio.to_thread(_store, path, speed)
     except OSError as error:
-        log.warning("%s cannot be written: %s", path, error.strerror)
-    log.info("this node works at %.2f times the speed of the reference machine", speed)
+        log.warning("cannot store the speed: path=%s error=%s", path, error.strerror)
+    log.info("speed measured: speed=%.2f (reference machine: 1)", speed)
     put(SpeedMeasured(speed))
 
 
@@ -98,7 +99,7 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _said(process: subprocess.Popen[bytes]) -> bytes:
+def _read_output(process: subprocess.Popen[bytes]) -> bytes:
     with process:
         try:
             return process.communicate(timeout=MEASURE_S_MAX)[0]
@@ -115,7 +116,7 @@ def _speed(text: bytes) -> float | None:
     return None
 
 
-def _keep(path: Path, speed: float) -> None:
+def _store(path: Path, speed: float) -> None:
     new = path.with_suffix(".new")
     new.write_text(f"{speed}\n", encoding="ascii")
     new.replace(path)
@@ -125,7 +126,7 @@ def _keep(path: Path, speed: float) -> None:
 
 
 def measured() -> float:
-    """The speed of this processor, beside that of the reference machine."""
+    """The speed of this processor, relative to the reference machine."""
     units = 0
     began_s = time.process_time()
     while (passed_s := time.process_time() - began_s) < MEASURE_S:
@@ -135,7 +136,7 @@ def measured() -> float:
 
 
 def _work() -> None:
-    """One unit: about as long in the interpreter as in the hash function."""
+    """Do one unit of work: about as long in the interpreter as in the hash function."""
     number = 1
     last_seen = {}
     for step in range(_STEPS):
@@ -148,6 +149,6 @@ def _work() -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print; in a process of its own."""
     os.nice(LOWEST_PRIORITY)
     sys.stdout.write(f"{measured():.4f}\n")

@@ -1,7 +1,7 @@
 """Device locks: agents on one machine must not give the same card to different tasks, so each locks those it uses.
 
-A claim is a lock on a file that all agents of the machine know; it ends with the process that holds it. A card that cannot
-be claimed is left alone: nobody can tell whether another agent has it.
+A lock is on a file that all agents of the machine know, and ends with the process that holds it. A card that cannot be
+locked is not used, since another agent may have it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ log = logging.getLogger("peerload.gpus")
 
 PLACES = (Path("/run/lock"), Path("/var/lock"))
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Whatever others may have put in the file's place is neither followed nor waited for."""
+"""Flags with which links are not followed, and pipes not waited for, that others have put in the file's place."""
 
 
 class DeviceLocks:
-    """The claims of this process; ``place``: where the files are, a directory that is there (default: where this machine
-    keeps locks)."""
+    """The locks of this process. place: an existing directory for the files (default: the machine's lock directory)."""
 
     def __init__(self, place: Path | None = None) -> None:
         self._place = place or _place()
         self._held: dict[str, int] = {}
         self.refused: dict[str, str] = {}
-        """Devices that are left alone (id), and why."""
+        """Devices that are not used (id), and why."""
 
     def claim(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Those that are ours by now. What is refused is said when it is news."""
+        """Lock devices → those that are ours. New refusals are logged."""
         before, self.refused = self.refused, {}
         found = []
         for device in devices:
@@ -46,11 +45,11 @@ class DeviceLocks:
                 continue
             self.refused[device.id] = why
             if before.get(device.id) != why:
-                log.warning("GPU %d (%s) is left alone: %s", device.index, device.id, why)
+                log.warning("GPU is not used: index=%d id=%s reason=%s", device.index, device.id, why)
         return tuple(found)
 
     def _lock(self, device: Device) -> str:
-        """Why it is not ours, "" if it is by now."""
+        """Lock a device → why it is not ours, "" if it is."""
         path = self._place / f"peerload-device-{device.mark:08x}"
         try:
             fd = _opened(path)
@@ -70,15 +69,15 @@ class DeviceLocks:
         return ""
 
     def close(self) -> None:
-        """Give all of them up."""
+        """Release all locks."""
         for fd in self._held.values():
             os.close(fd)
         self._held = {}
 
 
 def _opened(path: Path) -> int:
-    """The file of a claim, made if there is none. What is there must not be opened with O_CREAT: where
-    fs.protected_regular is set that is forbidden in such directories if the file is another user's. Raises OSError."""
+    """Open the lock file, or create it. An existing file must not be opened with O_CREAT: fs.protected_regular forbids
+    that in such directories if the file is another user's. Raises OSError."""
     with contextlib.suppress(OSError):
         return os.open(path, os.O_RDWR | FLAGS)
     before = os.umask(0)  # agents of other users are to find it, too
@@ -91,7 +90,7 @@ def _opened(path: Path) -> int:
 
 
 def _locked(fd: int) -> str:
-    """Why it could not be locked, "" if it is ours. Raises OSError."""
+    """Lock it → why it could not be locked, "" if it is ours. Raises OSError."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return "it cannot be claimed: something else is in the place of the claim's file"
     try:

@@ -1,7 +1,7 @@
-"""Whether a GPU may be given to tasks: what its driver reports of errors and of clocks that are held down.
+"""Health of GPUs: whether tasks may use them, by the errors and throttling that the driver reports.
 
-Errors of the program that ran do not count against a card; any other does until the driver is loaded anew, also over the
-restart of an agent (`GpuFaults` are kept in a file).
+Errors of the program that ran do not count against a card. Any other does until the driver is reloaded, even if the
+agent restarts (`GpuFaults` are kept in a file).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.gpus")
 
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors that a program brings about by itself."""
+"""Errors (XIDs) that are caused by programs."""
 XID_TEXTS = {
     48: "uncorrectable memory error",
     62: "its controller has stopped",
@@ -34,95 +34,96 @@ XID_TEXTS = {
     140: "uncorrectable memory error",
 }
 HELD_DOWN_BITS = 0x08 | 0x20 | 0x40 | 0x80
-"""Clocks held down by the hardware, for heat (by software, by hardware), or by the power supply. A power cap (0x04) is
-nothing unusual."""
+"""Throttling by the hardware, for heat (software or hardware), or by the power supply. A power cap (0x04) is normal."""
 HELD_DOWN_S = 30.0
-"""Clocks that are held down for so long are a weakness of the card …"""
+"""A card is degraded after throttling for this long."""
 RECOVERED_S = 10.0
-"""… that is over when they have been free for this long."""
-ILL_MAX = 64
+"""A degraded card recovers after this long without throttling."""
+ERRORS_MAX = 64
 WAS_LOST = "it was lost: its driver has to be loaded anew before it is used again"
 
 
 def xid_text(number: int) -> str:
-    """An error that a card reports, in words."""
+    """Description of an error that a card reports."""
     return f"error {number}" + (f": {XID_TEXTS[number]}" if number in XID_TEXTS else " (XID)")
 
 
 class GpuFaults:
-    """What cards have reported, by their own names. ``boot`` names this start of the machine; ``file``: where they are kept
-    for the next agent, None = nowhere."""
+    """Errors that cards have reported, by name. boot: id of this start of the machine. file: where they are kept for
+    the next agent, None = nowhere."""
 
     def __init__(self, boot: str = "", file: Path | None = None) -> None:
         self._boot = boot
         self._file = file
         self._driver = ""
-        self._ill: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
 
-    def begin(self, driver: str) -> None:
-        """The driver of this version has been found: what was noted of it before the agent's start holds on."""
+    def load(self, driver: str) -> None:
+        """Load the errors that were noted for this version of the driver."""
         if driver == self._driver:
             return
         self._driver = driver
-        self._ill = self._kept()
+        self._errors = self._stored()
 
-    def forget(self) -> None:
-        """The driver was loaded anew: so were the cards."""
+    def clear(self) -> None:
+        """Clear all errors; the driver was reloaded."""
         self._driver = ""
-        if self._ill:
-            self._ill = {}
-            self._keep()
+        if self._errors:
+            self._errors = {}
+            self._store()
 
-    def note(self, card: str, number: int) -> bool:
-        """A card has reported an error. → whether it counts."""
+    def add_xid(self, card: str, number: int) -> bool:
+        """Note an error of a card. → whether it counts."""
         if number in XIDS_OF_PROGRAMS:
-            log.info("GPU %s reports %s, an error of the program that used it", card, xid_text(number))
+            log.info("GPU error caused by a program: gpu=%s error=%s", card, xid_text(number))
             return False
-        log.warning("GPU %s reports %s: it is given to no task any more", card, xid_text(number))
-        self._mark(card, xid_text(number))
+        log.warning("GPU error, no task gets it any more: gpu=%s error=%s", card, xid_text(number))
+        self._add(card, xid_text(number))
         return True
 
-    def lost(self, card: str) -> None:
-        """The driver does not reach this card. What it has reported before says more."""
-        if card not in self._ill:
-            log.warning("GPU %s is lost: it is given to no task any more", card)
-            self._mark(card, WAS_LOST)
+    def add_lost(self, card: str) -> None:
+        """Note that the driver does not reach a card. Earlier errors say more."""
+        if card not in self._errors:
+            log.warning("GPU lost, no task gets it any more: gpu=%s", card)
+            self._add(card, WAS_LOST)
 
-    def _mark(self, card: str, why: str) -> None:
-        if len(self._ill) < ILL_MAX or card in self._ill:
-            self._ill[card] = why
-            self._keep()
+    def _add(self, card: str, why: str) -> None:
+        if len(self._errors) < ERRORS_MAX or card in self._errors:
+            self._errors[card] = why
+            self._store()
 
-    def of(self, *names: str) -> str:
-        """What is wrong with any of these (a slice, and the card that it is a part of); "" if nothing is known."""
-        return next((self._ill[name] for name in names if name in self._ill), "")
+    def error_of(self, *names: str) -> str:
+        """The error of any of these names (a slice, and its card); "" if there is none."""
+        return next((self._errors[name] for name in names if name in self._errors), "")
 
-    def _kept(self) -> dict[str, str]:
+    def _stored(self) -> dict[str, str]:
         if self._file is None:
             return {}
         try:
             kept = json.loads(self._file.read_text(encoding="utf-8"))
             if (kept["boot"], kept["driver"]) == (self._boot, self._driver):
-                return {str(name): str(why) for name, why in list(kept["ill"].items())[:ILL_MAX]}
+                return {str(name): str(why) for name, why in list(kept["ill"].items())[:ERRORS_MAX]}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            log.warning("what was noted of GPUs in %s is lost: %s", self._file, error)
+            log.warning("cannot read the errors of GPUs: path=%s error=%s", self._file, error)
         return {}
 
-    def _keep(self) -> None:
+    def _store(self) -> None:
         if self._file is None:
             return
         new = self._file.with_suffix(".new")
         try:
-            new.write_text(json.dumps({"boot": self._boot, "driver": self._driver, "ill": self._ill}), encoding="utf-8")
+            new.write_text(
+                json.dumps({"boot": self._boot, "driver": self._driver, "ill": self._errors}), encoding="utf-8"
+            )
             new.replace(self._file)
         except OSError as error:  # a full disk: it is known as long as this agent runs
-            log.warning("what is wrong with GPUs cannot be kept in %s: %s", self._file, error.strerror)
+            log.warning("cannot store the errors of GPUs: path=%s error=%s", self._file, error.strerror)
 
 
 class ThrottleDetector:
-    """Whether a card's clocks have been held down for long. ``now_s``: any clock that only goes forward."""
+    """Detection of lasting throttling. now_s: any monotonic clock."""
 
     __slots__ = ("_free_since_s", "_held_since_s", "is_weak")
 
@@ -131,8 +132,8 @@ class ThrottleDetector:
         self._free_since_s: float | None = None
         self.is_weak = False
 
-    def saw(self, bits: int, now_s: float) -> bool:
-        """What the card says of its clocks now. → whether they are held down at this moment."""
+    def take(self, bits: int, now_s: float) -> bool:
+        """Take a reading of the throttle reasons. → whether the card is throttled now."""
         is_held = bool(bits & HELD_DOWN_BITS)
         if is_held:
             self._free_since_s = None
@@ -154,8 +155,9 @@ def judged(
     rows: tuple[bool, bool],
     speed: float | None,
 ) -> tuple[Health, str]:
-    """A card's health, and why. ill: what it has reported; uncorrected: memory errors since the driver was loaded; rows:
-    whether memory rows (wait to be replaced, cannot be any more); speed: 0 … 1 if its clocks are held down for long."""
+    """Health of a card, and why. ill: an error that it has reported. uncorrected: memory errors since the driver was
+    loaded. rows: whether memory rows wait to be replaced, and whether they cannot be. speed: 0 … 1 while it is
+    throttled for long."""
     pending, failed = rows
     if not is_there:
         return Health.SICK, "it is lost: the driver does not reach it any more"

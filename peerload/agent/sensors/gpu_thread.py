@@ -1,4 +1,4 @@
-"""The one thread in which the driver of the GPUs is called, since a call may never come back."""
+"""The thread that calls the driver of the GPUs, since a call may never return."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 THREADS_MAX = 1
-"""A driver that hangs holds so many threads, however long it hangs: nothing is asked of it meanwhile."""
+"""Bound on threads that a hanging driver can hold; no other call is made meanwhile."""
 
 
 class GpuThread:
-    """Does one thing at a time, for the loop in which it is made. It is no reason to keep a process that ends."""
+    """Does one call at a time, for the loop in which it is made. A daemon thread: it does not keep the process alive."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,12 +25,12 @@ class GpuThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has not come back from the last call."""
+        """Whether the last call has not returned."""
         return self._done is not None and not self._done.done()
 
     async def do(self, call: Callable[[], Any], seconds_max: float) -> Any:  # noqa: ANN401 -- what the call returns
-        """What the call returns, or raises. Raises TimeoutError if it has not come back in time, or the last one has not;
-        RuntimeError if no thread can be made."""
+        """The result of the call, or its exception. Raises TimeoutError if it does not return in time, or the last one
+        has not; RuntimeError if no thread can be made."""
         if self.is_busy:
             raise TimeoutError
         if not self._is_started:
@@ -43,12 +43,12 @@ class GpuThread:
             return await asyncio.shield(self._done)
 
     async def idle(self) -> None:
-        """Return when it has come back from the last call, whenever that is."""
+        """Return when the last call has returned."""
         if self._done is not None:
             await asyncio.wait((self._done,))
 
     def stop(self) -> None:
-        """It ends when it comes back."""
+        """Stop the thread when it comes back."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -73,6 +73,6 @@ class GpuThread:
 
 
 def _looked_at(done: asyncio.Future[Any]) -> None:
-    """What came too late for anybody to see must not be complained of."""
+    """Retrieve the exception of a call that nobody waits for any more, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

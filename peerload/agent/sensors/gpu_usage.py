@@ -1,7 +1,7 @@
-"""Who uses a GPU, and how much of it: from what its driver tells to a `DeviceReading`.
+"""GPU usage by owner: from what the driver reports to a `DeviceReading`.
 
-The driver tells of processes and of the memory in use; it need not tell of all processes (those of containers), nor how much
-each has. What no process of ours explains is foreign; what is foreign always counts.
+The driver lists processes and the memory in use. It may omit processes (of containers), and how much each has. What no
+process of ours explains is foreign, and foreign use always counts.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from peerload.agent.sensors.nvml import CardReading, GpuProcess
 
 AVERAGE_S = 5.0
-"""How busy a card is, is averaged exponentially over this."""
+"""Time constant of the exponential average of utilization."""
 FOREIGN_BYTES = 50 << 20
 FOREIGN_SHARE = 0.001
-"""So much memory, or this share of all, is in use by itself; more that nobody of ours has makes a tenant."""
+"""Memory in use, absolute or as a share, that does not indicate a foreign process."""
 CONTEXT_BYTES = 32 << 20
-"""What the driver takes for each process beside what it says that the process has."""
+"""Memory that the driver takes for each process, beyond what it reports."""
 FOREIGN_PEAK_S = 300.0
-"""A foreign process is taken to need the most that it has had in the last one to two periods of this length."""
+"""Period of the peaks of foreign processes: each is expected to need its peak of the last one to two periods."""
 FOREIGN_BUSY = 0.1
 FOREIGN_READINGS = 3
-"""A card on which nobody of ours is, and that is busier in so many readings one after the other, has a tenant."""
+"""An unused card that is busier than this in so many readings in a row has a foreign user."""
 
 
 class GpuUsage(msgspec.Struct, frozen=True):
-    """ours: memory by execution key. foreign_bytes: that of all others. others: how many other processes compute on it;
-    drawn_bytes: what those have of it that only draw (a desktop); strangers: memory of each process that is none of ours, by
-    pid."""
+    """ours: memory by execution key. foreign_bytes: memory of all others. others: number of other processes that
+    compute. drawn_bytes: foreign memory of processes that only draw (a desktop). strangers: memory of each foreign
+    process, by pid."""
 
     ours: dict[str, int] = {}
     foreign_bytes: int = 0
@@ -44,7 +44,7 @@ class GpuUsage(msgspec.Struct, frozen=True):
     strangers: dict[int, int] = {}
 
 
-def shared_out(
+def memory_by_owner(
     used_bytes: int | None,
     processes: Iterable[GpuProcess] | None,
     owners: Mapping[int, str | None],
@@ -52,10 +52,10 @@ def shared_out(
     *,
     is_contained: bool,
 ) -> GpuUsage:
-    """Whose a card's memory is. ``owners``: by pid, as `ProcessOwners.key_of` says; ``held``: the attempts that the card was given
-    to; ``is_contained``: pids may be of another namespace than ours, so that those that say nothing to us may be ours."""
+    """The memory of a card by owner. owners: pid → key, as `ProcessOwners.key_of` says. held: attempts that hold the
+    card. is_contained: pids may be of another namespace, so that unknown ones may be ours."""
     ours: dict[str, int] = {}
-    untold: list[str] = []
+    unreported: list[str] = []
     strange: list[GpuProcess] = []
     for process in processes or ():
         key = owners.get(process.pid)
@@ -64,18 +64,18 @@ def shared_out(
             continue
         ours[key] = ours.get(key, 0) + (process.used_bytes or 0)
         if process.used_bytes is None:
-            untold.append(key)
+            unreported.append(key)
     unseen = [key for key in held if key not in ours]
     if processes is None or (is_contained and any(owners.get(process.pid) is None for process in strange)):
         # The list does not tell whose they are: attempts that hold the card and are not seen on it are there.
         strange = [process for process in strange if not unseen or owners.get(process.pid) is not None]
-        untold += unseen
+        unreported += unseen
         ours.update(dict.fromkeys(unseen, 0))
     foreign = sum(process.used_bytes or 0 for process in strange)
     rest = max((used_bytes or 0) - sum(ours.values()) - foreign, 0)
-    if untold:  # nobody can tell whose the rest is: those have it whose memory is not told
-        for number, key in enumerate(untold):
-            ours[key] += rest // len(untold) + (number < rest % len(untold))
+    if unreported:  # the rest belongs to those whose memory is not reported
+        for number, key in enumerate(unreported):
+            ours[key] += rest // len(unreported) + (number < rest % len(unreported))
         rest = 0
     rest = max(rest - CONTEXT_BYTES * len(ours), 0)
     return GpuUsage(
@@ -87,8 +87,8 @@ def shared_out(
     )
 
 
-class Averaged:
-    """One device over its readings. ``gap_s`` is the time since the last one."""
+class GpuAverages:
+    """Averages of one device over its readings. gap_s: time since the last one."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -98,8 +98,8 @@ class Averaged:
         self._peaks_age_s = 0.0
 
     def reading(self, card: CardReading, tenants: GpuUsage, held: Iterable[str], gap_s: float) -> DeviceReading:
-        """What is told of it. A card that draws a desktop is nobody's because of that: what the desktop takes is not free,
-        but tasks may have the rest for themselves, as long as it is not kept busy."""
+        """The reading to report. A desktop on a card does not make it foreign: its memory is not free, but tasks may
+        have the rest exclusively, unless the card is kept busy."""
         busy = self._average(card.busy, gap_s)
         is_idle_for_us = not tenants.ours and not any(True for _ in held)
         if is_idle_for_us and (card.busy or 0.0) > FOREIGN_BUSY:
@@ -123,8 +123,8 @@ class Averaged:
         )
 
     def _foreign_peak(self, tenants: GpuUsage, gap_s: float) -> int:
-        """The most that the foreign processes that are there now have lately had, each by itself, added up. Of each the peaks
-        of this period and of the one before are kept, as long as it is there."""
+        """Sum of the recent peaks of the foreign processes that are there. For each process the peaks of this period
+        and of the last are kept."""
         self._peaks_age_s += gap_s
         is_next = self._peaks_age_s >= FOREIGN_PEAK_S
         if is_next:

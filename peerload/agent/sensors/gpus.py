@@ -1,8 +1,8 @@
-"""The GPUs of this node, looked at in a thread of their own: a driver that hangs makes the GPUs unknown, and nothing else.
+"""The GPU sensors of this node. They run in a thread of their own: a driver that hangs makes the GPUs unknown, and
+nothing else.
 
-The thread is given one thing to do at a time (`gpu_thread.py`). What it has not done in time is waited for no longer: the
-GPUs are told as unknown until it comes back. They are read every second while a task holds one or waits for one, and less
-often when nothing here needs to know.
+The thread does one thing at a time (`gpu_thread.py`). After a timeout the GPUs are reported as unknown until the thread
+comes back. They are read every second while a task holds one or waits for one, and less often else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.agent.sensors.gpu_thread import GpuThread
-from peerload.agent.sensors.gpu_usage import Averaged, shared_out
+from peerload.agent.sensors.gpu_usage import GpuAverages, memory_by_owner
 from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
 from peerload.agent.sensors.process_owner import ProcessOwners
@@ -40,43 +40,43 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.gpus")
 
 READ_S_MAX = 2.0
-"""A driver that has not told all of its cards within this hangs."""
+"""Timeout of reading all cards."""
 START_S_MAX = 2.0
-"""An agent's start waits for the GPUs no longer; a driver that wakes its cards only then takes seconds."""
+"""Timeout of the search at the agent's start; a driver that has to wake its cards takes seconds."""
 SAMPLE_S = 1.0
-"""While a task has a GPU, or waits for one, they are read this often, …"""
+"""Interval of readings while a task has a GPU or waits for one."""
 IDLE_SAMPLE_S = 5.0
-"""… else this often; so often, too, slices are looked for where the only cards are meant for slices and have none."""
+"""Interval of readings else, and of the search for slices where the only cards are meant for slices and have none."""
 LOOK_AGAIN_S = 0.05
-"""After an attempt has left a GPU it is read this often, for …"""
+"""Interval of readings after an attempt has left a GPU."""
 LOOK_S = 2.0
-"""… so long, since memory may be given back a moment after its process is gone."""
+"""Duration of these, since memory may be freed a moment after its process is gone."""
 FIND_EVERY_S = 60.0
-"""Where there is no driver, or no card, it is looked for this often, and so is a card that is missing, cannot be used, or
+"""Interval of the search for a driver or card where there is none, and for a card that is missing, cannot be used, or
 that another agent has."""
 FIND_AGAIN_S = 2.0
-"""A driver that went away under us is looked for this often."""
+"""Interval of the search for a driver that was unloaded."""
 SEEN_MAX = 2 * DEVICES_MAX
-"""So many cards are remembered, those that are there and those that may come back."""
-TELL_BYTES = 16 << 20
-TELL_BUSY = 0.05
-"""Smaller changes are not worth an event."""
+"""Bound on remembered cards, present and missing ones."""
+REPORT_BYTES = 16 << 20
+REPORT_BUSY = 0.05
+"""Smaller changes are not reported."""
 HANGS = "its driver does not answer"
 AWAY = "its driver has been unloaded"
 GONE = "its driver does not list it any more"
 UNREADABLE = "it cannot be read"
 NO_SLICES = "the only cards are meant for slices (MIG) and have none"
 NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
-"""Of most machines without GPUs."""
+"""The reason on most machines without GPUs."""
 
 FAULTS_FILE = "gpus"
-"""File of STATE that keeps what GPUs have reported."""
+"""File of STATE that keeps the errors that GPUs have reported."""
 
 Read = list[tuple[CardReading, dict[int, str | None]]]
 
 
 class GpuHost(Protocol):
-    """The node, as far as the GPU sensors have to do with it."""
+    """The node, as far as the GPU sensors depend on it."""
 
     def holding(self) -> Mapping[str, tuple[str, ...]]:
         """Ids of the devices that each attempt holds."""
@@ -85,7 +85,7 @@ class GpuHost(Protocol):
         """Whether a task holds a GPU or waits for one."""
 
     def gpu_changed(self, state: str, words: str) -> None:
-        """A GPU was found, or its health has changed."""
+        """Note that a GPU was found, or that its health has changed."""
 
 
 class NoHost:
@@ -100,14 +100,15 @@ class NoHost:
         return True
 
     def gpu_changed(self, state: str, words: str) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
 
 class Gpus:
-    """Puts DevicesFound when other GPUs are there than before, and DevicesSampled when readings have changed noticeably.
+    """Puts DevicesFound when other GPUs are there than before, and DevicesSampled when readings have changed
+    noticeably.
 
-    library: what speaks like `pynvml`; None: the driver of this machine is looked for. others: this node's devices of
-    other kinds, told along with the GPUs. usable(devices): those of the GPUs found that this agent may use.
+    library: a module like `pynvml`; None: the driver of this machine is searched. others: this node's devices of other
+    kinds, reported along with the GPUs. usable(devices): the GPUs that this agent may use.
     """
 
     def __init__(
@@ -133,8 +134,8 @@ class Gpus:
         self._look_until_s = 0.0
         self._wait_for_reading: list[asyncio.Future[None]] = []
         self._read_s = 0.0
-        self._gpus: dict[str, Averaged] = {}
-        self._told: dict[str, DeviceReading] = {}
+        self._gpus: dict[str, GpuAverages] = {}
+        self._reported: dict[str, DeviceReading] = {}
         self._is_away = False
         self._has_failed = False
         self._seen: tuple[Device, ...] = ()
@@ -148,36 +149,37 @@ class Gpus:
 
     @property
     def why_none(self) -> str:
-        """Why there are no GPUs, in words; "" if there are some, though their driver may be away."""
+        """Why there are no GPUs; "" if there are some, though their driver may be away."""
         return "" if self._gpus else self._why_none
 
     async def find(self, seconds_max: float = START_S_MAX) -> tuple[Device, ...]:
-        """All devices of this node; without the GPUs if their driver does not answer in time (they are told later)."""
+        """Find all devices of this node; without the GPUs if their driver does not answer in time (they are reported
+        later)."""
         self._thread = self._thread or GpuThread()
         try:
             gpus, why = await self._thread.do(self._find, seconds_max)
         except TimeoutError:
-            self._say_none(f"the driver has not answered within {seconds_max:g} s")
+            self._log_none(f"the driver has not answered within {seconds_max:g} s")
         except Exception as error:  # noqa: BLE001 -- whatever goes wrong with a driver, the rest of the node works
             self._failed("looked for", error)
-            self._say_none(f"they cannot be looked for: {error}")
+            self._log_none(f"they cannot be looked for: {error}")
         else:
             self._has_failed = False
             self._take(gpus, why)
         return self.devices
 
     def look(self) -> None:
-        """An attempt has left a GPU, or wants one: read them all now, and again for a moment."""
+        """Read all cards now, and often for a moment: an attempt has left a GPU, or wants one."""
         self._look_until_s = time.monotonic() + LOOK_S
         self._wanted.set()
 
     def wake(self) -> None:
-        """An attempt has been given a GPU: read them now, and from now on more often."""
+        """Read all cards now: an attempt has been given a GPU."""
         self._wanted.set()
 
     async def read_anew(self) -> None:
-        """Return when a reading that began after this call was told, if it was any news; at once, or before that, if the driver
-        does not answer."""
+        """Return when a reading that began after this call was reported, if it has changed; at once if the driver does
+        not answer."""
         if not self._gpus or self._is_away:
             return
         over = asyncio.get_running_loop().create_future()
@@ -186,7 +188,7 @@ class Gpus:
         await asyncio.wait((over,), timeout=READ_S_MAX)
 
     async def run(self, host: GpuHost) -> None:
-        """Look for ever, for the tasks of this host."""
+        """Run for ever, for the tasks of this host."""
         self._host = host
         while True:
             await self._wait()
@@ -200,20 +202,20 @@ class Gpus:
                 await self._sample()
 
     async def close(self) -> None:
-        """Let go of the driver; a thread that hangs is left to itself."""
+        """Close the driver; a thread that hangs is left alone."""
         if self._thread is None:
             return
         if self._nvml is not None and not self._thread.is_busy:
             try:
                 await self._thread.do(self._nvml.close, READ_S_MAX)
             except TimeoutError:
-                log.warning("the driver of the GPUs does not answer")
+                log.warning("GPU driver does not answer")
         self._thread.stop()
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 
     def _find(self, *, is_anew: bool = False) -> tuple[tuple[Device, ...], str]:
-        """The GPUs, or none and why. ``is_anew``: also those that came after they were first looked for."""
+        """The GPUs, or none and why. is_anew: also those that came after the first search."""
         library = self._library or find_library()
         if library is None:
             return (), NOT_INSTALLED
@@ -232,12 +234,12 @@ class Gpus:
         return gpus, "" if gpus else why
 
     def _read(self) -> Read | None:
-        """What was read, and whose each process is; None if the driver went away."""
+        """The readings with the owner of each process; None if the driver was unloaded."""
         assert self._nvml is not None
         try:
             cards = self._nvml.read()
         except SessionOver as error:
-            log.warning("the driver of the GPUs went away: %s", error)
+            log.warning("GPU driver was unloaded: error=%s", error)
             self._nvml.close(is_over=True)
             return None
         return [
@@ -279,7 +281,7 @@ class Gpus:
             self._put(DevicesFound(self.devices))
 
     async def _look_for_more(self) -> None:
-        """What another agent had may be free by now, what is missing may have come back, and be of use."""
+        """Search again: cards of other agents may be free, missing ones may be back."""
         gpus, why_none = self._seen, ""
         if self._is_short or self._is_recut:
             assert self._thread is not None
@@ -307,26 +309,26 @@ class Gpus:
             self._put(DevicesFound(self.devices))
 
     def _take(self, gpus: tuple[Device, ...], why: str) -> None:
-        """These were found."""
+        """Use the GPUs that were found."""
         self._note_seen(gpus)
         found = self._usable(gpus)
         if not found:
-            self._say_none(why or "all of them are left alone")
+            self._log_none(why or "all of them are left alone")
             if self._is_away:
                 return
         elif self.devices != (*found, *self._others) or self._is_away:
-            log.info("%d GPU%s: %s", len(found), "s" * (len(found) > 1), ", ".join(gpu.model for gpu in found))
+            log.info("GPUs found: count=%d models=%s", len(found), ", ".join(gpu.model for gpu in found))
             self._why_none = ""
         if found and (self._is_away or {gpu.id for gpu in found} != self._gpus.keys()):
             self._wanted.set()  # they are read at once
         self._is_away = False
         kept = {device.id: self._gpus[device.id] for device in self.devices if device in found}
-        self._gpus = {gpu.id: kept.get(gpu.id) or Averaged(gpu) for gpu in found}
+        self._gpus = {gpu.id: kept.get(gpu.id) or GpuAverages(gpu) for gpu in found}
         self.devices = (*found, *self._others)
         self._look_for_more_at_s = time.monotonic() + FIND_EVERY_S
 
     def _note_seen(self, gpus: tuple[Device, ...]) -> None:
-        """The driver tells of these."""
+        """Remember the GPUs that the driver lists."""
         self._seen = gpus
         ever_seen = {gpu.id: gpu.bdf for gpu in gpus} | {
             name: bdf for name, bdf in self._ever_seen.items() if self._is_missing(name, bdf, gpus)
@@ -336,25 +338,25 @@ class Gpus:
         self._is_short = unusable > 0 or len(self._ever_seen) > len(gpus)
 
     def _is_missing(self, name: str, bdf: str, gpus: tuple[Device, ...]) -> bool:
-        """True if a known device is no longer listed, nor its card as a whole or in slices."""
+        """Whether a known device is no longer listed, nor its card as a whole or in slices."""
         is_listed = self._nvml is not None and bdf in self._nvml.places
         return not is_listed and all(gpu.id != name for gpu in gpus)
 
-    def _say_none(self, why: str) -> None:
+    def _log_none(self, why: str) -> None:
         if self._why_none != why:
             log.info("no GPUs: %s", why)
         self._why_none = why
 
     def _failed(self, what: str, error: Exception) -> None:
-        """It is told once, with all that is known."""
+        """Log a failure once."""
         if not self._has_failed:
             log.error("the GPUs cannot be %s", what, exc_info=error)
         self._has_failed = True
 
     def _go_away(self, why: str) -> None:
-        """They are looked for from now on; until they are found they are unknown."""
+        """Report all GPUs as unknown, and search for them until they are found."""
         self._is_away = True
-        self._tell_unknown(why)
+        self._report_unknown(why)
 
     async def _sample(self) -> None:
         waiting, self._wait_for_reading = self._wait_for_reading, []
@@ -372,22 +374,20 @@ class Gpus:
         try:
             cards = await self._thread.do(self._read, READ_S_MAX)
         except TimeoutError:
-            log.warning(
-                "the driver of the GPUs has not answered within %g s: they are unknown until it does", READ_S_MAX
-            )
-            self._tell_unknown(HANGS)
+            log.warning("GPU driver timeout, GPUs are unknown until it answers: seconds=%g", READ_S_MAX)
+            self._report_unknown(HANGS)
             await self._thread.idle()
-            log.warning("the driver of the GPUs answers again")
+            log.warning("GPU driver answers again")
             return  # what it has come back with is old
         except CardsRecut:
-            log.info("a GPU was cut into other slices: they are looked for anew")
+            log.info("slices of a GPU have changed, searching again")
             self._is_recut = True
             self._look_for_more_at_s = 0.0
             self._wanted.set()
             return
         except Exception as error:  # noqa: BLE001 -- as in `find`
             if not self._has_failed:
-                self._tell_unknown(UNREADABLE)
+                self._report_unknown(UNREADABLE)
             self._failed("read", error)
             return
         self._has_failed = False
@@ -396,8 +396,8 @@ class Gpus:
             return
         gap_s, self._read_s = began_s - self._read_s, began_s
         readings = self._readings(cards, gap_s)
-        if is_asked or any(_is_news(self._told.get(reading.id), reading) for reading in readings):
-            self._tell(read_s, readings)
+        if is_asked or any(_has_changed(self._reported.get(reading.id), reading) for reading in readings):
+            self._report(read_s, readings)
 
     def _readings(self, cards: Read, gap_s: float) -> tuple[DeviceReading, ...]:
         by_device: dict[str, list[str]] = {}
@@ -410,24 +410,26 @@ class Gpus:
             if averaged is None:  # another agent's, or left alone
                 continue
             held = by_device.get(card.id, [])
-            tenants = shared_out(card.mem_used_bytes, card.processes, owners, held, is_contained=self._is_contained)
+            tenants = memory_by_owner(
+                card.mem_used_bytes, card.processes, owners, held, is_contained=self._is_contained
+            )
             readings.append(averaged.reading(card, tenants, held, gap_s))
         read = {card.id for card, _ in cards}
         readings += [
-            msgspec.structs.replace(self._told.get(name, DeviceReading(name)), health=Health.SICK, why=GONE)
+            msgspec.structs.replace(self._reported.get(name, DeviceReading(name)), health=Health.SICK, why=GONE)
             for name in self._gpus
             if name not in read
         ]
         return tuple(readings)
 
-    def _tell(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
+    def _report(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
         for reading in readings:
-            self._note(self._told.get(reading.id), reading)
-        self._told = {reading.id: reading for reading in readings}
+            self._tell_host(self._reported.get(reading.id), reading)
+        self._reported = {reading.id: reading for reading in readings}
         self._put(DevicesSampled(read_s, readings))
 
-    def _note(self, before: DeviceReading | None, now: DeviceReading) -> None:
-        """What people should see of it."""
+    def _tell_host(self, before: DeviceReading | None, now: DeviceReading) -> None:
+        """Tell the host about a change of health."""
         if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
             return
         device = next(device for device in self.devices if device.id == now.id)
@@ -435,29 +437,29 @@ class Gpus:
         is_new = before is None and now.health is Health.OK
         self._host.gpu_changed("found" if is_new else now.health.name.lower(), words)
 
-    def _tell_unknown(self, why: str) -> None:
+    def _report_unknown(self, why: str) -> None:
         unknown = tuple(
-            msgspec.structs.replace(self._told.get(name, DeviceReading(name)), health=Health.UNKNOWN, why=why)
+            msgspec.structs.replace(self._reported.get(name, DeviceReading(name)), health=Health.UNKNOWN, why=why)
             for name in self._gpus
         )
-        self._tell(time.clock_gettime(time.CLOCK_BOOTTIME), unknown)
+        self._report(time.clock_gettime(time.CLOCK_BOOTTIME), unknown)
 
 
-def _is_news(told: DeviceReading | None, now: DeviceReading) -> bool:
-    if told is None:
+def _has_changed(last: DeviceReading | None, now: DeviceReading) -> bool:
+    if last is None:
         return True
-    if (told.health, told.why, told.foreign, told.is_throttled) != (now.health, now.why, now.foreign, now.is_throttled):
+    if (last.health, last.why, last.foreign, last.is_throttled) != (now.health, now.why, now.foreign, now.is_throttled):
         return True
-    if abs(told.busy - now.busy) >= TELL_BUSY or abs(told.mem_used_bytes - now.mem_used_bytes) >= TELL_BYTES:
+    if abs(last.busy - now.busy) >= REPORT_BUSY or abs(last.mem_used_bytes - now.mem_used_bytes) >= REPORT_BYTES:
         return True
-    if abs(told.mem_foreign_peak_bytes - now.mem_foreign_peak_bytes) >= TELL_BYTES:
+    if abs(last.mem_foreign_peak_bytes - now.mem_foreign_peak_bytes) >= REPORT_BYTES:
         return True
-    before, after = dict(told.ours), dict(now.ours)
-    return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= TELL_BYTES for key in after)
+    before, after = dict(last.ours), dict(now.ours)
+    return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= REPORT_BYTES for key in after)
 
 
 class NodeGpuHost:
-    """The `GpuHost` of an agent. report(state, words): writes down that a GPU has changed."""
+    """The `GpuHost` of an agent. report(state, words): notes that a GPU has changed."""
 
     def __init__(self, ledger: Ledger, report: Callable[[str, str], None]) -> None:
         self._ledger = ledger
@@ -482,12 +484,12 @@ def node_gpus(
     claims: DeviceLocks,
     library: Any = None,  # noqa: ANN401 -- a module without types
 ) -> Gpus:
-    """The GPU sensors as configured. library: what speaks like `pynvml` and plays cards that are this agent's alone; None: this
-    machine's driver is looked for."""
+    """The GPU sensors as configured. library: a module like `pynvml` with simulated cards of this agent alone; None:
+    the driver of this machine is searched."""
     excluded = tuple(map(str, config.gpu.exclude))
 
     def usable(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Without those that the config excludes, and those that another agent of this machine has."""
+        """The GPUs without those that the config excludes, and those that another agent of this machine has."""
         left = tuple(device for device in devices if not any(is_meant(device, name) for name in excluded))
         return claims.claim(left) if library is None else left
 

@@ -1,4 +1,4 @@
-"""What this machine is and how busy it is, read with psutil."""
+"""HostSensors of the host: cores, memory, load and pressure, read with psutil and from /proc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from peerload.agent.sensors.own_use import text_of
+from peerload.agent.sensors.own_use import read_text_of
 from peerload.model.events import LoadSampled
 
 if TYPE_CHECKING:
@@ -23,34 +23,34 @@ log = logging.getLogger("peerload.agent")
 
 SAMPLE_S = 1.0
 AVERAGE_S = 5.0
-"""Utilization is averaged exponentially over this, …"""
+"""Time constant of the exponential average of utilization."""
 FOREIGN_AVERAGE_S = 15.0
-"""… that of foreign programs over this: a short burst of them moves no task."""
+"""Time constant for foreign programs: a short burst of them moves no task."""
 FOREIGN_EVERY_S = 3.0
 """Interval at which the use of this node's own tasks is read."""
 CPUS_MIN = 0.01
 TICKS = os.sysconf("SC_CLK_TCK")
-TELL_CPUS = 0.05
-"""A change of less than this (in cores) is not worth an event."""
-TELL_PRESSURE = 0.05
-TELL_MEMORY_SHARE = 1 / 32
-"""Nor is a smaller change of the memory in use than this share of all."""
+REPORT_CPUS = 0.05
+"""Smaller changes (in cores) are not reported."""
+REPORT_PRESSURE = 0.05
+REPORT_MEMORY_SHARE = 1 / 32
+"""Smaller changes of the memory in use, as a share of all, are not reported."""
 
 
 class Pressure(NamedTuple):
-    """Share of the last ten seconds in which some task of the machine had to wait for it (PSI), 0 … 1; None where the
-    kernel does not say."""
+    """Pressure stall information: share of the last ten seconds in which some process waited, 0 … 1; None where the
+    kernel does not provide it."""
 
     cpu: float | None = None
     memory: float | None = None
 
 
-class Sensors:
+class HostSensors:
     """Puts a LoadSampled whenever the readings have changed noticeably.
 
-    cpus_busy: cores kept busy by anybody, averaged over AVERAGE_S. cpus_busy_foreign: the same less what our own work has of
-    it (``own_s()``: its processor seconds so far, None where that cannot be told), averaged over FOREIGN_AVERAGE_S.
-    A period in which that is not known, or has been partly lost sight of, says nothing of foreign load.
+    cpus_busy: cores in use by anybody, averaged over AVERAGE_S. cpus_busy_foreign: the same without our own work,
+    averaged over FOREIGN_AVERAGE_S. ``own_s()``: processor seconds of our own work so far, None if unknown. A period in
+    which that is not known, or decreases, does not count for foreign load.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Sensors:
         self._foreign = 0.0
         self._before = own_s()
         self._busy_s = self._passed_s = 0.0
-        self._told = LoadSampled(-1.0, 0.0, 0)
+        self._reported = LoadSampled(-1.0, 0.0, 0)
         self._can_read = True
 
     async def run(self) -> None:
@@ -79,13 +79,13 @@ class Sensors:
                 self.sample()
             except OSError as error:  # such as too many open files: what was read last holds
                 if self._can_read:
-                    log.warning("this machine cannot be read now: %s", error)
+                    log.warning("cannot read the load of this machine: error=%s", error)
                 self._can_read = False
             else:
                 self._can_read = True
 
     def sample(self) -> None:
-        """Read once."""
+        """Take one sample."""
         busy_s, passed_s = self._cores.since_last()
         if passed_s <= 0:
             return
@@ -103,13 +103,13 @@ class Sensors:
             mem_pressure=waited.memory or 0.0,
             cpus=self._cores.cpus,
         )
-        if self._is_news(sampled, memory.total):
-            self._told = sampled
+        if self._has_changed(sampled, memory.total):
+            self._reported = sampled
             self._put(sampled)
 
     def _sample_foreign(self, busy_s: float, passed_s: float) -> None:
-        """What is not ours. The two clocks never tick at the same moment, so that single periods may come out below
-        nothing: they are averaged as they are."""
+        """Update the average of foreign load. The two clocks never tick at the same moment, so single periods may be
+        negative: they are averaged as they are."""
         self._busy_s += busy_s
         self._passed_s += passed_s
         if self._passed_s < FOREIGN_EVERY_S:
@@ -120,14 +120,14 @@ class Sensors:
             self._foreign += _weight(self._passed_s, FOREIGN_AVERAGE_S) * (foreign - self._foreign)
         self._before, self._busy_s, self._passed_s = now, 0.0, 0.0
 
-    def _is_news(self, now: LoadSampled, mem_bytes: int) -> bool:
-        told = self._told
+    def _has_changed(self, now: LoadSampled, mem_bytes: int) -> bool:
+        last = self._reported
         return (
-            abs(now.cpus_busy - told.cpus_busy) >= TELL_CPUS
-            or abs(now.cpus_busy_foreign - told.cpus_busy_foreign) >= TELL_CPUS
-            or abs(now.cpu_pressure - told.cpu_pressure) >= TELL_PRESSURE
-            or abs(now.mem_pressure - told.mem_pressure) >= TELL_PRESSURE
-            or abs(now.mem_used_bytes - told.mem_used_bytes) >= mem_bytes * TELL_MEMORY_SHARE
+            abs(now.cpus_busy - last.cpus_busy) >= REPORT_CPUS
+            or abs(now.cpus_busy_foreign - last.cpus_busy_foreign) >= REPORT_CPUS
+            or abs(now.cpu_pressure - last.cpu_pressure) >= REPORT_PRESSURE
+            or abs(now.mem_pressure - last.mem_pressure) >= REPORT_PRESSURE
+            or abs(now.mem_used_bytes - last.mem_used_bytes) >= mem_bytes * REPORT_MEMORY_SHARE
         )
 
 
@@ -136,12 +136,11 @@ def _weight(passed_s: float, average_s: float) -> float:
 
 
 class Cores:
-    """The cores that this process, and so its tasks, may use, and how long they have been busy.
+    """The cores that this process and its tasks may use, and their busy time.
 
-    cpus: how many: those of the affinity mask, or what the cgroups' quotas leave of them if that is less. Of those in
-    the mask, busy is what is neither idle nor waiting for a disk (iowait); what a hypervisor has taken away (steal) is
-    busy. Under a quota busy is what the cgroup has used, or, if that is more, what others keep busy of the cores that
-    the quota needs.
+    cpus: the number of cores in the affinity mask, or the cgroup quota if that is less. Busy time of these cores
+    excludes idle and iowait, and includes time taken by a hypervisor (steal). Under a quota, it is what the cgroup has
+    used, or, if that is more, what others use of the cores that the quota needs.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -154,7 +153,7 @@ class Cores:
         self._last = self._read()
 
     def since_last(self) -> tuple[float, float]:
-        """(busy core seconds, seconds passed) since the last time; both 0 if no time has passed."""
+        """(busy core seconds, seconds passed) since the last call; both 0 if no time has passed."""
         last, self._last = self._last, self._read()
         busy_s, total_s, used_s = (now - before for now, before in zip(self._last, last, strict=True))
         passed_s = total_s / len(self._mask)
@@ -168,7 +167,7 @@ class Cores:
     def _read(self) -> tuple[float, float, float]:
         """(busy, total) seconds of the cores in the mask since boot, and what the quota's cgroup has used."""
         busy = total = 0
-        for line in text_of(self._root / "proc/stat").splitlines():
+        for line in read_text_of(self._root / "proc/stat").splitlines():
             name, *fields = line.split()
             if not name.startswith("cpu"):
                 break
@@ -181,18 +180,18 @@ class Cores:
 
 
 def pressure(root: Path = Path("/")) -> Pressure:
-    """What the kernel says of waiting; it may be built, or started, without."""
-    return Pressure(*(_waited(text_of(root / "proc/pressure" / name)) for name in Pressure._fields))
+    """Current pressure; a kernel may be built, or started, without it."""
+    return Pressure(*(_waited(read_text_of(root / "proc/pressure" / name)) for name in Pressure._fields))
 
 
 def _waited(text: str) -> float | None:
-    """``some avg10=1.25 avg60=…`` → 0.0125."""
+    """The average of ``some avg10=1.25 avg60=…`` as a share: 0.0125."""
     found = re.search(r"^some avg10=([0-9.]+)", text)
     return min(float(found[1]) / 100, 1.0) if found is not None else None
 
 
 def machine_facts(root: Path = Path("/")) -> tuple[float, int]:
-    """(cpus, memory in bytes) this process may use: the affinity mask and the cgroup's limits where they say less."""
+    """(cpus, memory in bytes) this process may use: the affinity mask, and the cgroup's limits where they are lower."""
     cpus = min([float(len(os.sched_getaffinity(0))), *(quota for quota, _ in _cpu_quotas(root))])
     mem_bytes = int(psutil.virtual_memory().total)
     for limit in _memory_limits(root):
@@ -202,15 +201,15 @@ def machine_facts(root: Path = Path("/")) -> tuple[float, int]:
 
 
 def _cpu_quotas(root: Path) -> list[tuple[float, Callable[[], float]]]:
-    """The cores that each cgroup leaves this process, and what reads the processor seconds that all in it have used."""
+    """Quota in cores of each cgroup of this process, and a function that reads its processor seconds."""
     found: list[tuple[float, Callable[[], float]]] = []
     for directory in _cgroups(root, ""):
-        words = text_of(directory / "cpu.max").split()
+        words = read_text_of(directory / "cpu.max").split()
         if len(words) == 2 and words[0].isdecimal() and int(words[0]) > 0:  # noqa: PLR2004 -- "QUOTA PERIOD"
             found.append((int(words[0]) / int(words[1]), partial(_used_s, directory / "cpu.stat")))
     counted = _cgroups(root, "cpuacct")
     for depth, directory in enumerate(_cgroups(root, "cpu")):
-        quota, period = text_of(directory / "cpu.cfs_quota_us"), text_of(directory / "cpu.cfs_period_us")
+        quota, period = read_text_of(directory / "cpu.cfs_quota_us"), read_text_of(directory / "cpu.cfs_period_us")
         if quota.isdecimal() and int(quota) > 0 and period.isdecimal():
             usage = counted[depth] if depth < len(counted) else directory
             found.append((int(quota) / int(period), partial(_used_s, usage / "cpuacct.usage")))
@@ -218,22 +217,22 @@ def _cpu_quotas(root: Path) -> list[tuple[float, Callable[[], float]]]:
 
 
 def _used_s(path: Path) -> float:
-    """The processor seconds that a cgroup has counted: microseconds after a word, or nanoseconds alone."""
-    words = text_of(path).split()
+    """Processor seconds that a cgroup has counted: microseconds after a word, or nanoseconds alone."""
+    words = read_text_of(path).split()
     if words[:1] == ["usage_usec"]:
         return int(words[1]) / 1e6
     return int(words[0]) / 1e9 if words[:1] and words[0].isdecimal() else 0.0
 
 
 def _memory_limits(root: Path) -> list[int]:
-    texts = [text_of(directory / "memory.max") for directory in _cgroups(root, "")]
-    texts += [text_of(directory / "memory.limit_in_bytes") for directory in _cgroups(root, "memory")]
+    texts = [read_text_of(directory / "memory.max") for directory in _cgroups(root, "")]
+    texts += [read_text_of(directory / "memory.limit_in_bytes") for directory in _cgroups(root, "memory")]
     return [int(text) for text in texts if text.isdecimal()]
 
 
 def _cgroups(root: Path, controller: str) -> list[Path]:
-    """The directories of this process's cgroup and of those above it, for a v1 controller or ("") for v2."""
-    for line in text_of(root / "proc/self/cgroup").splitlines():
+    """Directories of this process's cgroup and of those above it, for a v1 controller or ("") for v2."""
+    for line in read_text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             base = root / "sys/fs/cgroup" / controllers if controller else root / "sys/fs/cgroup"

@@ -1,8 +1,7 @@
-"""NVIDIA's GPUs, by way of NVML: which there are, slices too, how near one another, and what each does now.
+"""NVIDIA GPUs by NVML: which there are (slices too), how they are linked, and what each does now.
 
-What a card can tell is found out by asking it, never by its model's name. Calls may hang, for ever even: this is used in a
-thread of its own (`gpus.py`). Nothing is ever set on a card, and no card is cut into slices or put together again: slices
-that are there are used.
+Abilities of a card are found by asking it, never by its model. Calls may hang for ever: use this in a thread of its own
+(`gpus.py`). Nothing is ever set on a card, and no card is cut into slices: existing slices are used.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.gpus")
 
 MEMORY_V2 = 0x02000028
-"""The structure that tells what the driver keeps for itself apart from what is used."""
+"""The structure that separates the driver's reserved memory from memory in use."""
 LISTS = (
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetMPSComputeRunningProcesses",
@@ -50,18 +49,18 @@ LEVELS = {
     40: Nearness.NODE,
     50: Nearness.SYSTEM,
 }
-"""The common ancestor of two cards, as NVML tells it."""
+"""The common ancestor of two cards in NVML's terms."""
 CORES_PER_MULTIPROCESSOR = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
-"""By compute capability; 128 with all others that there are so far."""
+"""Cores of a multiprocessor by compute capability; 128 with all others so far."""
 CORES_PER_MULTIPROCESSOR_ELSE = 128
 
 
 Shape = tuple[str, ...] | None
-"""Of a card: the names of its slices, None = it is whole."""
+"""Names of the slices of a card, None = it is whole."""
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """One process on a card. used_bytes: None where the driver does not tell; is_graphics: it only draws."""
+    """One process on a card. used_bytes: None if the driver does not report it. is_graphics: it only draws."""
 
     pid: int
     used_bytes: int | None
@@ -69,7 +68,7 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 
 class CardReading(msgspec.Struct, frozen=True):
-    """What was read of one device; None where it cannot tell. busy: 0 … 1, of the last moments."""
+    """The reading of one device; None where it cannot report a value. busy: 0 … 1, of the last moments."""
 
     id: str
     health: Health = Health.OK
@@ -82,8 +81,8 @@ class CardReading(msgspec.Struct, frozen=True):
 
 
 class _Card:
-    """A device with its handle. ``whole``: the handle and the name of the card that a slice is a part of, else its own;
-    ``instances``: the numbers of a slice."""
+    """A device with its handle. whole: handle and name of the card that a slice is a part of, else its own. instances:
+    the numbers of a slice."""
 
     __slots__ = ("clocks", "device", "handle", "instances", "whole", "whole_name")
 
@@ -101,12 +100,12 @@ class _Card:
 
 
 class CardsRecut(Exception):
-    """A card was cut into slices (MIG), or other slices than those that were found; `find_anew` finds what there is now."""
+    """The slices of a card (MIG) have changed since they were found; call `find_anew`."""
 
 
 class Nvml:
-    """One session with the driver: `find` opens it, `read` needs it, `close` ends it. ``module`` is `pynvml`, or speaks like
-    it; ``now_s``: a clock that only goes forward."""
+    """One session with the driver: `find` opens it, `read` needs it, `close` ends it. module: `pynvml`, or the like.
+    now_s: a monotonic clock."""
 
     def __init__(
         self,
@@ -125,24 +124,24 @@ class Nvml:
         self._said: set[str] = set()
         self._shapes: dict[str, tuple[object, Shape]] = {}
         self.unusable = 0
-        """How many cards there are that could not be used when they were last looked for."""
+        """Number of cards that could not be used at the last search."""
         self.places: set[str] = set()
-        """PCI addresses of the cards that the driver listed then, also of those that are meant for slices and have none."""
+        """PCI addresses of the cards at the last search, those for slices without any, too."""
 
     @property
     def awaits_slices(self) -> bool:
-        """True if a card in MIG mode had no slices when they were last looked for."""
+        """Whether a card in MIG mode had no slices at the last search."""
         return any(slices == () for _, slices in self._shapes.values())
 
     def find(self) -> tuple[Device, ...]:
-        """All GPUs, slices in the place of the cards that are cut. Raises OSError saying why there can be none, and
-        SessionOver if the driver goes away just now. What is wrong with a card is said when it is news."""
+        """All GPUs, slices instead of the cards that are cut. New problems with cards are logged. Raises OSError with
+        the reason if there can be none, SessionOver if the driver is unloaded meanwhile."""
         if not self._is_open:
             why = self._library.begin()
             if why:
                 raise OSError(why)
             self._is_open = True
-        self._faults.begin(text(self._library.ask("nvmlSystemGetDriverVersion")))
+        self._faults.load(text(self._library.ask("nvmlSystemGetDriverVersion")))
         clocks = {card.device.id: card.clocks for card in self._cards}
         self._cards = []
         self._shapes = {}
@@ -172,16 +171,16 @@ class Nvml:
         return tuple(card.device for card in self._cards)
 
     def find_anew(self) -> tuple[Device, ...]:
-        """The same in a session of its own: one that is open tells of no card that came after its beginning."""
+        """Find the GPUs in a new session: an open one does not list cards that came after its start."""
         if self._is_open:
             self._hear()
             self._close_session()
         return self.find()
 
     def close(self, *, is_over: bool = False) -> None:
-        """End the session. ``is_over``: the driver went away, and what was wrong with its cards with it."""
+        """End the session. is_over: the driver was unloaded; problems with its cards are forgotten."""
         if is_over:
-            self._faults.forget()
+            self._faults.clear()
         if self._is_open:
             self._close_session()
             self._cards = []
@@ -194,7 +193,7 @@ class Nvml:
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def _add(self, index: int, handle: object) -> str:
-        """Take in a card, or its slices. → why it cannot be used, "" if it can."""
+        """Add a card, or its slices. → why it cannot be used, "" if it can."""
         name = text(self._library.ask("nvmlDeviceGetUUID", handle))
         if not name:
             return NO_NAME
@@ -216,7 +215,7 @@ class Nvml:
         return "" if slices else "it is meant for slices (MIG) and has none"
 
     def _slices(self, handle: object) -> list[tuple[int, str, object]] | None:
-        """(number, name, handle) of each slice of a card; None if it is not meant for slices."""
+        """(number, name, handle) of each slice of a card; None if it is not in MIG mode."""
         ask = self._library.ask
         mode = ask("nvmlDeviceGetMigMode", handle)
         if not mode or not mode[0]:
@@ -230,7 +229,7 @@ class Nvml:
         return found
 
     def _is_recut(self) -> bool:
-        """True if the slices of a card have changed since they were found. A lost card cannot tell."""
+        """Whether the slices of a card have changed since they were found. A lost card cannot tell."""
         for handle, known in self._shapes.values():
             self._library.codes.clear()
             now = _shape(self._slices(handle))
@@ -239,7 +238,7 @@ class Nvml:
         return False
 
     def _described(self, index: int, handle: object, whole: object, name: str) -> Device:
-        """What does not change of it."""
+        """The constant facts of a device."""
         ask = self._library.ask
         is_slice = handle is not whole
         bdf = self._bdf(whole)
@@ -273,7 +272,7 @@ class Nvml:
         )
 
     def _multiprocessors(self, handle: object, capability: tuple[int, int], *, is_slice: bool) -> int:
-        """0 = not known."""
+        """Number of cores; 0 = unknown."""
         if is_slice:
             attributes = self._library.ask_newest("nvmlDeviceGetAttributes", ("_v2", ""), handle)
             return int(getattr(attributes, "multiprocessorCount", 0))
@@ -285,7 +284,7 @@ class Nvml:
         return _short(text(pci.busId)) if pci is not None else ""
 
     def _numa_node(self, bdf: str) -> int:
-        """-1 = not known, or there is but one."""
+        """NUMA node; -1 = unknown, or there is only one."""
         try:
             return int((self._sys / "bus/pci/devices" / bdf / "numa_node").read_text(encoding="ascii")) if bdf else -1
         except (OSError, ValueError):
@@ -297,7 +296,7 @@ class Nvml:
         return tuple((other.device.id, self._nearness(card, other)) for other in self._cards if other is not card)
 
     def _nearness(self, one: _Card, other: _Card) -> int:
-        """Slices speak to one another over PCI Express, whatever links their cards have."""
+        """Links of a slice; slices communicate over PCI Express, whatever links their cards have."""
         if one.whole_name == other.whole_name:
             return Nearness.INTERNAL
         if not one.is_slice and not other.is_slice and self._has_nvlink(one.whole) and self._has_nvlink(other.whole):
@@ -319,7 +318,7 @@ class Nvml:
     # -- what it does --------------------------------------------------------------------------------------------------
 
     def read(self) -> list[CardReading]:
-        """Every device that was found. Raises SessionOver, and CardsRecut."""
+        """Readings of all devices that were found. Raises SessionOver, CardsRecut."""
         self._hear()
         if self._is_recut():
             raise CardsRecut
@@ -335,7 +334,7 @@ class Nvml:
         bits = self._library.ask("nvmlDeviceGetCurrentClocksEventReasons", card.whole)
         if bits is None:
             bits = self._library.ask("nvmlDeviceGetCurrentClocksThrottleReasons", card.whole)
-        is_throttled = card.clocks.saw(bits or 0, self._now_s())
+        is_throttled = card.clocks.take(bits or 0, self._now_s())
         health, why = self._health(card)
         if memory is None and health is Health.OK and "memory" in card.device.capabilities:
             health, why = Health.UNKNOWN, "its memory cannot be read just now" + _codes(codes)
@@ -361,9 +360,9 @@ class Nvml:
             speed = min(now / most, 1.0) if now and most else 1.0
         is_there = not self._library.codes & NOT_THERE
         if not is_there:
-            self._faults.lost(card.whole_name)
+            self._faults.add_lost(card.whole_name)
         return judged(
-            self._faults.of(card.device.name, card.whole_name),
+            self._faults.error_of(card.device.name, card.whole_name),
             is_there,
             uncorrected,
             (bool(rows[2]), bool(rows[3])),
@@ -371,7 +370,7 @@ class Nvml:
         )
 
     def _memory(self, handle: object) -> tuple[int, int] | None:
-        """(all, in use) in bytes. What the driver keeps for itself is not in use, where it says how much that is."""
+        """(total, in use) in bytes. The driver's reserved memory is not in use, where it reports that."""
         memory = self._library.ask("nvmlDeviceGetMemoryInfo", handle, MEMORY_V2)
         if memory is None:
             memory = self._library.ask("nvmlDeviceGetMemoryInfo", handle)
@@ -384,7 +383,7 @@ class Nvml:
         return None if found is None else max(int(found), 0)
 
     def _processes(self, handle: object) -> tuple[GpuProcess, ...] | None:
-        """Each once, with the most that is said of it; None if they cannot be listed at all."""
+        """Processes on a card, each once, with its largest reported use; None if they cannot be listed."""
         found: dict[int, GpuProcess] = {}
         can_tell = False
         for name in LISTS:
@@ -414,22 +413,22 @@ class Nvml:
                 self._library.ask("nvmlDeviceRegisterEvents", whole, XID_EVENT, self._events)
 
     def _hear(self) -> None:
-        """Errors since the last time; it does not wait for any."""
+        """Take the errors since the last call; does not wait."""
         for _ in range(XIDS_READ_MAX if self._events is not None else 0):
             event = self._library.ask("nvmlEventSetWait", self._events, 0)
             if event is None:
                 return
             if int(event.eventType) == XID_EVENT:
-                self._faults.note(self._meant(self._name(event.device), event), int(event.eventData))
+                self._faults.add_xid(self._meant(self._name(event.device), event), int(event.eventData))
 
     def _name(self, handle: object) -> str:
-        """Of the card of this handle; one that is lost does not tell its name any more."""
+        """Name of the card of this handle; a lost card does not tell its name."""
         address = _address(handle)
         known = (card.whole_name for card in self._cards if address and _address(card.whole) == address)
         return next(known, "") or text(self._library.ask("nvmlDeviceGetUUID", handle))
 
     def _meant(self, name: str, event: Any) -> str:  # noqa: ANN401 -- a ctypes structure
-        """The slice that an error is of, where it says so; else the whole card."""
+        """The slice that an error concerns, where it says so; else the whole card."""
         instances = (
             int(getattr(event, "gpuInstanceId", NO_INSTANCE)),
             int(getattr(event, "computeInstanceId", NO_INSTANCE)),
@@ -449,7 +448,7 @@ def _or(value: int | None, default: int) -> int:
 
 
 def _address(handle: object) -> int:
-    """What tells a handle of the library's from others; 0 if it is none."""
+    """The number of a library handle; 0 if it has none."""
     if not isinstance(handle, ctypes._Pointer):  # noqa: SLF001 -- there is no other name for it
         return 0
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
@@ -460,6 +459,6 @@ def _codes(codes: set[int]) -> str:
 
 
 def _short(bdf: str) -> str:
-    """A PCI address as Linux writes it: NVML's has a domain of eight digits."""
+    """A PCI address in the form of Linux; NVML's has a domain of eight digits."""
     domain, _, rest = bdf.lower().partition(":")
     return f"{domain[-DOMAIN_DIGITS:]}:{rest}" if rest else ""

@@ -1,7 +1,7 @@
-"""One way to call NVML, NVIDIA's own library, in which every call may fail: `pynvml` (the module of nvidia-ml-py) behind it.
+"""A wrapper of NVML (`pynvml`, the module of nvidia-ml-py) in which every call may fail.
 
-A card that cannot tell something answers with an error, and so does a driver that is older than a function, and a card that
-is gone. `Library.ask` makes None of the first two and remembers the others.
+A card that cannot report something answers with an error; so does a driver that is older than a function, and a lost
+card. `Library.ask` returns None for the first two and remembers other errors.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any
 LIBRARY = "libnvidia-ml.so.1"
 
 NOT_THERE = frozenset({15, 16, 28})
-"""The card is lost, needs a reset, or cannot be found any more."""
+"""Errors of a card that is lost, needs a reset, or cannot be found."""
 SESSION_OVER = frozenset({1, 9, 18})
-"""Not initialized, the driver is not loaded, or is of another version than the library: it was unloaded."""
+"""Errors after the driver was unloaded: not initialized, not loaded, or of another version than the library."""
 CANNOT_TELL = frozenset({2, 3, 4, 6, 7, 10, 13, 22, 25, 26, 27, 29})
-"""It lacks what was asked for, we may not have it, or there is none now: that says nothing about the card's health."""
+"""Errors that say nothing about a card's health: unsupported, not permitted, or nothing there."""
 
 
 class SessionOver(Exception):
-    """The driver went away under us. What was found of the cards holds no more; `find` them anew."""
+    """The driver was unloaded. What was found of the cards is void; call `find` again."""
 
 
 class Library:
-    """``module`` is `pynvml`, or speaks like it."""
+    """The library. module: `pynvml`, or the like."""
 
     def __init__(self, module: Any) -> None:  # noqa: ANN401 -- a module without types
         self._module = module
         self._too_old: type[Exception] = getattr(module, "NVMLLibraryMismatchError", UnicodeDecodeError)
         self.codes: set[int] = set()
-        """The errors since this was last cleared, but for those of CANNOT_TELL."""
+        """Errors since this was last cleared, without those of CANNOT_TELL."""
 
     def ask(self, name: str, *words: Any) -> Any:  # noqa: ANN401 -- the function's own type
-        """What the function of that name returns; None if this card, driver or module cannot. Raises SessionOver."""
+        """Call the function of that name; None if this card, driver or module cannot. Raises SessionOver."""
         function = getattr(self._module, name, None)
         if function is None:
             return None
@@ -46,8 +46,8 @@ class Library:
         return None
 
     def ask_newest(self, name: str, versions: tuple[str, ...], *words: Any) -> Any:  # noqa: ANN401 -- as above
-        """The same of the first of its versions that this driver and this module have. The functions without a version are
-        of no use: they raise something else where the driver is older than the module."""
+        """Call the first of its versions that driver and module have. The functions without a version raise something
+        else where the driver is older than the module."""
         for version in versions:
             answer = self.ask(name + version, *words)
             if answer is not None:
@@ -55,7 +55,7 @@ class Library:
         return None
 
     def begin(self) -> str:
-        """Open a session. → why there can be none, "" if there is one."""
+        """Open a session. → why it fails, "" if it is open."""
         try:
             self._module.nvmlInit()
         except self._module.NVMLError as error:
@@ -78,7 +78,7 @@ class Library:
 
 
 def find_library() -> Any:  # noqa: ANN401 -- a module without types
-    """`pynvml`; None where there is no driver: importing it for nothing would cost memory."""
+    """Load `pynvml`; None where there is no driver: importing it for nothing would cost memory."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -89,5 +89,5 @@ def find_library() -> Any:  # noqa: ANN401 -- a module without types
 
 
 def text(value: bytes | str | None) -> str:
-    """A text as some versions of the module tell it, and others."""
+    """A text, which some versions of the module return as bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""

@@ -1,8 +1,8 @@
-"""Processor time that this node's own work has used: its tasks, its launcher and its agent.
+"""Processor time of this node's own work: its tasks, its launcher and its agent.
 
-What is not in it counts as foreign load, so that it must miss nothing that a task has used. Where cgroups of version 2
-hold the tasks, the kernel counts all of it. Elsewhere it is the sum over the processes of the launcher's tree, each with the time of the children it has waited for: a child that lived shorter than a
-sampling period is in its parent's count, and an orphan in the launcher's, to which it comes.
+Everything else counts as foreign load, so no use of a task may be missed. With cgroups of version 2 the kernel counts
+all of it. Else it is the sum over the launcher's process tree, each process with the children it has waited for: a
+child that lived shorter than a sampling period is in its parent's count, and an orphan is reparented to the launcher.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PARENT, _USED, _USED_WITH_CHILDREN = 1, slice(11, 13), slice(11, 15)
-"""Fields of /proc/PID/stat from the third, the state, on."""
+"""Fields of /proc/PID/stat, counted from the third, the state."""
+
+
+CGROUP_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
+"""Where cgroups of version 2 are mounted: alone, or beside version 1 ("hybrid")."""
 
 
 class OwnUse:
-    """launcher: its process (0: there is none) and the name of its run. runs_tasks: whether any task runs now; while none
-    does, one process is read, and not all of the machine."""
+    """launcher: its pid (0: there is none) and the name of its run. runs_tasks: whether any task runs; while none does,
+    only one process is read."""
 
     def __init__(
         self, launcher: Callable[[], tuple[int, str]], runs_tasks: Callable[[], bool], root: Path = Path("/")
@@ -35,8 +39,8 @@ class OwnUse:
         self._root = root
 
     def seconds(self) -> float | None:
-        """Processor seconds so far, None where they cannot be told now. Less than the last time, if some have been lost
-        sight of: there is another launcher, or a process has ended that nobody waited for."""
+        """Processor seconds so far, None if unknown. May decrease: after another launcher was started, or after a
+        process ended that nobody waited for."""
         pid, run = self._launcher()
         launcher = process_fields(pid) if pid and run else []
         if not launcher:
@@ -50,23 +54,26 @@ class OwnUse:
         return _sum_s(used) + time.process_time()
 
     def _counted_s(self, pid: int, run: str) -> float | None:
-        """Of all tasks of this run of the launcher, also of those that have ended, by the kernel's own count."""
+        """Use of all tasks of this run of the launcher, ended ones too, as the kernel counts it."""
         path = self._cgroup(pid)
-        stat = text_of(self._root / f"sys/fs/cgroup/{path}/{ROOT_PREFIX}{run}/cpu.stat") if path is not None else ""
+        if path is None:
+            return None
+        places = (self._root / mount / path / f"{ROOT_PREFIX}{run}/cpu.stat" for mount in CGROUP_MOUNTS)
+        stat = next(filter(None, map(read_text_of, places)), "")
         found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
         usage = found.get("usage_usec", "")
         return int(usage) / 1e6 if usage.isdecimal() else None
 
     def _cgroup(self, pid: int) -> str | None:
         """The cgroup (of version 2) of a process."""
-        for line in text_of(self._root / f"proc/{pid}/cgroup").splitlines():
+        for line in read_text_of(self._root / f"proc/{pid}/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 return path.strip("/")
         return None
 
     def _processes(self, launcher: int) -> list[list[bytes]]:
-        """The times of what descends from the launcher."""
+        """Times of the descendants of the launcher."""
         table: dict[int, tuple[int, list[bytes]]] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 -- names are enough
             if name.isdecimal() and (fields := process_fields(int(name))):
@@ -88,8 +95,8 @@ def _sum_s(used: Iterable[list[bytes]]) -> float:
     return sum(int(ticks) for fields in used for ticks in fields) / _TICKS
 
 
-def text_of(path: Path) -> str:
-    """All of a file of the kernel's; nothing if it is not there."""
+def read_text_of(path: Path) -> str:
+    """Read a file of the kernel; empty if it is absent."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""Whose process is it: of which attempt that a launcher of peerload has started, or somebody else's.
+"""The owner of a process: the attempt that started it, or nobody here.
 
-A process of a task bears the mark of its unit in the environment that it was started with. One that has cleared it is
-known by its cgroup (others there bear the mark), by the leader of its session, or by those it descends from. All else is
-foreign, also what we may not look into.
+A process of a task bears the mark of its unit in its initial environment. One that has cleared it is found by its
+cgroup (others there bear the mark), by the leader of its session, or by its ancestors. Everything else is foreign, also
+what we may not read.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ if TYPE_CHECKING:
 
 ANCESTORS_MAX = 64
 KEPT_MAX = 4096
-"""Processes whose owner is remembered: it never changes."""
+"""Cached owners; they never change."""
 FOREIGN_KEPT_S = 10.0
-"""That a process is nobody's of ours is looked into again after this: one that was just becoming another program could not
-be told."""
+"""A foreign process is examined again after this: one in exec shows no mark."""
 CGROUP_PROCESSES_MAX = 256
-"""So many of a cgroup are asked for their mark."""
+"""Processes of a cgroup that are examined for a mark."""
 INITIAL_NAMESPACE = "pid:[4026531836]"
-"""The kernel's own number of the first process namespace: outside of containers."""
+"""The kernel's number of the initial process namespace, outside of containers."""
 _MARK = re.compile(rb"(?:^|\0)PEERLOAD_UNIT=[^\0]*/peerload-([0-9a-f]+-[0-9]+)(?:\0|$)")
 _UNIT_DIRECTORY = "/peerload."
 _STAT_FIELDS = 20
 
 
 class ProcessOwners:
-    """``proc``, ``cgroups``: where the kernel tells of processes and of cgroups."""
+    """proc, cgroups: mount points of the kernel's file systems."""
 
     def __init__(
         self,
@@ -46,15 +45,15 @@ class ProcessOwners:
         self._known: OrderedDict[tuple[int, bytes], tuple[str, float]] = OrderedDict()
 
     def is_contained(self) -> bool:
-        """Whether this process lives in a process namespace of its own, where the driver's pids may mean others."""
+        """Whether this process has a process namespace of its own, where the driver's pids may mean others."""
         try:
             return str((self._proc / "self/ns/pid").readlink()) != INITIAL_NAMESPACE
         except OSError:
             return False
 
     def key_of(self, pid: int) -> str | None:
-        """The execution key of the attempt that a process is of; "" if it is of none; None if there is no such process here
-        (it has just ended, or lives where we do not see it)."""
+        """The execution key of the attempt that owns a process; "" for none; None if there is no such process here (it
+        has ended, or is in another namespace)."""
         _, _, start = self._stat(pid)
         if not start:
             return None
@@ -76,7 +75,7 @@ class ProcessOwners:
         return ""
 
     def _line(self, pid: int) -> Iterator[int]:
-        """The process, the leader of its session, and its ancestors, the nearest first."""
+        """The process, the leader of its session, and its ancestors, nearest first."""
         parent, session, start = self._stat(pid)
         yield pid
         if session not in (0, pid) and self._is_elder(session, start):
@@ -88,7 +87,7 @@ class ProcessOwners:
             parent, _, _ = self._stat(parent)
 
     def _is_elder(self, leader: int, start: bytes) -> bool:
-        """Whether the process of this number is the leader that was there before, not one that has got its number since."""
+        """Whether this process is the leader that was there before, not a later one with its number."""
         _, _, begun = self._stat(leader)
         return bool(begun) and int(begun) <= int(start)
 
@@ -97,7 +96,7 @@ class ProcessOwners:
         return found[1].decode() if found is not None else ""
 
     def _of_its_cgroup(self, pid: int) -> str:
-        """The key of a unit of ours that the kernel keeps, by the marks of those in it."""
+        """The key of the cgroup of a task, by the marks of its processes."""
         for line in self._read(pid, "cgroup").decode("utf-8", "replace").splitlines():
             _, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
@@ -110,7 +109,7 @@ class ProcessOwners:
         return ""
 
     def _stat(self, pid: int) -> tuple[int, int, bytes]:
-        """(its parent, its session, when it started); the last is empty if it is gone."""
+        """(parent, session, start); the start is empty if the process is gone."""
         raw = self._read(pid, "stat")
         fields = raw[raw.rfind(b")") + 2 :].split()
         if len(fields) < _STAT_FIELDS or fields[0] in b"ZX":

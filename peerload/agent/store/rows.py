@@ -5,6 +5,7 @@ A row is decoded where it is asked for, and never trusted: a value of the wrong 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True):
 
 NO_MORE = ExtraColumns()
 _more = msgspec.msgpack.Decoder(ExtraColumns)
+_extra_of = operator.attrgetter(*ExtraColumns.__struct_fields__)
 Each = tuple[tuple[bytes, ...], ...]
 _each = msgspec.msgpack.Decoder(Each)
 
@@ -165,65 +167,14 @@ def decoded_record(row: Found, home: str) -> TaskRecord:
     if row[15] is None:  # as with most: a list may be of very many
         return TaskRecord(*first, started_at=started_at, ended_at=ended_at, exit=exit_, reason=row[14])
     more = _decoded(_more, row[15], f"the record of {name}")
-    return TaskRecord(
-        task=name,
-        uid=row[2],
-        state=state,
-        submitted_at=submitted_at,
-        attempt=attempt,
-        node=node,
-        nonce=nonce,
-        machine_boot=machine_boot,
-        lease_s=lease_s,
-        migrations=migrations,
-        started_at=started_at,
-        ended_at=ended_at,
-        exit=exit_,
-        reason=row[14],
-        store=more.store,
-        parked_ts=more.parked_ts,
-        losses=more.losses,
-        lost_on=more.lost_on,
-        last_node=more.last_node,
-        retry_of=more.retry_of,
-        grants=more.grants,
-        devices=more.devices,
-        gpu_mem_bytes=more.gpu_mem_bytes,
-        gpu_alone=more.gpu_alone,
-        memory_retries=more.memory_retries,
-        attended=more.attended,
-        input=more.input,
-        input_is_cut=more.input_is_cut,
-        failures=more.failures,
-        priority=more.priority,
-        is_freed=more.is_freed,
-        input_came=more.input_came,
-    )
+    extra = msgspec.structs.asdict(more)
+    return TaskRecord(*first, started_at=started_at, ended_at=ended_at, exit=exit_, reason=row[14], **extra)
 
 
 def task_values(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
     """A record as the row that `decoded_record` reads again. kept_bytes: how much of its output is kept."""
     counter, member = order_of(record.task)
-    more = ExtraColumns(
-        record.store,
-        record.parked_ts,
-        record.losses,
-        record.lost_on,
-        record.last_node,
-        record.retry_of,
-        record.grants,
-        record.devices,
-        record.gpu_mem_bytes,
-        record.gpu_alone,
-        record.memory_retries,
-        record.attended,
-        record.input,
-        record.input_is_cut,
-        record.failures,
-        record.priority,
-        record.is_freed,
-        record.input_came,
-    )
+    more = ExtraColumns(*_extra_of(record))
     return (
         counter,
         member,

@@ -253,7 +253,7 @@ class Store(StoreRecovery):
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > schema.VERSION:
             raise StoreError(
-                f"the database {self._path} was written by a newer peerload",
+                f"the database {self._path} was written by another version of peerload",
                 why=f"its schema is {version}, this one knows {schema.VERSION}",
                 hint="install that version again, or name another directory:  --state DIR",
             )

@@ -1,1 +1,1 @@
-"""The agent as a service: readiness, watchdog, health, paths."""
+"""The agent as a systemd service: readiness, watchdog, health check, reload."""

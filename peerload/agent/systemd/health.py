@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 ANSWER_BYTES_MAX = 1 << 20
 REQUEST_ID = 1
 LOOK_S = 0.5
-"""Whether a commit waits for room is looked at so often."""
+"""Interval at which a commit that waits for disk space is noticed."""
 
 
 class HealthCheck:
-    """The checks of one agent. socket: the path of the socket for its clients."""
+    """The checks of one agent. socket: path of the socket for clients."""
 
     def __init__(self, socket: str, store: Store, launcher: LauncherLink) -> None:
         self._socket = socket
@@ -34,18 +34,18 @@ class HealthCheck:
         self._launcher = launcher
 
     async def trouble(self, within_s: float) -> str:
-        """Why this agent does not do its work, "" if it does; each check may take so many seconds."""
+        """Why this agent does not do its work, "" if it does. Each check may take so many seconds."""
         checks = {
             "its socket does not answer": _socket_answers(self._socket),
             "its store does not commit": _store_commits(self._store),
             "its launcher does not answer": self._launcher.answers(within_s),
         }
-        found = await asyncio.gather(*(_kept_to(within_s, check) for check in checks.values()))
+        found = await asyncio.gather(*(_within(within_s, check) for check in checks.values()))
         return "; ".join(f"{says}{why}" for says, why in zip(checks, found, strict=True) if why is not None)
 
 
-async def _kept_to(within_s: float, check: Awaitable[bool]) -> str | None:
-    """None if it passed, else what to add to why it did not."""
+async def _within(within_s: float, check: Awaitable[bool]) -> str | None:
+    """None if the check passed, else what to add to its message."""
     try:
         async with asyncio.timeout(within_s):
             return None if await check else ""
@@ -56,7 +56,7 @@ async def _kept_to(within_s: float, check: Awaitable[bool]) -> str | None:
 
 
 async def _socket_answers(path: str) -> bool:
-    """Any answer counts: whether we may ask that is another matter."""
+    """Whether the agent answers; any answer counts, even a refusal."""
     reader, writer = await asyncio.open_unix_connection(path)
     try:
         writer.write(frame.pack({"id": REQUEST_ID, "verb": "info"}))
@@ -71,8 +71,8 @@ async def _socket_answers(path: str) -> bool:
 
 
 async def _store_commits(store: Store) -> bool:
-    """A row of its own goes to the disk. While there is no room there it waits, as it is meant to: that is known, is said
-    elsewhere, and is not mended by another start."""
+    """Whether a row reaches the disk. A commit that waits for disk space passes: it is meant to wait, is reported
+    elsewhere, and a restart would not help."""
     if store.is_stalled:
         return True
     kept = asyncio.Event()

@@ -1,7 +1,7 @@
-"""The service manager that started this agent (systemd), if one did: what it is told, and the socket it has handed over.
+"""The service manager (systemd) that started this agent, if any: notifications, and the socket it has passed.
 
-Its protocol is a few datagrams (sd_notify(3)) and a few variables (sd_listen_fds(3)); nothing of it is asked for where there is none.
-The variables are taken out of the environment, so that nothing the agent starts believes them to be its own.
+The protocol is a few datagrams (sd_notify(3)) and variables (sd_listen_fds(3)). The variables are taken out of the
+environment, so that no child process takes them for its own.
 """
 
 from __future__ import annotations
@@ -24,65 +24,64 @@ log = logging.getLogger("peerload.agent")
 FIRST_FD = 3
 FDS_MAX = 16
 AGENT_FD = "agent"
-"""What the unit of the socket calls it (FileDescriptorName=)."""
+"""Name of the socket in its unit (FileDescriptorName=)."""
 STATUS_CHARS_MAX = 200
 WATCHDOG_S_MIN = 0.2
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
 class ServiceManager:
-    """``environment``: of this process; VARIABLES are taken out of it. watchdog_s: it wants a sign of life within this, 0: it
-    wants none. Raises ConfigError for a socket handed over that is none for the agent's clients."""
+    """environment: of this process; VARIABLES are removed from it. watchdog_s: interval of the watchdog, 0 = none.
+    Raises ConfigError if the passed socket cannot be used."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        told = {name: environment.pop(name, "") for name in VARIABLES}
-        self._address = _address(told["NOTIFY_SOCKET"])
-        self.watchdog_s = _watchdog_s(told["WATCHDOG_USEC"], told["WATCHDOG_PID"])
-        self._listener = _handed_over(told["LISTEN_FDS"], told["LISTEN_PID"], told["LISTEN_FDNAMES"])
+        found = {name: environment.pop(name, "") for name in VARIABLES}
+        self._address = _address(found["NOTIFY_SOCKET"])
+        self.watchdog_s = _watchdog_s(found["WATCHDOG_USEC"], found["WATCHDOG_PID"])
+        self._listener = _passed_socket(found["LISTEN_FDS"], found["LISTEN_PID"], found["LISTEN_FDNAMES"])
 
     @property
     def is_there(self) -> bool:
-        """Whether anybody is told anything."""
+        """Whether a service manager is there."""
         return self._address is not None
 
     @property
-    def hands_over(self) -> bool:
-        """Whether the socket for clients is the service manager's: it is neither made nor removed here."""
+    def passes_socket(self) -> bool:
+        """Whether the socket for clients belongs to the service manager: it is neither made nor removed here."""
         return self._listener is not None
 
     def listener(self, path: str) -> socket.socket | None:
-        """The socket for clients that was handed over, checked each time it is taken into use: it has to be the one at
-        ``path``, listen, and be nobody else's to change. None if there is none. Raises ConfigError."""
+        """The passed socket, checked at each use; None if there is none. Raises ConfigError."""
         if self._listener is None:
             return None
-        check_handed_over(self._listener, path)
+        check_passed_socket(self._listener, path)
         return self._listener.dup()
 
-    # -- what it is told -----------------------------------------------------------------------------------------------
+    # -- what it is found -----------------------------------------------------------------------------------------------
 
     def ready(self, status: str) -> None:
-        """The agent serves."""
-        self._tell("READY=1", _status(status))
+        """Report that the agent serves."""
+        self._notify("READY=1", _status(status))
 
     def status(self, status: str) -> None:
-        """How it goes, in words."""
-        self._tell(_status(status))
+        """Report a status line."""
+        self._notify(_status(status))
 
     def alive(self, status: str) -> None:
-        """A sign of life, for the watchdog."""
-        self._tell("WATCHDOG=1", _status(status))
+        """Send the watchdog's keep-alive."""
+        self._notify("WATCHDOG=1", _status(status))
 
     def reloading(self) -> None:
-        """Settings are read again; `ready` ends it."""
+        """Report that settings are reloaded; `ready` ends it."""
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={usec}")
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={usec}")
 
     def stopping(self) -> None:
-        """The agent ends, as it was told to."""
-        self._tell("STOPPING=1", _status("stopping"))
+        """Report that the agent stops as ordered."""
+        self._notify("STOPPING=1", _status("stopping"))
 
-    def _tell(self, *lines: str) -> None:
-        """One datagram. A service manager that cannot be reached is none of our troubles: it has its own time limits."""
+    def _notify(self, *lines: str) -> None:
+        """Send one datagram. An unreachable service manager is only logged: it has its own timeouts."""
         if self._address is None:
             return
         try:
@@ -90,24 +89,24 @@ class ServiceManager:
                 sock.connect(self._address)
                 sock.sendall("\n".join(lines).encode())
         except OSError as error:
-            log.warning("the service manager cannot be told %s: %s", lines[0], error.strerror or error)
+            log.warning("cannot notify the service manager: message=%s error=%s", lines[0], error.strerror or error)
 
 
 def _status(words: str) -> str:
-    """One line, of printable characters."""
+    """A status line of printable characters."""
     plain = "".join(c if c.isprintable() else "?" for c in words)
     return f"STATUS={plain[:STATUS_CHARS_MAX]}"
 
 
-def _address(told: str) -> str | None:
-    """Of its socket: a path, or a name of the abstract kind, which begins with @; None if it is neither."""
-    if told.startswith("@") and len(told) > 1:
-        return "\0" + told[1:]
-    return told if told.startswith("/") else None
+def _address(found: str) -> str | None:
+    """The address of the notification socket: a path, or an abstract name, which begins with @; None if it is neither."""
+    if found.startswith("@") and len(found) > 1:
+        return "\0" + found[1:]
+    return found if found.startswith("/") else None
 
 
 def _watchdog_s(usec: str, pid: str) -> float:
-    """0 if none is set, or not for this process."""
+    """The watchdog's interval; 0 if none is set, or it is for another process."""
     if not usec.isascii() or not usec.isdigit() or (pid and pid != str(os.getpid())):
         return 0.0
     return max(int(usec[:18]) / 1e6, WATCHDOG_S_MIN) if int(usec[:18]) else 0.0
@@ -116,8 +115,8 @@ def _watchdog_s(usec: str, pid: str) -> float:
 # -- the socket that was handed over -----------------------------------------------------------------------------------
 
 
-def _handed_over(count: str, pid: str, names: str) -> socket.socket | None:
-    """The socket called AGENT_FD, or the only one. What else was handed over is closed. Raises ConfigError."""
+def _passed_socket(count: str, pid: str, names: str) -> socket.socket | None:
+    """The passed socket named AGENT_FD, or the only one. Others are closed. Raises ConfigError."""
     if pid != str(os.getpid()) or not count.isascii() or not count.isdigit() or not 0 < int(count[:9]) <= FDS_MAX:
         return None
     fds = list(range(FIRST_FD, FIRST_FD + int(count)))
@@ -135,9 +134,9 @@ def _handed_over(count: str, pid: str, names: str) -> socket.socket | None:
     return socket.socket(fileno=wanted[0])
 
 
-def check_handed_over(listener: socket.socket, path: str) -> None:
-    """Raises ConfigError unless this is a listening Unix stream socket at ``path``, and the file there and its directory
-    belong to root or to us, and to nobody else to write to or to take away."""
+def check_passed_socket(listener: socket.socket, path: str) -> None:
+    """Raises ConfigError unless this is a listening Unix stream socket at ``path``, and only root or we can write to it
+    or replace it."""
     if listener.family != socket.AF_UNIX or listener.type != socket.SOCK_STREAM:
         raise _unusable("it is no Unix stream socket")
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

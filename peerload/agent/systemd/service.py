@@ -1,9 +1,8 @@
-"""What an agent owes whoever runs it as a service: word that it is up, signs of life, and another look at its settings when it
-gets a HUP.
+"""The agent as a service: readiness, watchdog keep-alives, and reload of the settings on SIGHUP.
 
-`ready` is said, and each sign of life given, only after `health.trouble` has found none. A HUP reads the settings again: those in
-LIVE count from then on, the certificate and what the CA has said are read again, too, and for the rest it is said that they
-wait for a restart. A file with a mistake in it changes nothing.
+Readiness and keep-alives are sent only after the health check has passed. A SIGHUP reloads the settings: those in LIVE
+take effect, and so do a new certificate and new statements of the CA; the others are reported to wait for a restart. A
+file with a mistake changes nothing.
 """
 
 from __future__ import annotations
@@ -44,18 +43,18 @@ LIVE = (
     "ended_tasks_max",
     "retention_every_s",
 )
-"""The settings that a HUP puts in force; the others are in force from the next start on."""
+"""The settings that take effect on reload."""
 CHECK_S = 10.0
-"""How long a check may take, where no watchdog wants it sooner."""
+"""Timeout of a health check without a watchdog."""
 SERVICE_HINT = "systemctl start peerload        for yourself:  peerload up"
 AGAIN_S = 1.0
-"""An agent that is not ready looks again after this."""
+"""Pause before the next check of an agent that is not ready."""
 SIGNS_PER_WATCHDOG = 2
-"""A sign of life this many times as often as is wanted."""
+"""Keep-alives in each interval of the watchdog."""
 
 
 class Service:
-    """One per agent, from the moment at which it serves. settings: None if there is nothing to reload."""
+    """The service of one agent, from the moment at which it serves. settings: None if there is nothing to reload."""
 
     def __init__(
         self,
@@ -70,19 +69,19 @@ class Service:
         self._info = info
         self._node = node
         self._settings = settings
-        self._said = ""
+        self._last_trouble = ""
 
     def start(self) -> None:
-        """Hear a HUP from now on. An agent in a terminal keeps its meaning there: the terminal is gone, and so is the agent."""
+        """Reload on SIGHUP from now on. For an agent in a terminal SIGHUP keeps its meaning: it ends with the terminal."""
         if self._settings is not None and not _has_terminal():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
     async def run(self) -> None:
-        """Tell the service manager how it goes, until cancelled."""
+        """Notify the service manager, until cancelled."""
         if not self._manager.is_there:
             return
         every_s = self._manager.watchdog_s / SIGNS_PER_WATCHDOG
-        while not await self._is_well(min(every_s, CHECK_S) if every_s else CHECK_S):  # noqa: ASYNC110 -- nobody tells
+        while not await self._is_healthy(min(every_s, CHECK_S) if every_s else CHECK_S):  # noqa: ASYNC110 -- nobody tells
             await asyncio.sleep(AGAIN_S)
         self._manager.ready(self._status())
         loop = asyncio.get_running_loop()
@@ -91,20 +90,20 @@ class Service:
             due_s = max(due_s + every_s, loop.time())
             within_s = min(every_s / 2, CHECK_S)
             await asyncio.sleep(due_s - within_s - loop.time())
-            if await self._is_well(within_s):
+            if await self._is_healthy(within_s):
                 self._manager.alive(self._status())
 
-    async def _is_well(self, within_s: float) -> bool:
-        """Whether the agent does its work; what is wrong is logged when it is news, and told each time."""
+    async def _is_healthy(self, within_s: float) -> bool:
+        """Whether the health check passes. Changes are logged; a failure is reported each time."""
         trouble = await self._health.trouble(within_s)
-        if trouble != self._said:
-            self._said = trouble
+        if trouble != self._last_trouble:
+            self._last_trouble = trouble
             if trouble:
-                log.error("not well: %s", trouble)
+                log.error("health check failed: %s", trouble)
             else:
-                log.info("well again")
+                log.info("health check recovered")
         if trouble:
-            self._manager.status(f"not well: {trouble}")
+            self._manager.status(f"health check failed: {trouble}")
         return not trouble
 
     def _status(self) -> str:
@@ -112,7 +111,7 @@ class Service:
         return f"node {self._info.config.node}: {runs} running, {peers} peers known"
 
     def reload(self) -> None:
-        """Reload the settings, and tell the service manager."""
+        """Reload the settings, and notify the service manager."""
         assert self._settings is not None
         self._manager.reloading()
         says = self._settings.reload()
@@ -120,7 +119,7 @@ class Service:
 
 
 class SettingsReload:
-    """Reloading of the settings (``load`` reads them), of the certificate, and of what the CA has said."""
+    """Reload of the settings (``load`` reads them), of the certificate, and of the CA's statements."""
 
     def __init__(
         self, load: Load, info: NodeInfo, tls: Credentials, trust: TrustDistribution, journal: EventLog
@@ -164,7 +163,7 @@ class SettingsReload:
 
 
 def _has_terminal() -> bool:
-    """Whether this process would be told by a HUP that its terminal is gone."""
+    """Whether this process has a terminal, whose end a SIGHUP reports."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -173,8 +172,9 @@ def _has_terminal() -> bool:
 
 
 def check_service_places(config: AgentConfig, manager: ServiceManager, service_state: str) -> None:
-    """That an agent in system mode is not root where its service's files are (``service_state``), and may write to its state and
-    make its socket, unless that was handed over. Raises ConfigError, and nothing was made by then."""
+    """Check an agent in system mode: it must not be root where its service's files are (``service_state``), and must be
+    able to write its state and to make its socket, unless that was passed. Raises ConfigError before anything is made.
+    """
     if config.mode != "system":
         return
     if os.geteuid() == 0 and config.state == service_state:
@@ -189,7 +189,7 @@ def check_service_places(config: AgentConfig, manager: ServiceManager, service_s
 
 
 def _check(key: str, directory: Path) -> None:
-    """Raises ConfigError if we may neither write there nor make it."""
+    """Raises ConfigError if the directory can neither be written nor made."""
     there = next(path for path in (directory, *directory.parents) if os.path.exists(path))  # noqa: PTH110 -- what may not be looked at counts as not there
     if not os.access(there, os.W_OK | os.X_OK):
         what = f"{directory} cannot be {'used' if there == directory else 'made'}"

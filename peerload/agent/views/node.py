@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.views.cluster import ClusterView
+    from peerload.agent.views.agent import ClusterView
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceState

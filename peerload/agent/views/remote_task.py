@@ -10,8 +10,7 @@ from peerload.core.work import RemotePhase
 from peerload.model.task import TaskRecord, TaskState
 
 if TYPE_CHECKING:
-    from peerload.agent.control.authorization import Authorization
-    from peerload.agent.control.principal import Principal
+    from peerload.agent.control.authorization import Authorization, Principal
     from peerload.core.node import Node
     from peerload.core.work import RemoteTask
 

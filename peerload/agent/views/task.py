@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.agent.accounts.output_files import named
+from peerload.agent.store import jobs
+from peerload.agent.store.rows import order_of
 from peerload.core.estimates.gpu_history import ANY_MODEL
 from peerload.core.estimates.history import RUNS_KNOWN_MIN
 from peerload.core.explain import uncollected_reason
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from peerload.model.resources import ResourceRequest
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
-
 
 ERROR_TAIL_BYTES = 1024
 """Size of the tail of stderr in which its last line is searched."""
@@ -303,4 +305,26 @@ def _usage(record: TaskRecord) -> dict[str, object]:
         "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
         "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
         "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
+    }
+
+
+def completion_object(
+    store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions
+) -> dict[str, object]:
+    """Output files, notification command, and jobs that are still pending. The names of files are final once the task has
+    ended."""
+    counter, member = order_of(record.task)
+    node = record.node or record.last_node
+    files = [
+        text(named(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
+        for pattern in (terms.output_file, terms.error_file)
+    ]
+    owed = jobs.jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
+    return {
+        "output_file": files[0],
+        "error_file": files[1],
+        "notify": text(terms.notify) or None,
+        "owed": [
+            {"what": one.kind.value, "tries": one.tries, "why": one.why, "due_at": one.due_at or None} for one in owed
+        ],
     }

@@ -19,7 +19,7 @@ TIMED_OUT = 124
 PIPE_CLOSED = 128 + 13
 """Exit code: as if ended by SIGPIPE."""
 DEFAULT_HINT = "what may be wrong here:  peerload doctor"
-"""Where an error has no hint of its own."""
+"""The hint of an error without one."""
 
 
 def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str = "") -> None:

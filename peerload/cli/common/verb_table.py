@@ -100,7 +100,7 @@ SUGGESTIONS = {
     "status": "tasks:  peerload ls        nodes:  peerload nodes        both:  peerload top --once        problems:  peerload doctor",
     "stop": _TASKS_OR_AGENT.format("cancel", "down"),
 }
-"""Words that people type, and what they may mean."""
+"""Hints for words that people type."""
 
 
 def load(verb: str) -> Callable[[list[str]], int]:
@@ -120,7 +120,7 @@ def listed() -> str:
 
 
 def suggested(word: str) -> str:
-    """What to type instead of a word that is no verb; "" if nothing is like it."""
+    """A hint for a word that is not a verb; "" if there is none."""
     if word in SUGGESTIONS:
         return SUGGESTIONS[word]
     from difflib import get_close_matches

@@ -23,7 +23,7 @@ KEPT_TASKS_MAX = 10_000
 """Bound of ended tasks that wait for their turn; no others are submitted meanwhile."""
 BAR_EVERY_S = 0.2
 LINES_EVERY_S = 10.0
-"""Where stderr is no terminal, a line replaces the bar."""
+"""Pause between lines if stderr is no terminal."""
 _BAR_WIDTH = 30
 COMMAND_WIDTH_MAX = 100
 COLUMNS, COLUMNS_MIN = 80, 20

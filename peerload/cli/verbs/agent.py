@@ -45,7 +45,7 @@ def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
             "the launcher of all users runs as root",
             hint="systemctl start peerload-launcher        for yourself:  peerload up",
         )
-    from peerload.agent.launcher.process import start_words
+    from peerload.agent.launcher.process import command_line
 
-    argv = start_words("system.service", words[1:])
+    argv = command_line("system.service", words[1:])
     os.execv(argv[0], argv)  # noqa: S606 -- ourselves, with nothing loaded

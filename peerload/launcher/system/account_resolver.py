@@ -36,7 +36,7 @@ KEPT_S = 1.0
 UNASSIGNED_KEPT_S = 60.0
 """Cached time of unassigned uids."""
 UNASSIGNED_AT_ONCE = 64
-"""Uids that are asked for together."""
+"""Uids that are pending for together."""
 ANSWERS_KEPT_MAX = 8192
 ANSWER_BYTES_MAX = 1 << 15
 """Half of what a pipe holds, so that the child need not wait for a reader."""
@@ -46,7 +46,7 @@ Question = tuple[str, ...]
 
 
 class AccountPending(Exception):
-    """The database has been asked this question; the request has to wait for the answer."""
+    """The database has been pending this question; the request has to wait for the answer."""
 
     def __init__(self, question: Question) -> None:
         super().__init__(*question)
@@ -82,7 +82,7 @@ class AccountResolver:
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def entry(self, name: str, group: str, admin_group: str, home: str) -> Entry | None:
-        """The account of this name, see `look_up`. home: the node on whose behalf it is asked. Raises AccountPending,
+        """The account of this name, see `look_up`. home: the node on whose behalf it is pending. Raises AccountPending,
         AccountUnanswered."""
         found: Entry | None = self._answer(("account", name, group, admin_group), home)
         return found
@@ -102,12 +102,12 @@ class AccountResolver:
                     f"the account database of this machine has not answered within {ANSWER_S_MAX:g} s"
                 )
             return kept[1]
-        asked = self._pending.get(question)
-        if asked is not None and asked.is_overdue:
+        pending = self._pending.get(question)
+        if pending is not None and pending.is_overdue:
             raise AccountUnanswered("the account database of this machine does not answer")
-        if asked is None:
+        if pending is None:
             if len(self._pending) >= QUEUED_MAX:
-                raise AccountUnanswered("the account database of this machine is asked too much at once")
+                raise AccountUnanswered("too many questions wait for the account database of this machine")
             self._pending[question] = _PendingQuestion(home, now_s + ANSWER_S_MAX)
             self._begin_some()
         raise AccountPending(question)
@@ -116,15 +116,15 @@ class AccountResolver:
 
     def _begin_some(self) -> None:
         """Start the children whose turn it is."""
-        under_way = [asked.home for asked in self._pending.values() if asked.reading >= 0]
-        for question, asked in list(self._pending.items()):
+        under_way = [pending.home for pending in self._pending.values() if pending.reading >= 0]
+        for question, pending in list(self._pending.items()):
             if len(under_way) >= AT_A_TIME_MAX:
                 return
-            if asked.reading < 0 and not asked.is_overdue and under_way.count(asked.home) < OF_ONE_MAX:
-                under_way.append(asked.home)
-                self._begin(question, asked)
+            if pending.reading < 0 and not pending.is_overdue and under_way.count(pending.home) < OF_ONE_MAX:
+                under_way.append(pending.home)
+                self._begin(question, pending)
 
-    def _begin(self, question: Question, asked: _PendingQuestion) -> None:
+    def _begin(self, question: Question, pending: _PendingQuestion) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
         def work() -> None:
@@ -132,25 +132,25 @@ class AccountResolver:
             if len(raw) <= ANSWER_BYTES_MAX:
                 os.write(writing, raw)
 
-        asked.reading = reading
+        pending.reading = reading
         self._helpers.run(_UNPRIVILEGED, work, lambda: self._done(question), ANSWER_S_MAX, (writing,))
         os.close(writing)
 
     def _done(self, question: Question) -> None:
         """Take the answer of a child that has ended, or could not be made."""
-        asked = self._pending.pop(question)
+        pending = self._pending.pop(question)
         try:
-            raw = os.read(asked.reading, ANSWER_BYTES_MAX)
+            raw = os.read(pending.reading, ANSWER_BYTES_MAX)
         except BlockingIOError:  # another child still has the end for writing open
             raw = b""
-        os.close(asked.reading)
-        if not asked.is_overdue:
+        os.close(pending.reading)
+        if not pending.is_overdue:
             self._keep(question, _validated(question, raw))
         self._begin_some()
 
     def _keep(self, question: Question, answer: Any) -> None:  # noqa: ANN401 -- as above
         if answer is _UNANSWERED:
-            log_line(f"the account database does not answer: {' '.join(question)}")
+            log_line(f"account database does not answer: question={' '.join(question)}")
         if len(self._answers) >= ANSWERS_KEPT_MAX:
             self._answers.clear()
         kept_s = UNASSIGNED_KEPT_S if question[0] == "unassigned" and answer is not _UNANSWERED else KEPT_S
@@ -162,13 +162,13 @@ class AccountResolver:
     def answered(self) -> set[Question]:
         """Questions that were answered or timed out since the last call."""
         now_s = time.monotonic()
-        for question, asked in list(self._pending.items()):
-            if not asked.is_overdue and now_s >= asked.until_s:
+        for question, pending in list(self._pending.items()):
+            if not pending.is_overdue and now_s >= pending.until_s:
                 self._keep(question, _UNANSWERED)
-                if asked.reading < 0:
+                if pending.reading < 0:
                     del self._pending[question]
                 else:
-                    asked.is_overdue = True  # its place is free when the child has gone
+                    pending.is_overdue = True  # its place is free when the child has gone
         answered, self._answered = self._answered, set()
         return answered
 
@@ -176,7 +176,7 @@ class AccountResolver:
         """When `answered` has to be called, by the monotonic clock; None: no question is open."""
         if self._answered:
             return 0.0
-        return min((asked.until_s for asked in self._pending.values() if not asked.is_overdue), default=None)
+        return min((pending.until_s for pending in self._pending.values() if not pending.is_overdue), default=None)
 
 
 def _answer_in_child(question: Question) -> Any:  # noqa: ANN401 -- as above
@@ -196,8 +196,8 @@ def _validated(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as abo
             return frozenset(map(int, found))
         if found is None:
             return None
-        name, uid, gid, groups, *told = found
-        home, shell, is_served, is_administrator = told
+        name, uid, gid, groups, *rest = found
+        home, shell, is_served, is_administrator = rest
         if name != question[1]:
             return _UNANSWERED
         ids = int(uid), int(gid), tuple(map(int, groups))
@@ -207,7 +207,7 @@ def _validated(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as abo
 
 
 def agent_ids(user: str) -> tuple[int, int]:
-    """Uid and gid of the agent's account; asked at the start, when nothing can be delayed yet. Raises
+    """Uid and gid of the agent's account; pending at the start, when nothing can be delayed yet. Raises
     ProcessLookupError."""
     try:
         entry = pwd.getpwnam(user)

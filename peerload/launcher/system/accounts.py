@@ -31,7 +31,7 @@ GUEST_BYTES_MAX = 1 << 30
 GUEST_MEMORY_BYTES_MIN = 64 << 20
 """Hardly any program starts with less."""
 DYNAMIC_UIDS = "/run/systemd/dynamic-uid"
-"""Where systemd notes the uids that it has assigned."""
+"""Directory in which systemd notes the uids that it has assigned."""
 GROUP = "peerload"
 """Default group whose members may use the agent."""
 ADMIN_GROUP = "peerload-admin"
@@ -101,7 +101,7 @@ class UsersPolicy:
             home, _, user = user.partition(":")
         if home == node:
             if not user:
-                raise SpawnRefused("nobody knows whose task it is")
+                raise SpawnRefused("the user of the task is unknown")
             return user
         if not self.accept_foreign:
             raise SpawnRefused(f"{node} runs no tasks of other nodes")
@@ -157,8 +157,8 @@ def look_up(name: str, group: str, admin_group: str) -> Entry | None:
         return None
     groups = tuple(dict.fromkeys((entry.pw_gid, *os.getgrouplist(name, entry.pw_gid))))
     is_served, is_administrator = _is_in(groups, group), _is_in(groups, admin_group)
-    told = entry.pw_dir, entry.pw_shell, is_served, is_administrator
-    return name, entry.pw_uid, entry.pw_gid, groups[:GROUPS_MAX], *told
+    rest = entry.pw_dir, entry.pw_shell, is_served, is_administrator
+    return name, entry.pw_uid, entry.pw_gid, groups[:GROUPS_MAX], *rest
 
 
 def _is_in(groups: tuple[int, ...], group: str) -> bool:
@@ -183,16 +183,18 @@ def account_named(
         raise SpawnRefused(f"there is no user {name} here")
     _, number, gid, groups, home, shell, is_served, is_administrator = entry
     if uid not in {-1, number}:
-        raise SpawnRefused(f"{name} is another account here by now: uid {number}, and not {uid}")
+        raise SpawnRefused(f"{name} is another account now: uid {number} instead of {uid}")
     check_uid(number, policy, is_own=is_own and uid >= 0)
     if gid == 0 and number != 0:
-        raise SpawnRefused(f"{name} is of the group of root")
+        raise SpawnRefused(f"{name} is in the group of root")
     if is_administrator and not is_own and not policy.map_administrators:
         raise SpawnRefused(
             f"{name} is in the group {policy.admin_group}: no user of another node becomes an administrator"
         )
     if is_own and number != 0 and not (is_served or is_administrator or policy.maps_to(name)):
-        raise SpawnRefused(f"{name} is not in the group {policy.group}")  # whoever the agent says has submitted it
+        raise SpawnRefused(
+            f"{name} is not in the group {policy.group}"
+        )  # even if the agent claims that it has submitted the task
     if number != 0:
         groups = tuple(one for one in groups if one != 0)
     return LauncherAccount(name, number, gid, groups, home, shell or "/bin/sh")
@@ -205,9 +207,9 @@ def check_uid(uid: int, policy: UsersPolicy, *, is_own: bool) -> None:
         if not (policy.allow_root_tasks and is_own):
             raise SpawnRefused("no task runs as root here")
     elif uid < USER_UID_MIN:
-        raise SpawnRefused(f"uid {uid} is an account of the system")
+        raise SpawnRefused(f"uid {uid} is a system account")
     elif uid in NOBODY_UIDS or uid > UID_MAX or least <= uid <= most:
-        raise SpawnRefused(f"uid {uid} is nobody's own")
+        raise SpawnRefused(f"uid {uid} is reserved")
 
 
 class GuestIds:

@@ -21,7 +21,7 @@ PIDS, CPU = b"pids", b"cpu"
 WEIGHT_OF_ONE, WEIGHT_MAX = 100, 10_000
 """Weight of a task that asks for one processor, in cgroups of version 2."""
 SHARES_OF_ONE, SHARES_MAX = 1024, 262_144
-"""The same in version 1."""
+"""Weight of a task that asks for one processor, in version 1."""
 PROCESSES_MIN = 2
 """The launcher itself is in there while it forks."""
 NAME = "shares"
@@ -59,7 +59,7 @@ class CgroupLimits:
             os.mkdir(f"{own}/{root_name}")  # noqa: PTH102 -- pathlib costs the launcher a megabyte
             self._homes[controller] = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
-            log_line(f"no groups for {controller.decode()} here: {error.strerror}")
+            log_line(f"cannot make cgroups: controller={controller.decode()} error={error.strerror}")
             return
         self._roots[controller] = f"{own}/{root_name}"
 
@@ -104,7 +104,7 @@ class CgroupLimits:
         """Remove all cgroups; no task is left."""
         for root in self._roots.values():
             if not removed_all(root):
-                log_line(f"{root} cannot be removed")
+                log_line(f"cannot remove cgroup: {root}")
 
 
 def _set(path: str, controller: bytes, processes_max: int, share: int, share_name: str) -> None:
@@ -142,4 +142,4 @@ def _remove_left(path: str) -> None:
     """Remove the cgroups of an earlier launcher, whose tasks have been killed."""
     for root in read(path).decode("utf-8", "surrogateescape").splitlines():
         if not removed_all(root):
-            log_line(f"{root}, left by an earlier launcher, cannot be removed")
+            log_line(f"cannot remove leftover cgroup: {root}")

@@ -79,7 +79,7 @@ class DeferredRequests:
         except AccountPending as wait:
             key = _key(request)
             if key is None or len(self._waiting) >= WAITING_MAX:
-                raise LauncherProtocolError("too much waits for the account database") from None
+                raise LauncherProtocolError("too many requests wait for the account database") from None
             self._waiting[key] = _Waiting(request, wait.question)
 
     def resume(self, answered: set[Question]) -> None:
@@ -92,7 +92,7 @@ class DeferredRequests:
                 try:
                     self(request)
                 except REQUEST_FAILURES as error:
-                    log_line(f"{key[1]}: no request: {error}")
+                    log_line(f"deferred request failed: key={key[1]} error={error}")
 
 
 def _key(request: Request) -> Key | None:

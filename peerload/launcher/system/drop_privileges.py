@@ -41,7 +41,7 @@ def limit(account: LauncherAccount, processes_max: int) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes_max, processes_max))
     try:
         write("/proc/self/oom_score_adj", b"%d" % OOM_SCORE)
-    except OSError:  # it is said nowhere that it must be writable
+    except OSError:  # it need not be writable
         return
 
 

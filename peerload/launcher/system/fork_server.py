@@ -285,5 +285,5 @@ def _checked(program: bytes, allowed: tuple[str, ...]) -> bytes:
     """The resolved file, which is then executed: a link could change meanwhile. Raises SpawnRefused."""
     path = os.fsdecode(os.path.realpath(program))
     if not any(fnmatch.fnmatchcase(path, pattern) for pattern in allowed):
-        raise SpawnRefused(f"policy: {path} is none of the programs that tasks of other nodes may be here")
+        raise SpawnRefused(f"policy: tasks of other nodes may not run {path} here")
     return os.fsencode(path)

@@ -103,11 +103,11 @@ class MultiUserService:
         why = self._try(self._try_sandbox)
         self._has_sandbox = not why
         if why:
-            log_line(f"guests have no world of their own: {why}")
+            log_line(f"no sandbox for guests: {why}")
             self.unenforced += NO_SANDBOX
         why = self._try(lambda: self._kernel.install_seccomp(self._seccomp)) if self._seccomp else "not known"
         if why:
-            log_line(f"the system calls of guests are not filtered: {why}")
+            log_line(f"no seccomp filter for guests: {why}")
             self._seccomp = b""
             self.unenforced += (NO_FILTER,)
         self._has_networks = not self._try(lambda: sandbox.isolate_network(self._kernel))
@@ -119,8 +119,8 @@ class MultiUserService:
         """Try this in a child → why it fails; "" if it works."""
         pid = self.fork_server.fork(work)
         _, status = os.waitpid(pid, 0)
-        said = self.reports.failure_of(pid)
-        return said[1] if said is not None else "" if not status else f"it ended with {status}"
+        failure = self.reports.failure_of(pid)
+        return failure[1] if failure is not None else "" if not status else f"it ended with {status}"
 
     def _make_scratch_place(self) -> None:
         self.scratch = f"{self._directory}/{SCRATCH_NAME}"
@@ -143,7 +143,7 @@ class MultiUserService:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
         if uid != self.access.uid:
-            log_line(f"uid {uid} is not the agent's: it is not listened to")
+            log_line(f"connection refused, not the agent: uid={uid}")
         return bool(uid == self.access.uid)
 
     # -- who -----------------------------------------------------------------------------------------------------------
@@ -163,17 +163,17 @@ class MultiUserService:
 
             is_foreign = home != node or ":" in user
             account = account_named(name, policy, uid=uid, is_own=not is_foreign, look=look)
-            if account.uid and account.uid == self.access.uid:  # it could order of us whatever it likes
+            if account.uid and account.uid == self.access.uid:  # it could command the launcher
                 raise SpawnRefused(f"{name} is the account of the agent itself")
             return account
         if not policy.guest_network and not self._has_networks:
-            raise SpawnRefused("guests are to have no network here, and nothing on this machine can keep it from them")
+            raise SpawnRefused("guests must have no network here, and this machine cannot take it from them")
         return self._guests.take(key, policy.guest_uids, self._resolver.is_unassigned)
 
     def carry_out(self, request: UserRequest) -> None:
         """See `MultiUser`."""
         number = request.id
-        asked, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
+        origin, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
         try:
             account = self.account(request, holder)
         except AccountUnanswered as silence:
@@ -184,22 +184,22 @@ class MultiUserService:
             return
         match request:
             case DirectoryCheck(directory):
-                self._check_directory(asked, account, directory, holder)
+                self._check_directory(origin, account, directory, holder)
             case FileCheck() | FileAppend() if account.is_guest:
                 self._guests.give_back(holder)
                 self.helpers.reply(number, "policy: guests have no files here")
             case FileCheck(patterns):
-                self.helpers.check_files(asked, account, patterns)
+                self.helpers.check_files(origin, account, patterns)
             case FileAppend():
-                self.helpers.append(asked, account, request)
+                self.helpers.append(origin, account, request)
 
-    def _check_directory(self, asked: HelperRequest, account: LauncherAccount, directory: bytes, holder: str) -> None:
+    def _check_directory(self, origin: HelperRequest, account: LauncherAccount, directory: bytes, holder: str) -> None:
         if directory == SCRATCH:
             self._guests.give_back(holder)
-            self.helpers.reply(asked.number, "")
+            self.helpers.reply(origin.number, "")
             return
-        world = self._hidden_paths if account.is_guest and self._has_sandbox else None
-        self.helpers.check_directory(asked, account, directory, world, lambda: self._guests.give_back(holder))
+        hidden = self._hidden_paths if account.is_guest and self._has_sandbox else None
+        self.helpers.check_directory(origin, account, directory, hidden, lambda: self._guests.give_back(holder))
 
     def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
         """See `MultiUser`."""
@@ -236,7 +236,7 @@ class MultiUserService:
         """See `MultiUser`. Both have to run as the same account, and not as guests, who have another each time."""
         own, other = self._accounts.get(key), self._accounts.get(inside)
         if own is None or other is None or own.is_guest or own.uid != other.uid:
-            raise SpawnRefused("commands go inside of tasks of the same user alone, and not of guests'")
+            raise SpawnRefused("commands run only inside tasks of the same user, and not inside those of guests")
 
     def spawn(self, request: SpawnRequest, reads: int | str) -> int:
         """See `MultiUser`."""
@@ -305,7 +305,9 @@ class MultiUserService:
         try:
             os.rmdir(path)  # noqa: PTH106 -- as above
         except OSError as error:
-            log_line(f"{path} stays: {error.strerror}")  # and with it the uid of a guest, which would be the next one's
+            log_line(
+                f"cannot remove a scratch directory: path={path} error={error.strerror}"
+            )  # and with it the uid of a guest, which would be the next one's
             return
         self._guests.give_back(key)
 

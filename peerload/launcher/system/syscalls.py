@@ -27,7 +27,7 @@ MOUNT_ATTR_RDONLY = 1
 KEYCTL_JOIN_SESSION_KEYRING = 1
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 SYS_MOUNT_SETATTR = 442
-"""The same number on all machines, as for all recent system calls."""
+"""This number is the same on all machines, as for all recent system calls."""
 
 
 class Syscalls:

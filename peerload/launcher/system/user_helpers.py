@@ -35,7 +35,7 @@ KILL_AGAIN_S = 60.0
 """Pause before it is killed again, if it hangs where nothing can be killed."""
 FILES_MAX = 4
 PARTS_MAX = 1024
-_LOOKED = "there is no such directory here, or it may not be entered"
+_NOT_THERE = "there is no such directory here, or it may not be entered"
 
 
 class HelperRequest:
@@ -70,10 +70,12 @@ class UserHelper:
 class UserHelpers:
     """Starts helpers. ``events`` collects what the agent is told; ``pids``: of the helpers."""
 
-    def __init__(self, epoll: select.epoll, events: list[LauncherEvent], forge: ForkServer, pids: set[int]) -> None:
+    def __init__(
+        self, epoll: select.epoll, events: list[LauncherEvent], fork_server: ForkServer, pids: set[int]
+    ) -> None:
         self._epoll = epoll
         self._events = events
-        self._fork_server = forge
+        self._fork_server = fork_server
         self._by_pidfd: dict[int, UserHelper] = {}
         self.pids = pids
 
@@ -82,19 +84,19 @@ class UserHelpers:
         origin: HelperRequest,
         account: LauncherAccount,
         directory: bytes,
-        world: tuple[str, ...] | None,
+        hidden: tuple[str, ...] | None,
         done: Callable[[], None],
     ) -> None:
         """Check that the account may enter this directory, in the sandbox of its tasks."""
 
         def work() -> None:
-            if world is not None:
-                sandbox.enter(self._fork_server.kernel, 1 << 20, world, has_devices=False)
+            if hidden is not None:
+                sandbox.enter(self._fork_server.kernel, 1 << 20, hidden, has_devices=False)
             self._fork_server.become(account)
             try:
                 os.chdir(directory)
             except (OSError, ValueError):
-                raise SpawnRefused(_LOOKED) from None
+                raise SpawnRefused(_NOT_THERE) from None
 
         self._begin(origin, account, work, done, LOOK_S_MAX)
 
@@ -164,7 +166,7 @@ class UserHelpers:
         number = origin.number
         of_user = sum(helper.origin.quota_key == origin.quota_key for helper in self._by_pidfd.values())
         if number and (len(self._by_pidfd) >= AT_A_TIME_MAX or of_user >= OF_A_USER_MAX):
-            self.reply(number, "busy: too much is under way for this user")
+            self.reply(number, "busy: too many requests of this user are under way")
             done()
             return
         try:
@@ -186,14 +188,14 @@ class UserHelpers:
             os.close(pidfd)
             _, status = os.waitpid(helper.pid, 0)
             self.pids.discard(helper.pid)
-            said = self._fork_server.reports.failure_of(helper.pid)
-            why = said[1] if said is not None else "" if not status else f"it was ended ({status})"
+            failure = self._fork_server.reports.failure_of(helper.pid)
+            why = failure[1] if failure is not None else "" if not status else f"it was ended ({status})"
             if helper.is_overdue and status:
                 why = f"it was not done within {helper.seconds_max:g} s"
             if helper.origin.number:
                 self.reply(helper.origin.number, why)
             elif why:
-                log_line(f"an helper for uid {helper.uid}: {why}")
+                log_line(f"user helper failed: uid={helper.uid} error={why}")
             helper.done()
 
     def kill_overdue(self) -> None:

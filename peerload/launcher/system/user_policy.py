@@ -63,9 +63,9 @@ class PolicyFiles:
             if found != self._seen:
                 try:
                     self.read()
-                    log_line("the policy about users was read again")
+                    log_line("policy about users reloaded")
                 except PolicyError as error:
-                    log_line(f"the policy about users stays as it was: {error}")
+                    log_line(f"policy about users not reloaded: error={error}")
         return self._policy
 
     def _file_stats(self) -> list[tuple[str, int, int, int]]:
@@ -91,7 +91,7 @@ def check_root_owned(path: str) -> None:
         status = os.stat(at)  # noqa: PTH116 -- as above
         is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         if status.st_uid != 0 or (status.st_mode & 0o022 and not is_sticky):
-            raise PolicyError(f"{path} is not believed: others than root may write to {at}")
+            raise PolicyError(f"{path} is refused: others than root can write to {at}")
         if at == "/":
             return
         at = os.path.dirname(at)  # noqa: PTH120 -- as above

@@ -13,11 +13,11 @@ import pytest
 
 from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.control import local_socket
-from peerload.agent.control.authorization import RIGHTS, Authorization, Right, display_user
-from peerload.agent.control.principal import NOBODY
+from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Right, display_user
 from peerload.agent.control.quotas import Quotas
+from peerload.agent.node_info import NodeInfo
 from peerload.model.config import AgentConfig
-from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, SlowDown
+from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import Forward
 from peerload.model.submit_options import NO_TERMS, SubmitOptions, owner_key
 from peerload.model.task import TaskSpec
@@ -335,6 +335,26 @@ def test_where_the_socket_of_a_system_agent_may_be(tmp_path: Path, monkeypatch: 
         listened(good / "sock", mode="system")
     listened(tmp_path / "own" / "sock")
     assert (tmp_path / "own" / "sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_reload_changes_how_many_clients_there_may_be(made: Any) -> None:
+    access = made("user")
+    config = AgentConfig(node="n1", state="/s", socket="/k", clients_max=1)
+    info = NodeInfo(config, cast("Any", None))
+    quotas, server, launcher = Quotas(config, access._store, access._security), cast("Any", None), cast("Any", None)
+    clients = local_socket.LocalSocket(info, server, access, quotas, access._security, launcher)
+
+    class Client:
+        uid, caller = os.getuid(), NOBODY
+
+    def refusal() -> PeerloadError | None:
+        return clients.admit(cast("Any", Client()))
+
+    assert refusal() is None
+    assert isinstance(refusal(), SlowDown)
+    info.config = msgspec.structs.replace(config, clients_max=2)
+    assert refusal() is None
+    assert isinstance(refusal(), SlowDown)
 
 
 def test_accounts_are_looked_up_by_number() -> None:

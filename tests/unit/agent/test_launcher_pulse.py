@@ -30,7 +30,7 @@ class Launcher:
         self.asked += 1
         self._more.set()
         if self.answers:
-            asyncio.get_running_loop().call_soon(self.pulse.heard)
+            asyncio.get_running_loop().call_soon(self.pulse.received)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -65,7 +65,7 @@ def test_one_that_says_nothing_is_silent_until_it_does() -> None:
         await launcher.until(lambda: launcher.said == [True])
         asked = launcher.asked
         launcher.answers = True
-        launcher.pulse.heard()
+        launcher.pulse.received()
         assert launcher.said == [True, False]
         await launcher.until(lambda: launcher.asked > asked + 2)
         assert launcher.said == [True, False]
@@ -80,7 +80,7 @@ def test_an_agent_that_did_not_run_itself_waits_again() -> None:
         asked = launcher.asked
         await launcher.until(lambda: launcher.asked > asked)
         threading.Event().wait(heartbeat.LATE_S + 0.2)  # the loop stands still
-        asyncio.get_running_loop().call_later(0.001, launcher.pulse.heard)  # its answer lay unread
+        asyncio.get_running_loop().call_later(0.001, launcher.pulse.received)  # its answer lay unread
         await launcher.until(lambda: launcher.asked > asked + 1)
         assert launcher.said == []
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent.control.principal import Principal
+from peerload.agent.control.authorization import Principal
 from peerload.agent.control.quotas import (
     WAITED_BY_NODE_MAX,
     WAITED_MAX,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.agent.control.principal import Principal
+from peerload.agent.control.authorization import Principal
 from peerload.agent.control.task_ids import TaskIds
-from peerload.agent.requests.task_lists import TaskLists
+from peerload.agent.requests.task_queries import TaskQueries
 from peerload.agent.store.rows import SINGLE, TaskSelection
 from peerload.agent.store.selector import REF_CHARS_MAX, Criteria, references
 from peerload.model.actions import PutSubmission
@@ -62,7 +62,7 @@ def answer(parts: Any, caller: Principal = ROOT, **asked: Any) -> dict[str, Any]
     connection: Any = SimpleNamespace(caller=caller, ok=lambda _number, body: told.update(body))
     unused: Any = None
     reads: Any = SimpleNamespace(readable=lambda _connection: _now(parts.store))
-    lists = TaskLists(reads, TaskIds(parts.store, "ws1"), unused, unused, unused, parts.node)
+    lists = TaskQueries(reads, TaskIds(parts.store, "ws1"), unused, unused, unused, parts.node, unused)
     asyncio.run(lists.select(connection, control.Select(**asked)))
     return told
 

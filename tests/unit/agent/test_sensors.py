@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from peerload.agent.sensors import host as sensors
-from peerload.agent.sensors.host import Sensors, machine_facts, pressure
+from peerload.agent.sensors.host import HostSensors, machine_facts, pressure
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.model.events import LoadSampled
 
@@ -68,7 +68,7 @@ class Clock:
         _write(root / "proc/self/cgroup", "0::/a\n")
         _write(root / "sys/fs/cgroup/a/cpu.max", quota)
         self._write()
-        self.sensors = Sensors(self.told.append, lambda: self.own_s, root)
+        self.sensors = HostSensors(self.told.append, lambda: self.own_s, root)
 
     def _write(self) -> None:
         lines = [f"cpu{n} {' '.join(map(str, ticks))} 0 0" for n, ticks in enumerate(self.ticks)]
@@ -190,10 +190,11 @@ def test_under_a_quota_what_its_cgroup_uses_counts_and_what_others_leave(tmp_pat
 # -- what our own work uses --------------------------------------------------------------------------------------------
 
 
-def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mount", ["sys/fs/cgroup", "sys/fs/cgroup/unified"])
+def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path, mount: str) -> None:
     me = os.getpid()
     _write(tmp_path / f"proc/{me}/cgroup", "3:cpu:/\n0::/user.slice/me\n")
-    stat = tmp_path / "sys/fs/cgroup/user.slice/me/peerload.ab12/cpu.stat"
+    stat = tmp_path / mount / "user.slice/me/peerload.ab12/cpu.stat"
     _write(stat, "usage_usec 2000000000\nuser_usec 2000000\nsystem_usec 500000\n")
     before_s = OwnUse(lambda: (me, "ab12"), lambda: True, tmp_path).seconds()
     assert before_s is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.systemd.notify import STATUS_CHARS_MAX, ServiceManager, check_handed_over
+from peerload.agent.systemd.notify import STATUS_CHARS_MAX, ServiceManager, check_passed_socket
 from peerload.model.errors import ConfigError
 from tests.each import each
 
@@ -78,37 +78,37 @@ def handed(tmp_path: Path, mode: int = 0o600) -> tuple[socket.socket, str]:
 def test_a_socket_that_is_taken(tmp_path: Path, mode: int) -> None:
     listener, path = handed(tmp_path, mode)
     with listener:
-        check_handed_over(listener, path)
+        check_passed_socket(listener, path)
 
 
 def test_sockets_that_are_not_taken(tmp_path: Path) -> None:
     listener, path = handed(tmp_path)
     with listener:
         with pytest.raises(ConfigError, match="the setting says"):
-            check_handed_over(listener, "/run/other.sock")
+            check_passed_socket(listener, "/run/other.sock")
         os.chmod(path, 0o666)  # noqa: PTH101 -- as above
         with pytest.raises(ConfigError, match="open to everybody"):
-            check_handed_over(listener, path)
+            check_passed_socket(listener, path)
         os.chmod(path, 0o600)  # noqa: PTH101 -- as above
         if os.getuid() == 0:
             os.chown(path, 12345, 12345)
             with pytest.raises(ConfigError, match="not ours alone"):
-                check_handed_over(listener, path)
+                check_passed_socket(listener, path)
             os.chown(path, 0, 0)
         tmp_path.chmod(0o777)
         with pytest.raises(ConfigError, match="replace"):
-            check_handed_over(listener, path)
+            check_passed_socket(listener, path)
         tmp_path.chmod(0o755)
         os.unlink(path)  # noqa: PTH108 -- as above
         with pytest.raises(ConfigError, match="No such file"):
-            check_handed_over(listener, path)
+            check_passed_socket(listener, path)
         (tmp_path / "agent.sock").write_text("no socket")
         with pytest.raises(ConfigError, match="not ours alone"):
-            check_handed_over(listener, path)
+            check_passed_socket(listener, path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent, pytest.raises(ConfigError, match="not listen"):
-        check_handed_over(silent, path)
+        check_passed_socket(silent, path)
     with socket.socket() as other, pytest.raises(ConfigError, match="no Unix stream"):
-        check_handed_over(other, path)
+        check_passed_socket(other, path)
 
 
 PROGRAM = """
@@ -118,7 +118,7 @@ from peerload.model.errors import ConfigError
 try:
     manager = ServiceManager({"LISTEN_FDS": sys.argv[1], "LISTEN_FDNAMES": sys.argv[2], "LISTEN_PID": str(os.getpid())})
     found = manager.listener(sys.argv[3])
-    print(found is not None and found.getsockname(), manager.hands_over)
+    print(found is not None and found.getsockname(), manager.passes_socket)
 except ConfigError as error:
     print("refused:", error.why)
 """
@@ -150,6 +150,6 @@ def test_which_of_what_was_handed_over(tmp_path: Path, names: str, says: str) ->
 
 
 def test_what_is_for_another_process_is_left_alone() -> None:
-    assert not ServiceManager({"LISTEN_FDS": "1", "LISTEN_PID": "1"}).hands_over
-    assert not ServiceManager({"LISTEN_FDS": "99999999999", "LISTEN_PID": str(os.getpid())}).hands_over
-    assert not ServiceManager({"LISTEN_FDS": "x", "LISTEN_PID": str(os.getpid())}).hands_over
+    assert not ServiceManager({"LISTEN_FDS": "1", "LISTEN_PID": "1"}).passes_socket
+    assert not ServiceManager({"LISTEN_FDS": "99999999999", "LISTEN_PID": str(os.getpid())}).passes_socket
+    assert not ServiceManager({"LISTEN_FDS": "x", "LISTEN_PID": str(os.getpid())}).passes_socket

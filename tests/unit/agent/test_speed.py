@@ -36,10 +36,10 @@ def test_the_measurement_is_a_process_that_prints_a_number(monkeypatch: pytest.M
     shorter = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.agent.sensors import cpu_benchmark as speed; speed.MEASURE_S = 0.05; speed.main()"
     quick(monkeypatch, shorter)  # it has the lowest priority, and this machine may be busy
     told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.find_out(tmp_path / "speed", told.append, after_s=0.0))
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told.append, after_s=0.0))
     (event,) = told
     assert 0.01 < event.speed < 100.0
-    assert cpu_benchmark.kept_speed(tmp_path / "speed") == pytest.approx(event.speed, abs=0.001)
+    assert cpu_benchmark.stored_speed(tmp_path / "speed") == pytest.approx(event.speed, abs=0.001)
 
 
 @each(("printed", "found"), [("1.25", 1.25), ("1e9", 1000.0), ("0", 0.001)])
@@ -48,9 +48,9 @@ def test_what_was_found_is_kept_and_told(
 ) -> None:
     quick(monkeypatch, f"print({printed!r})")
     told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.find_out(tmp_path / "speed", told.append, after_s=0.0))
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told.append, after_s=0.0))
     assert told == [SpeedMeasured(found)]
-    assert cpu_benchmark.kept_speed(tmp_path / "speed") == found
+    assert cpu_benchmark.stored_speed(tmp_path / "speed") == found
     assert [path.name for path in tmp_path.iterdir()] == ["speed"]
 
 
@@ -60,7 +60,7 @@ def test_a_measurement_that_fails_changes_nothing(
 ) -> None:
     quick(monkeypatch, code)
     told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.find_out(tmp_path / "speed", told.append, after_s=0.0))
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told.append, after_s=0.0))
     assert told == []
     assert not list(tmp_path.iterdir())
     assert len(caplog.records) == 1
@@ -71,7 +71,7 @@ def test_a_directory_that_cannot_be_written_costs_only_the_keeping(
 ) -> None:
     quick(monkeypatch, "print(2)")
     told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.find_out(tmp_path / "none" / "speed", told.append, after_s=0.0))
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "none" / "speed", told.append, after_s=0.0))
     assert told == [SpeedMeasured(2.0)]
     assert len(caplog.records) == 1
 
@@ -80,7 +80,7 @@ def test_an_agent_that_stops_ends_the_measurement(monkeypatch: pytest.MonkeyPatc
     started = quick(monkeypatch, "import time; time.sleep(60)")
 
     async def stopped() -> None:
-        measuring = asyncio.create_task(cpu_benchmark.find_out(tmp_path / "speed", print, after_s=0.0))
+        measuring = asyncio.create_task(cpu_benchmark.measure_speed(tmp_path / "speed", print, after_s=0.0))
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # two turns: it has slept for no time, and started
         assert started
@@ -96,12 +96,12 @@ def test_an_agent_that_stops_ends_the_measurement(monkeypatch: pytest.MonkeyPatc
 @each("text", ["", "fast", "nan", "\xff"])
 def test_a_file_that_says_nothing_is_measured_again(text: str, tmp_path: Path) -> None:
     (tmp_path / "speed").write_text(text, encoding="latin-1")
-    assert cpu_benchmark.kept_speed(tmp_path / "speed") is None
+    assert cpu_benchmark.stored_speed(tmp_path / "speed") is None
 
 
 def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "speed").mkdir()
-    assert cpu_benchmark.kept_speed(tmp_path / "speed") is None
+    assert cpu_benchmark.stored_speed(tmp_path / "speed") is None
     assert len(caplog.records) == 1
 
 
@@ -114,9 +114,9 @@ def test_a_measurement_that_cannot_be_waited_for_does_not_end_the_agent(
         raise OSError(22, "Invalid argument")
 
     started = quick(monkeypatch, "pass")
-    monkeypatch.setattr(cpu_benchmark, "_said", refused)
+    monkeypatch.setattr(cpu_benchmark, "_read_output", refused)
     told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.find_out(tmp_path / "speed", told.append, after_s=0.0))
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told.append, after_s=0.0))
     with started[0]:
         assert told == []
         assert not (tmp_path / "speed").exists()

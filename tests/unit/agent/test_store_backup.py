@@ -45,7 +45,7 @@ def test_a_schema_step_can_be_gone_back_on(tmp_path: Path, monkeypatch: pytest.M
             assert steps(opened.store, "ws1/1") != before[0]
             assert opened.store.next_incarnation() == 2
     assert (schema_of(path), schema_of(copy_of(path, OLD))) == (NEW, OLD)
-    with pytest.raises(StoreError, match="newer peerload"):
+    with pytest.raises(StoreError, match=f"its schema is {NEW}"):
         Opened(path)
     aside = go_back(path, OLD)
     assert aside is not None

@@ -163,7 +163,7 @@ def test_who_cannot_make_one_uses_what_it_was_given(tmp_path: Path) -> None:
     credentials = Credentials(member_of(), "ws1", tmp_path / "tls")
     assert credentials.facts is not None
     assert not brought.exists()
-    assert not credentials.lets_in
+    assert not credentials.serves_joins
     assert credentials.server.verify_mode == ssl.CERT_REQUIRED, "nobody joins here"
     again = Credentials(member_of(), "ws1", tmp_path / "tls")
     assert again.facts == credentials.facts

@@ -198,7 +198,7 @@ async def _listed(ran_s: float = 0.0) -> tuple[str, float, float]:
     reader = asyncio.StreamReader()
     reader.feed_data(body)
     writer: Any = SimpleNamespace(write=lambda _frame: None)
-    ready = await connect.listed(reader, writer, lambda _event: None)
+    ready = await connect.fetch_list(reader, writer, lambda _event: None)
     (running,) = ready.running
     return running
 

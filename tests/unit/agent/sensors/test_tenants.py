@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.agent.sensors.gpu_usage import CONTEXT_BYTES, FOREIGN_PEAK_S, Averaged, GpuUsage, shared_out
+from peerload.agent.sensors.gpu_usage import CONTEXT_BYTES, FOREIGN_PEAK_S, GpuAverages, GpuUsage, memory_by_owner
 from peerload.agent.sensors.nvml import CardReading, GpuProcess
 from peerload.model.devices import Device, DeviceReading
 from tests.each import each
@@ -24,7 +24,7 @@ def share(
     held: Sequence[str] = (),
     is_contained: bool = False,
 ) -> GpuUsage:
-    return shared_out(used, processes, owners, held, is_contained=is_contained)
+    return memory_by_owner(used, processes, owners, held, is_contained=is_contained)
 
 
 def test_each_attempt_has_what_its_processes_have() -> None:
@@ -68,24 +68,24 @@ def test_in_a_container_pids_that_say_nothing_may_be_ours() -> None:
     assert found == GpuUsage({"a": GIB}, 3 * GIB, 1, strangers={4001: 3 * GIB})
 
 
-def read(averaged: Averaged, tenants: GpuUsage, busy: float | None = 0.0, held: Sequence[str] = ()) -> DeviceReading:
+def read(averaged: GpuAverages, tenants: GpuUsage, busy: float | None = 0.0, held: Sequence[str] = ()) -> DeviceReading:
     return averaged.reading(CardReading(CARD.id, busy=busy), tenants, held, 1.0)
 
 
 @each(("foreign_bytes", "others", "told"), [(49 * MIB, 1, 0), (51 * MIB, 0, 1), (GIB, 1, 1), (GIB, 3, 3)])
 def test_a_tenant_has_more_than_a_little_memory(foreign_bytes: int, others: int, told: int) -> None:
-    reading = read(Averaged(CARD), GpuUsage({}, foreign_bytes, others))
+    reading = read(GpuAverages(CARD), GpuUsage({}, foreign_bytes, others))
     assert (reading.foreign, reading.mem_foreign_bytes) == (told, foreign_bytes)
 
 
 def test_of_a_large_card_a_little_is_more() -> None:
-    large = Averaged(Device(CARD.id, mem_bytes=200 * GIB))
+    large = GpuAverages(Device(CARD.id, mem_bytes=200 * GIB))
     assert read(large, GpuUsage({}, 100 * MIB, 1)).foreign == 0
     assert read(large, GpuUsage({}, 300 * MIB, 1)).foreign == 1
 
 
 def test_a_desktop_takes_memory_and_is_no_tenant_while_it_is_quiet() -> None:
-    averaged = Averaged(CARD)
+    averaged = GpuAverages(CARD)
     desktop = GpuUsage({}, 700 * MIB, 0, 700 * MIB)
     for _ in range(5):
         reading = read(averaged, desktop, busy=0.05)
@@ -94,7 +94,7 @@ def test_a_desktop_takes_memory_and_is_no_tenant_while_it_is_quiet() -> None:
 
 
 def test_work_that_nobody_of_ours_does_is_a_tenant_s_after_three_readings() -> None:
-    averaged = Averaged(CARD)
+    averaged = GpuAverages(CARD)
     assert [read(averaged, GpuUsage(), busy=0.5).foreign for _ in range(3)] == [0, 0, 1]
     assert read(averaged, GpuUsage(), busy=0.0).foreign == 0
     assert [read(averaged, GpuUsage({"a": MIB}), busy=0.5).foreign for _ in range(4)] == [0] * 4
@@ -102,7 +102,7 @@ def test_work_that_nobody_of_ours_does_is_a_tenant_s_after_three_readings() -> N
 
 
 def test_how_busy_it_is_is_averaged_over_five_seconds() -> None:
-    averaged = Averaged(CARD)
+    averaged = GpuAverages(CARD)
     assert read(averaged, GpuUsage(), 1.0).busy == 1.0
     readings = [read(averaged, GpuUsage(), 0.0) for _ in range(5)]
     assert readings[-1].busy == pytest.approx(0.368, abs=0.001)
@@ -110,7 +110,7 @@ def test_how_busy_it_is_is_averaged_over_five_seconds() -> None:
 
 
 def test_the_peak_of_a_foreign_process_counts_while_it_is_there_and_for_a_while() -> None:
-    averaged = Averaged(CARD)
+    averaged = GpuAverages(CARD)
 
     def peak_gib(processes: dict[int, int], gap_s: float = 1.0, unexplained: int = 0) -> int:
         """``processes``: GiB by pid; ``unexplained``: GiB that no process has."""

@@ -1,4 +1,4 @@
-"""The verbs that list tasks: tasks, select, history and remote."""
+"""The verbs that read tasks: tasks, select, history, remote, show and events."""
 
 from __future__ import annotations
 
@@ -9,29 +9,36 @@ from typing import TYPE_CHECKING
 from peerload.agent.control.authorization import display_user
 from peerload.agent.node_info import now
 from peerload.agent.requests.overview import own_user
-from peerload.agent.store.rows import task_name
+from peerload.agent.store.rows import member_spec, task_name
 from peerload.agent.store.selector import Criteria, references
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
+from peerload.core.work import as_recorded
+from peerload.model.errors import NoSuchTask
 
 if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.connection import Connection
+    from peerload.agent.control.core_requests import Decisions
     from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.output.spool import Spool
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.store.rows import Damage
     from peerload.core.node import Node
+    from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.wire import control
 
 PAGE_TASKS = 256
 """Tasks in one page; others have their turn between two pages."""
+SHOW_PAGE_TASKS = 50
+"""The same with all details."""
 PAGE_TOKENS = 50
 """Tokens of one page."""
 LISTED_HERE_MAX = 2000
 """Longer lists are queried in a thread."""
+EVENTS_AT_A_TIME = 256
 
 
 async def send_page(
@@ -54,7 +61,7 @@ def why_waiting(node: Node, record: TaskRecord) -> str:
     return views.why_waiting(node, node.home.tasks.get(record.uid), record)
 
 
-class TaskLists:
+class TaskQueries:
     """Lists of tasks of one agent."""
 
     def __init__(
@@ -65,6 +72,7 @@ class TaskLists:
         quotas: Quotas,
         spool: Spool,
         node: Node,
+        decisions: Decisions,
     ) -> None:
         self._reads = reads
         self._task_ids = task_ids
@@ -72,6 +80,7 @@ class TaskLists:
         self._quotas = quotas
         self._spool = spool
         self._node = node
+        self._decisions = decisions
         self._user = own_user()
 
     async def tasks(self, connection: Connection, request: control.Tasks) -> None:
@@ -173,3 +182,77 @@ class TaskLists:
             tasks = [remote_task.listed(self._node, guest, display_user(guest.spec, self._user)) for guest in page]
             await send_page(self._quotas, connection, request.id, tasks)
         connection.ok(request.id, {"tasks": [], "truncated": len(found) > len(shown)})
+
+    async def show(self, connection: Connection, request: control.Show) -> None:
+        """Show tasks of this home; with ``at`` tasks of other homes that are here, too. Raises NoSuchTask."""
+        store = await self._reads.readable(connection, events=True)
+        shown: list[dict[str, object]] = []
+        for ref in request.tasks:
+            if request.at and (guest := remote_task.find(self._node, ref)) is not None:
+                shown.append(remote_task.shown(self._node, guest, display_user(guest.spec, self._user)))
+                continue
+            counter = self._task_ids.parse(ref).counter
+            if not store.has(counter, None):
+                raise self._task_ids.unknown_task(ref)
+            spec = store.spec(counter)
+            each, terms = store.each(counter), store.terms(counter)
+            async for page in self._task_ids.pages(ref, SHOW_PAGE_TASKS):
+                shown += [self._shown(record, member_spec(spec, each, record.task), terms) for record in page]
+                if len(shown) >= SHOW_PAGE_TASKS:
+                    await send_page(self._quotas, connection, request.id, shown, len(shown))
+                    shown = []
+        connection.ok(request.id, {"tasks": shown})
+
+    def _shown(self, record: TaskRecord, submitted: TaskSpec, terms: SubmitOptions) -> dict[str, object]:
+        store, spec = self._reads.store, as_recorded(submitted, record)
+        task = task_row(self._node, record, spec, self._user)
+        if task["state"] == "queued":
+            task["reason"] = why_waiting(self._node, record)
+        task |= views.error_line(self._spool, record)
+        task |= views.detail_object(spec, record, views.devices_of(self._node, record))
+        task |= views.output_gone_object(store, record) | views.completion_object(store, record, spec, terms)
+        task |= views.submit_options_object(terms, record) | views.learned_gpu_memory(self._node.state.history, spec)
+        task["history"] = [views.history_step(event) for event in store.history(record.task)]
+        task["decision"] = self._decisions.of_task(record.task)
+        return task
+
+
+class EventRequests:
+    """The verb `events` of one agent, whose node is called ``node``."""
+
+    def __init__(self, reads: DurableReads, task_ids: TaskIds, access: Authorization, node: str) -> None:
+        self._reads = reads
+        self._task_ids = task_ids
+        self._access = access
+        self._node = node
+
+    async def events(self, connection: Connection, request: control.Events) -> None:
+        """Send the newest events, oldest first; with ``follow`` those to come."""
+        await self._reads.readable(connection, events=True)
+        store = self._access.store(connection.caller)
+        names = [self._whole_id(ref, follow=request.follow) for ref in request.tasks]
+        with self._reads.event_log.followed() as news:
+            last = store.last_event()  # no await since `followed`: no event is missed
+            shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
+            while True:
+                if shown:
+                    await connection.stream(request.id, {"events": [views.event_object(event) for event in shown]})
+                if not request.follow:
+                    break
+                shown = store.events(last, EVENTS_AT_A_TIME, what=request.what, tasks=names)
+                last = shown[-1].number if shown else last
+                if not shown:
+                    await news.wait()
+                    news.clear()
+        connection.ok(request.id, {"events": []})
+
+    def _whole_id(self, ref: str, *, follow: bool) -> str:
+        """The whole id of a task of this home, or of another that was here. Raises NoSuchTask."""
+        name = self._task_ids.whole_id(ref)
+        home = name.partition("/")[0]
+        if home == self._node:
+            return self._task_ids.known_id(ref)
+        if not follow and not self._reads.store.events(0, 1, newest=True, tasks=[name]):
+            why = f"its home is {home}, and nothing of it was ever here"
+            raise NoSuchTask(f"no such task: {ref}", why=why, hint="ask the agent there")
+        return name
