@@ -40,14 +40,14 @@ def duration(text: str) -> float:
     total, rest = 0.0, text.strip().upper()
     while rest or not text.strip():
         digits = len(rest) - len(rest.lstrip("0123456789."))
-        unit = rest[digits : digits + 1]
+        unit = rest[digits:].lstrip()
         try:
-            total += float(rest[:digits]) * _TIME_UNITS[unit]
+            total += float(rest[:digits]) * _TIME_UNITS[unit[:1]]
         except (ValueError, KeyError):
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not a duration; such as 30s, 90m, 2h, 1h30m, 0:30:00"
             ) from None
-        rest = rest[digits + 1 :]
+        rest = unit[1:].lstrip()
     return _within(text, total)
 
 

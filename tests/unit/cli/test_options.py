@@ -47,6 +47,8 @@ def test_sizes_refused(text: str, says: str) -> None:
         ("0:30:00", 1800),
         ("1-12:00:00", 129_600),
         ("0.5s", 0.5),
+        ("15 m", 900.0),
+        ("1h 30 m", 5400.0),
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
