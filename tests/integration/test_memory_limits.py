@@ -69,5 +69,5 @@ def test_how_memory_is_limited_is_told(agents: list[Agent]) -> None:
     for agent in agents:
         how = agent.call("info")["memory_limits"]
         assert how in {"cgroup2", "cgroup1", "rlimit"}
-        words = f"their memory by {how}"
+        words = f"memory={how}"
         wait_until(lambda log=agent.log, w=words: w in log.read_text(encoding="utf-8"), what="it to be logged")  # type: ignore[misc]

@@ -239,7 +239,7 @@ class MqttBus:
         self._url: BrokerUrl | None = None
         self._worker: asyncio.Task[None] | None = None
         self._unavailable_logged = False
-        self._floods = FloodFilter(security)
+        self._floods = FloodFilter(security, identity.node)
         self.is_echoed = False
         """True if the broker in use passes on what this node publishes: its own State has come back."""
         self.unavailable_because = "it has not answered yet"

@@ -45,14 +45,18 @@ class _Publisher:
 
 
 class FloodFilter:
-    """The publishers on one connection. Retained messages are not counted: they come again at each connection."""
+    """The publishers on one connection. Retained messages are not counted: they come again at each connection. Nor are those
+    of this node, ``own``: the broker passes on to it what it sends to all, and nothing of that is new."""
 
-    def __init__(self, security: SecurityEvents) -> None:
+    def __init__(self, security: SecurityEvents, own: str = "") -> None:
         self._security = security
+        self._own = own
         self._publishers: OrderedDict[str, _Publisher] = OrderedDict()
 
     def admits(self, name: str, now_s: float) -> bool:
         """Count a message. False if its publisher is muted."""
+        if name == self._own:
+            return True
         publisher = self._publishers.get(name)
         if publisher is None:
             publisher = self._publishers[name] = _Publisher(now_s)

@@ -91,10 +91,13 @@ class InsideCommands:
             frozen=tuple(key for key in ready.frozen if key not in mine),
         )
 
-    def add(self, key: str, command: Command) -> None:
-        """Register a command. Raises SlowDown if there are too many."""
+    def check_room(self) -> None:
+        """Raises SlowDown if there are too many commands."""
         if len(self._commands) >= COMMANDS_MAX:
             raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are under way")
+
+    def add(self, key: str, command: Command) -> None:
+        """Register a command."""
         self._commands[key] = command
 
     def start(self, action: SpawnTask, inside: str, owner: int) -> None:
@@ -167,6 +170,7 @@ class ExecRequests:
     async def run(self, connection: Connection, request: control.Exec) -> None:
         """Run a command inside a task, and stream its output to the client, then its exit."""
         inside, action, owner = self._order(request)
+        self.commands.check_room()  # before anything is kept for it
         key = action.key
         source = self._stdin.get(key) if request.takes_input else None
         end: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()

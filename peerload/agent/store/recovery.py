@@ -33,7 +33,7 @@ COUNTER_MAX = 10**15
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What was durable when the agent started; the fields are those of `AgentStarted`. damaged: tasks of this home
+    """The durable state at the start of an agent; the fields are those of `AgentStarted`. damaged: tasks of this home
     that cannot be read; unreadable: other rows, a sentence for each."""
 
     tasks: tuple[TaskRow, ...]

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent.requests.exec_in_task import Command, InsideCommands
-from peerload.model.errors import BadRequest, PeerloadError
+from peerload.agent.requests.exec_in_task import COMMANDS_MAX, Command, ExecRequests, InsideCommands
+from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.events import LauncherReady, TaskEnded
 from peerload.model.task import Exit
 from peerload.wire import control
@@ -66,3 +66,17 @@ def test_nobody_but_its_own_client_sends_a_command_anything() -> None:
         commands.signal(other, request)
     commands.signal(own, request)
     assert told == [("exec-1", 2)]
+
+
+def test_a_command_too_many_leaves_no_input_behind() -> None:
+    commands = InsideCommands(cast("Any", None), cast("Any", None))
+    commands._commands = {f"exec-{number}": cast("Any", None) for number in range(COMMANDS_MAX)}
+    made: list[str] = []
+    unused, stdin = cast("Any", None), cast("Any", SimpleNamespace(get=made.append))
+    requests = ExecRequests(commands, unused, unused, unused, stdin, unused, unused)
+    requests._order = lambda _: ("a-1", SimpleNamespace(key="exec-new"), -1)  # type: ignore[method-assign,return-value,assignment]
+    request = control.Exec(id=1, task="42", argv=(b"cat",), takes_input=True)
+    with pytest.raises(SlowDown):
+        asyncio.run(requests.run(unused, request))
+    assert made == []
+    assert len(commands._commands) == COMMANDS_MAX

@@ -22,7 +22,7 @@ class Floods:
         self.now_s = 1000.0
         self.counters: Counter[str] = Counter()
         self.security = security_events(self.counters)
-        self.filter = FloodFilter(self.security)
+        self.filter = FloodFilter(self.security, "own")
 
     @property
     def reported(self) -> list[tuple[str, str]]:
@@ -53,6 +53,13 @@ def test_what_is_new_is_no_flood_and_little_is_none() -> None:
     floods = Floods()
     assert floods.window("a", 10 * FLOOD_MAX, FLOOD_MAX)
     assert floods.window("b", 0, FLOOD_MAX - 1)
+    assert floods.reported == []
+
+
+@pytest.mark.rule("P2")
+def test_what_a_node_has_sent_to_all_is_no_flood_when_it_comes_back() -> None:
+    floods = Floods()
+    assert floods.window("own", 0, 10 * FLOOD_MAX)
     assert floods.reported == []
 
 
