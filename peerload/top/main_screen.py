@@ -18,12 +18,50 @@ from peerload.top.widgets import LineList
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
     from textual.app import ComposeResult
     from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
 
-    from peerload.top.app import TopApp
     from peerload.top.layout import Place
     from peerload.top.lines import Line
+    from peerload.top.model import TopModel
+    from peerload.top.panes import Painter
+    from peerload.top.view_state import ViewState
+
+    class Owner(Protocol):
+        """Interface of the app that the screen uses."""
+
+        look: ViewState
+        world: TopModel
+        painter: Painter
+        log_page: LogPage | None
+        readonly: bool
+        at: str
+        clock: Callable[[], float]
+
+        def asked_node(self) -> str:
+            """Name of the node that the view asks."""
+
+        def want_output(self) -> None:
+            """Follow the output of the selected task, if it is shown."""
+
+        def close_log(self) -> None:
+            """Close the page with a log."""
+
+        def ask_why(self, task: str) -> None:
+            """Ask why a task waits."""
+
+        def carry_out(self, action: actions.Action) -> None:
+            """Carry out an action."""
+
+        def pause(self) -> None:
+            """Pause or resume the view."""
+
+        def attach(self, node: str) -> None:
+            """Show the view of another node."""
+
 
 MESSAGE_KEPT_S = 8.0
 """How long what came of an action stands in the last line."""
@@ -42,7 +80,7 @@ class Main(Screen[None]):
     """
     AUTO_FOCUS = None  # keys are for the panes, until the filter is asked for
 
-    def __init__(self, owner: TopApp) -> None:
+    def __init__(self, owner: Owner) -> None:
         super().__init__()
         self.owner = owner
         self.look = owner.look
