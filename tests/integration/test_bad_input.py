@@ -524,10 +524,10 @@ def test_a_config_file_with_something_wrong_in_it(cluster: Cluster) -> None:
         refused(start_and_fail(agent), 125, word)
 
 
-def test_a_mistake_in_a_preset_is_told_with_its_line(cluster: Cluster) -> None:
+def test_a_mistake_in_a_preset_is_told_with_its_key(cluster: Cluster) -> None:
     preset = cluster.directory / "mine.toml"
     preset.write_text("# mine\n[location.sender]\npolicy = 'threshold'\nprobes = 65\n")
-    says = f"{preset}:4: location.sender.probes: 65 "
+    says = f"{preset}: location.sender.probes: 65 "
     refused(start_and_fail(cluster.add("n1", "--policy", str(preset))), 125, says)
     refused(cluster.cli(None, "policy", "check", str(preset)), 125, says)
     state, socket_path = cluster.directory / "state", cluster.directory / "sock"
