@@ -103,8 +103,8 @@ class Agent:
             *self.more,
         ]
 
-    def spawn(self) -> Self:
-        """Start it; it is not ready yet."""
+    def spawn(self, **how: Any) -> Self:
+        """Start it; it is not ready yet. how: further arguments of `Popen`."""
         with self.log.open("ab") as log:
             self._process = forks.start(
                 self.words(),
@@ -115,6 +115,7 @@ class Agent:
                 env=self.cluster.environment,
                 cwd="/",
                 start_new_session=True,
+                **how,
             )
         return self
 

@@ -171,10 +171,8 @@ def test_an_agent_lives_and_starts_again_where_not_one_thread_can_be_made(cluste
     agent.await_state(bomb, "running")
     agent.kill()
     pids.limit(0)
-    process = agent.spawn().pid
-    pids.add(process)
-    agent.await_ready()
-    assert len(list(Path(f"/proc/{process}/task").iterdir())) == 1
+    agent.spawn(preexec_fn=lambda: pids.add(os.getpid())).await_ready()
+    assert len(list(Path(f"/proc/{agent.pid}/task").iterdir())) == 1
     assert agent.show(bomb)["state"] == "running"
     assert agent.cli("submit", "true").returncode != 0  # its directory cannot be looked at
     assert agent.cli("cancel", bomb).returncode == 0
