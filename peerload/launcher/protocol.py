@@ -50,6 +50,8 @@ class MessageType(type):
     names: tuple[str, ...]
     types: tuple[Any, ...]
     defaults: dict[str, Any]
+    converters: tuple[Callable[[Any], Any], ...]
+    """Of each field the function that checks what was received, filled in from `_CONVERTERS`."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "MessageType":
         """A class with slots, defaults and match arguments."""
@@ -65,6 +67,10 @@ class Message(metaclass=MessageType):
 
     def __init__(self, *values: object, **named: object) -> None:
         cls = type(self)
+        if not named and len(values) == len(cls.names):
+            for name, value in zip(cls.names, values, strict=True):
+                setattr(self, name, value)
+            return
         given = {**cls.defaults, **dict(zip(cls.names, values, strict=False)), **named}
         if len(values) > len(cls.names) or given.keys() != set(cls.names):
             raise TypeError(f"{cls.__name__}: {', '.join(given)}")
@@ -459,12 +465,14 @@ def exit_fields(record: ExitRecord) -> dict[str, Any]:
 
 
 def _fields_of(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- any of the types above
-    defaults = type(message).defaults
-    return {
-        name: value
-        for name, value in message.fields().items()
-        if name not in defaults or value != defaults[name] or name in _SENT_ALWAYS
-    }
+    kind = type(message)
+    defaults = kind.defaults
+    fields = {}
+    for name in kind.names:
+        value = getattr(message, name)
+        if name not in defaults or value != defaults[name] or name in _SENT_ALWAYS:
+            fields[name] = value
+    return fields
 
 
 def _listed_fields(event: ListedEvent) -> dict[str, Any]:
@@ -538,10 +546,10 @@ def _listed(raw: dict[str, Any]) -> ListedEvent:
 def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instance of ``kind``
     """A message of this type. Raises LauncherProtocolError."""
     values = []
-    for name, wanted in zip(kind.names, kind.types, strict=True):
+    for name, converted in zip(kind.names, kind.converters, strict=True):
         if name in raw:
             try:
-                values.append(_CONVERTERS[wanted](raw[name]))
+                values.append(converted(raw[name]))
             except LauncherProtocolError as error:
                 raise LauncherProtocolError(f"{name}: {error}") from None
         elif name in kind.defaults:
@@ -662,3 +670,5 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     list[ListedTask]: _as_it_is,
     list[tuple[str, ExitRecord]]: _as_it_is,
 }
+for _kind in (*_KINDS, ExitRecord, ResourceUsage):
+    _kind.converters = tuple(_CONVERTERS[wanted] for wanted in _kind.types)  # type: ignore[attr-defined]
