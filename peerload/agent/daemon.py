@@ -54,6 +54,7 @@ from peerload.agent.event_sources import (
     PeerMessages,
     TrustMessages,
 )
+from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
@@ -88,7 +89,7 @@ from peerload.agent.requests.output_stream import OutputRequests, OutputSource
 from peerload.agent.requests.overview import OverviewCache, OverviewViews
 from peerload.agent.requests.server import RequestServer
 from peerload.agent.requests.status import StatusRequests
-from peerload.agent.requests.submissions import SubmissionChecks, Submissions
+from peerload.agent.requests.submissions import FileRequests, SubmissionChecks, Submissions
 from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
 from peerload.agent.requests.task_queries import EventRequests, TaskQueries
 from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
@@ -122,7 +123,7 @@ from peerload.model import events
 from peerload.model.config import CoreConfig
 from peerload.model.errors import SlowDown, StoreError
 from peerload.model.gossip import PRESETS
-from peerload.model.messages import Identity
+from peerload.model.messages import BlocksRequest, Identity, OutputRequest
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.security import cluster_dir, node_identity_file
@@ -131,6 +132,7 @@ from peerload.security.keyring import Keyring
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.security.revocation import Trust
 from peerload.security.tls import Credentials
+from peerload.text import units
 from peerload.wire import recording
 
 if TYPE_CHECKING:
@@ -341,6 +343,8 @@ class Daemon:
         stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
+        cache_bytes = units.size(config.files.cache)
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
@@ -383,7 +387,7 @@ class Daemon:
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention)
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
-        checks = SubmissionChecks(access, quotas, users, disk, queries, node)
+        checks = SubmissionChecks(access, quotas, users, disk, queries, node, files)
         source = OutputSource(info, node, output, spool)
         ends = TaskEnds(store, spool, jobs, config.output_bytes_max)
         dispatcher = Dispatcher(
@@ -407,6 +411,7 @@ class Daemon:
             StatusRequests(info, node, store, inbox, agent_view, nodes_view, diagnostics),
             NodeCommands(core, node, run, event_log),
             ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
+            FileRequests(files),
         )
         self.forwards = ForwardedRequests(links, node.membership)
         router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, run)
@@ -415,7 +420,7 @@ class Daemon:
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
-        self.exits = ExitRecords(info, spool, disk)
+        self.exits = ExitRecords(info, spool, disk, files)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
@@ -425,14 +430,16 @@ class Daemon:
             outbox,
             Timers(inbox, outbox),
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus),
+            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus, files, settler, run),
             peers,
-            ResultEffects(info, spool, output, inbox, peers, clients, run),
+            ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,
+            lambda: {*node.executor.guests, *(task.key for task in node.home.tasks.values())},
         )
         launcher.report_to(self.launcher_events.received)
         links.report_to(peer_events)
-        links.streams.serve_outputs(output)
+        links.streams.serve_pieces(OutputRequest, output.serve_output)
+        links.streams.serve_pieces(BlocksRequest, files.transfer.serve)
         links.streams.serve_inputs(self.stdin_server)
         links.streams.serve_forwards(self.forward_server)
 

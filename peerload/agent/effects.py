@@ -22,13 +22,14 @@ from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics, timers
 from peerload.model.errors import BadRequest, PeerloadError, StoreError
 from peerload.model.messages import ADVICE, Result, State
-from peerload.model.task import SCRATCH, execution_key
+from peerload.model.task import SCRATCH, Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.event_sources import BusPeers, ExitSettler
+    from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
@@ -95,7 +96,9 @@ class Performer:
         peers: PeerEffects,
         results: ResultEffects,
         clients: ClientNotifier,
+        keys: Callable[[], Collection[str]],
     ) -> None:
+        """keys: gives the attempts that the core knows on this node."""
         self._outbox = outbox
         self._timers = timers
         self._records = records
@@ -103,6 +106,7 @@ class Performer:
         self._peers = peers
         self._results = results
         self._clients = clients
+        self._keys = keys
 
     def perform(self, event: Event, decided: list[Action]) -> None:
         """Carry out what was decided about an event."""
@@ -121,7 +125,7 @@ class Performer:
         if isinstance(event, events.AgentStarted):
             self._clients.restored()
         if isinstance(event, events.AgentStarted | events.LauncherReady):
-            self._tasks.adopt(is_first=isinstance(event, events.AgentStarted))
+            self._tasks.adopt(self._keys(), is_first=isinstance(event, events.AgentStarted))
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
@@ -151,6 +155,8 @@ class Performer:
                 self._clients.answered(action)
             case actions.ForgetTask():
                 self._tasks.forget(action)
+            case actions.StageFiles():
+                self._tasks.stage(action)
             case actions.SignalTask():
                 self._tasks.signal(action)
             case actions.SetLease():
@@ -199,6 +205,7 @@ class Performer:
         """Forget timers, end background work."""
         self._timers.close()
         await self._records.close()
+        await self._tasks.close()
         await self._results.close()
 
 
@@ -399,7 +406,7 @@ class TaskStarter:
         if not self._node.holds(action.key):
             self._info.counters[metrics.SPAWNS_DROPPED] += 1
             return False
-        if action.spec.directory == SCRATCH and self._info.config.mode != "system":
+        if (action.spec.directory == SCRATCH or action.spec.files is not None) and self._info.config.mode != "system":
             try:
                 scratch = os.fsencode(self._spool.make_scratch(action.key))
             except OSError as error:
@@ -452,6 +459,9 @@ class TaskEffects:
         spool: Spool,
         output: TaskOutputs,
         gpus: Gpus,
+        files: AttemptFiles,
+        settler: ExitSettler,
+        run: RunState,
     ) -> None:
         self._starter = starter
         self._launcher = launcher
@@ -460,19 +470,43 @@ class TaskEffects:
         self._spool = spool
         self._output = output
         self._gpus = gpus
+        self._files = files
+        self._settler = settler
+        self._background = BackgroundTasks(run)
 
     def resume(self) -> None:
         """Let the launcher carry on: the core knows what it has."""
         self._launcher.resume()
 
-    def adopt(self, *, is_first: bool) -> None:
-        """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started."""
+    def adopt(self, keys: Collection[str], *, is_first: bool) -> None:
+        """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started; keys: the attempts
+        that there are."""
+        if is_first:
+            self._files.keep_only(keys)
         self._stdin.adopt(is_first=is_first)
 
     def spawn(self, action: actions.SpawnTask) -> None:
         """Start an attempt."""
-        if self._starter.start(action) and action.devices:
+        if action.spec.files is not None and not self._files.is_ready(action.key):
+            self._background.start(self._stage_own(action))
+        elif self._starter.start(action) and action.devices:
             self._gpus.wake()
+
+    async def _stage_own(self, action: actions.SpawnTask) -> None:
+        """Start a task of this home when its files are in place."""
+        try:
+            await self._files.stage_own(action)
+        except (PeerloadError, OSError) as error:
+            self._settler.not_started(action.key, "staging", error)
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise  # the agent stops; else a signal has ended it, which was reported
+        else:
+            self.spawn(action)
+
+    def stage(self, action: actions.StageFiles) -> None:
+        """Bring the files of an offered attempt here."""
+        self._files.offered(action)
 
     def forget(self, action: actions.ForgetTask) -> None:
         """Forget an attempt that has ended."""
@@ -480,6 +514,7 @@ class TaskEffects:
         self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
+        self._files.forget(action.key)
         self._spool.drop_scratch(action.key)
 
     def dropped(self, rows: tuple[Row, ...]) -> None:
@@ -489,6 +524,10 @@ class TaskEffects:
 
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
+        if self._files.ended_early(action.key):
+            reason = f"signal {action.signal} while its files were put in place"
+            self._settler.settle(events.TaskEnded(action.key, Exit(128 + action.signal, action.signal, reason)))
+            return
         self._output.backpressure.signalled(action.key, action.signal)
         self._launcher.signal(action.key, action.signal)
 
@@ -504,6 +543,11 @@ class TaskEffects:
         """Measure the GPUs now."""
         self._gpus.look()
 
+    async def close(self) -> None:
+        """End background work; staging goes on with the next start of its attempt."""
+        await self._background.close()
+        await self._files.close()
+
 
 class ResultEffects:
     """Results and outputs on their way to the home of a task."""
@@ -516,9 +560,11 @@ class ResultEffects:
         inbox: Inbox,
         peers: PeerEffects,
         clients: ClientNotifier,
+        files: AttemptFiles,
         run: RunState,
     ) -> None:
         self._info = info
+        self._files = files
         self._spool = spool
         self._output = output
         self._inbox = inbox
@@ -554,20 +600,28 @@ class ResultEffects:
                 await asyncio.to_thread(self._spool.keep, action.key, action.stdout, action.stderr)
             except OSError as failure:
                 error = f"its output cannot be kept: {cannot_write(failure)}"
-        self._arrived(action, error)
+        await self._arrived(action, error, action.node)
 
     async def _fetch(self, action: actions.FetchOutput) -> None:
         error, missing = await self._output.bring_home(action)
         if any(missing):
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += 1
-        self._arrived(action, error, missing)
+        await self._arrived(action, error, action.node, missing)
 
-    def _arrived(
-        self, action: actions.KeepOutput | actions.FetchOutput, error: str, missing: tuple[int, int] = (0, 0)
+    async def _arrived(
+        self,
+        action: actions.KeepOutput | actions.FetchOutput,
+        error: str,
+        node: str,
+        missing: tuple[int, int] = (0, 0),
     ) -> None:
+        """Report that an output is here, and its output files in their places."""
+        event = events.OutputArrived(action.uid, action.attempt)
+        if not error and action.files:
+            error, event = await self._files.bring_home(node, action)
         if error:
             self._clients.waits(action.task, error)
-        self._inbox.put(events.OutputArrived(action.uid, action.attempt, error, missing))
+        self._inbox.put(msgspec.structs.replace(event, error=error, missing=missing))
 
     async def close(self) -> None:
         """End background work."""

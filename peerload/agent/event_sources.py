@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.accounts.directory_cache import DirectoryQueries
+    from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.renewal import CertificateRenewal
@@ -75,10 +76,15 @@ heard again."""
 class ExitRecords:
     """The exits that the launcher reports, completed: with their output on disk."""
 
-    def __init__(self, info: NodeInfo, spool: Spool, disk: DiskSpace) -> None:
+    def __init__(self, info: NodeInfo, spool: Spool, disk: DiskSpace, files: AttemptFiles) -> None:
         self._info = info
         self._spool = spool
         self._disk = disk
+        self._files = files
+
+    def has_files(self, key: str) -> bool:
+        """True if an attempt has output files to be collected."""
+        return self._files.has(key)
 
     @property
     def disk_is_full(self) -> bool:
@@ -93,7 +99,13 @@ class ExitRecords:
         if lost:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
         full = self._info.config.node if self._disk.is_full else ""
-        return await asyncio.to_thread(with_shortages, self._spool, found, full)
+        found = await asyncio.to_thread(with_shortages, self._spool, found, full)
+        return tuple(
+            [
+                (key, await asyncio.to_thread(self._files.settled, key, exit_) if self._files.has(key) else exit_)
+                for key, exit_ in found
+            ]
+        )
 
 
 class ExitSettler:
@@ -122,7 +134,11 @@ class ExitSettler:
         """An attempt has ended."""
         self._fetches.end(event.key)
         has_output = event.exit.stdout_bytes or event.exit.stderr_bytes
-        if has_output or (event.exit.exit_code and (self._records.disk_is_full or self._holds_devices(event.key))):
+        if (
+            has_output
+            or self._records.has_files(event.key)
+            or (event.exit.exit_code and (self._records.disk_is_full or self._holds_devices(event.key)))
+        ):
             self._background.start(self._settle(event))
         else:
             self._output.attempts_ended(((event.key, event.exit),))

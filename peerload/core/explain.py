@@ -270,6 +270,9 @@ def holding_reason(task: HomeTask) -> str:
     """The reason why a waiting task is not considered at all; "" if it is."""
     match task.phase:
         case HomePhase.OFFERED:
+            staging = task.offering.staging if task.offering is not None else None
+            if staging is not None:
+                return f"its files are on their way to {task.offered_to}: {staging[0]} of {staging[1]} bytes"
             return f"it is offered to {task.offered_to}, which has not answered yet"
         case HomePhase.RESTING:
             if task.record.failures and not task.record.losses:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 TO_HOME = (
     messages.Accept,
+    messages.Staging,
     messages.Decline,
     messages.Renew,
     messages.Result,
@@ -168,7 +169,9 @@ class Node:
             case events.TaskEnded():
                 self.runs.ended(event.key, event.exit)
             case events.OutputArrived():
-                self.handoff.output_arrived(event.uid, event.attempt, event.error, event.missing)
+                self.handoff.output_arrived(event)
+            case events.FilesStaged():
+                self.executor.files_staged(event.key, event.code, event.why)
             case events.TimerExpired():
                 self._timer(event.timer)
             case events.TaskLost():
@@ -365,6 +368,8 @@ class Node:
                 )
             case messages.Accept():
                 self.handoff.accept_received(src, message)
+            case messages.Staging():
+                self.handoff.staging_received(src, message)
             case messages.Decline():
                 self._declined(src, message)
             case messages.Commit():

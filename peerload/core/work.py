@@ -131,12 +131,13 @@ class Offering(NamedTuple):
     """The offer that is out for an OFFERED task.
 
     is_voluntary: it counts as a migration; searches_on: a declined offer leads to another search (not that of a task given on
-    request, whose loss triggers nothing).
+    request, whose loss triggers nothing). staging: bytes of its files that are there, and of all of them; None: nothing travels.
     """
 
     node: str
     is_voluntary: bool
     searches_on: bool
+    staging: tuple[int, int] | None = None
 
 
 class GrantedLease(msgspec.Struct, gc=False):
@@ -299,7 +300,8 @@ class HomeTask(Work):
 class RemoteTask(Work):
     """An attempt of another home. ts: this node's clock at the newest message that its home has answered or told of;
     deadline_s: ts + the lease granted for it, when the launcher freezes it; infinite while the home has parked it
-    (is_parked). is_revoked: its home was shut out of the cluster, and its processes are being ended."""
+    (is_parked). is_revoked: its home was shut out of the cluster, and its processes are being ended. is_staging: it is reserved,
+    and accepted when its files are here: no lease runs while they are copied."""
 
     __slots__ = (
         "attempt",
@@ -308,6 +310,7 @@ class RemoteTask(Work):
         "home",
         "is_parked",
         "is_revoked",
+        "is_staging",
         "key",
         "lease_s",
         "migrations",
@@ -341,6 +344,7 @@ class RemoteTask(Work):
         self.deadline_s = 0.0
         self.is_parked = False
         self.is_revoked = False
+        self.is_staging = False
         self.migrations = 0
         self.migrations_max = -1
         self.running_at = 0.0

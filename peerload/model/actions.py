@@ -302,8 +302,21 @@ class SendResult(_Action, frozen=True):
     exit: Exit
 
 
+class StageFiles(_Action, frozen=True):
+    """Bring the files of this offered attempt into its working directory, then answer with FilesStaged; tell its home
+    meanwhile that they are on their way."""
+
+    key: str
+    task: str
+    uid: bytes
+    attempt: int
+    home: str
+    spec: TaskSpec
+
+
 class KeepOutput(_Action, frozen=True):
-    """Write the output that came inside a Result to this home's spool under ``key``, then answer with OutputArrived."""
+    """Write the output that came inside a Result of ``node`` to this home's spool under ``key``, place its output files (files:
+    their manifest), then answer with OutputArrived."""
 
     key: str
     task: str
@@ -311,11 +324,13 @@ class KeepOutput(_Action, frozen=True):
     attempt: int
     stdout: bytes
     stderr: bytes
+    node: str = ""
+    files: bytes = b""
 
 
 class FetchOutput(_Action, frozen=True):
-    """Bring the output of this attempt home from ``node``, all of these many bytes, into the spool under ``key``; then
-    OutputArrived."""
+    """Bring the output of this attempt home from ``node``, all of these many bytes, into the spool under ``key``, and place its
+    output files (files: their manifest); then OutputArrived."""
 
     key: str
     task: str
@@ -324,6 +339,7 @@ class FetchOutput(_Action, frozen=True):
     node: str
     stdout_bytes: int
     stderr_bytes: int
+    files: bytes = b""
 
 
 class Answer(_Action, frozen=True):
@@ -393,6 +409,7 @@ OUTWARD: tuple[type, ...] = (
     SetLease,
     EvictTask,
     ForgetTask,
+    StageFiles,
     SendResult,
     KeepOutput,
     FetchOutput,
@@ -416,6 +433,7 @@ Action = (
     | SetLease
     | EvictTask
     | ForgetTask
+    | StageFiles
     | SendResult
     | KeepOutput
     | FetchOutput

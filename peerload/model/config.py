@@ -186,6 +186,12 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     foreign: Literal["count", "ignore"] = "count"
 
 
+class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node."""
+
+    cache: Annotated[str, Meta(max_length=20)] = "10GiB"
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[device]]` of the config file: what is there of one kind. env: variables for tasks that are given some, in
     which ``{ids}`` stands for those."""
@@ -257,6 +263,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sharing of the GPUs of this node: a table of the config file."""
     load: LoadSettings = LoadSettings()
     """Load of this node: a table of the config file."""
+    files: FilesSettings = FilesSettings()
+    """Files that travel with tasks: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""

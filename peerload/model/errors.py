@@ -6,6 +6,7 @@ PeerloadError
 │   ├── NeverRunnable   no known node could ever run the request
 │   ├── NotAllowed      whoever asks may not
 │   ├── SlowDown        a named bound is reached
+│   ├── StagingFailed   files of a task cannot be read, kept, fetched or written
 │   └── DiskFull        the disk has no room for it (ENOSPC)
 ├── UsageError          the command line makes no sense
 ├── ConfigError         a setting is unknown, out of range or contradicts another
@@ -93,6 +94,12 @@ class SlowDown(BadRequest):
     def __init__(self, what: str, *, why: str = "", retry_after_s: float = 1.0) -> None:
         super().__init__(what, why=why, hint=f"try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
+
+
+class StagingFailed(BadRequest):
+    """Files of a task cannot be read, kept, fetched or written; the message names the file."""
+
+    code = "staging"
 
 
 class DiskFull(BadRequest):

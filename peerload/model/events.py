@@ -427,12 +427,24 @@ class LauncherReady(_Event, frozen=True):
 
 class OutputArrived(_Event, frozen=True):
     """The output of an attempt is complete at home and synced. ``error`` is set if it could not be had; ``missing``: so many bytes
-    of stdout and stderr its node could not give."""
+    of stdout and stderr its node could not give. unplaced: why an output file cannot be where it belongs, "" = all are; conflicts:
+    so many are kept beside a file that was changed at home."""
 
     uid: bytes
     attempt: int
     error: str = ""
     missing: tuple[int, int] = (0, 0)
+    unplaced: str = ""
+    conflicts: int = 0
+
+
+class FilesStaged(_Event, frozen=True):
+    """The files of an attempt that was offered are here, in its working directory; or they are not: ``code`` (of `DECLINES`) and
+    ``why``."""
+
+    key: str
+    code: str = ""
+    why: str = ""
 
 
 class LoadSampled(_Event, frozen=True):
@@ -535,6 +547,7 @@ Event = (
     | LauncherSilent
     | LauncherReady
     | OutputArrived
+    | FilesStaged
     | LoadSampled
     | DevicesFound
     | DevicesSampled

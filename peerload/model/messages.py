@@ -17,7 +17,7 @@ from peerload.model.devices import DEVICES_MAX, DeviceId
 from peerload.model.gossip import Load, MembershipUpdate
 from peerload.model.load import LoadReport
 from peerload.model.resources import Address, BootId, Name, NodeName, Placement, Profile, ResourceRequest
-from peerload.model.task import LEASE_S_MIN, Attempt, Exit, Nonce, TaskId, TaskSpec, Uid, WorkingDirectory
+from peerload.model.task import LEASE_S_MIN, Attempt, Digest, Exit, Nonce, TaskId, TaskSpec, Uid, WorkingDirectory
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -39,10 +39,12 @@ FORWARDED_PART_BYTES_MAX = 512 << 10
 PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
 
-DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy", "stalled")
+BLOCKS_MAX = 2048
+"""Blocks of files that are asked for at a time."""
+DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy", "stalled", "staging")
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
 has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
-user, or its file system has not answered whether the directory is there."""
+user, its file system has not answered whether the directory is there, or the task's files cannot be had anywhere."""
 DECLINES_LASTING = ("directory", "policy", "stalled")
 """Declines that hold for every task of the same user in the same directory, and are remembered for a while."""
 
@@ -308,7 +310,7 @@ class Offer(_Message, frozen=True, tag="offer"):
 class Accept(_Message, frozen=True, tag="accept"):
     """x → home: room is reserved. ``ts`` is x's own clock at sending; home hands it back and never reads it. machine_boot,
     store: x's, as of this reservation; said again until the COMMIT comes or the reservation ends. input: of a task that takes
-    input, or a terminal: x knows how; one of an earlier version would run it without."""
+    input, or a terminal: x knows how; one of an earlier version would run it without. files: those of the task are there."""
 
     task: TaskId
     uid: Uid
@@ -318,6 +320,17 @@ class Accept(_Message, frozen=True, tag="accept"):
     machine_boot: Annotated[str, Meta(max_length=64)] = ""
     store: Annotated[str, Meta(max_length=64)] = ""
     input: bool = False
+    files: bool = False
+
+
+class Staging(_Message, frozen=True, tag="staging"):
+    """x → home: the files of the offered task are on their way here, so many bytes of so many; the offer stands meanwhile."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    done_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
 
 
 class Decline(_Message, frozen=True, tag="decline"):
@@ -589,6 +602,27 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
     gone: bool = False
 
 
+# -- files: streams as well, to any member that has them ---------------------------------------------------------------
+
+
+class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
+    """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block."""
+
+    digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
+
+
+class Blocks(_Message, frozen=True, tag="blocks"):
+    """The next blocks, in the order they were asked for."""
+
+    blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
+
+
+class BlocksEnd(_Message, frozen=True, tag="blocks-end"):
+    """All were sent; or no more, since the next one is not there, or cannot be read: ``why``."""
+
+    why: Annotated[str, Meta(max_length=WHY_LENGTH_MAX)] = ""
+
+
 # -- requests of clients: a connection of their own for each client and node ------------------------------------------
 
 
@@ -678,6 +712,7 @@ Advice = (
 Ownership = (
     Offer
     | Accept
+    | Staging
     | Decline
     | Commit
     | Renew
@@ -696,8 +731,9 @@ Ownership = (
 )
 Output = OutputRequest | OutputChunk | OutputEnd
 Input = InputRequest | InputChunk | InputWindow | InputEnd
+Files = BlocksRequest | Blocks | BlocksEnd
 Forwarding = Forward | Forwarded | ForwardStop
-Message = Membership | Advice | Ownership | Output | Input | Forwarding
+Message = Membership | Advice | Ownership | Output | Input | Files | Forwarding
 
 STREAMED: tuple[type, ...] = (
     OutputRequest,
@@ -707,6 +743,9 @@ STREAMED: tuple[type, ...] = (
     InputChunk,
     InputWindow,
     InputEnd,
+    BlocksRequest,
+    Blocks,
+    BlocksEnd,
     Forward,
     Forwarded,
     ForwardStop,

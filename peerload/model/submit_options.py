@@ -41,7 +41,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     output_file, error_file: where home writes the output of each as it comes, absolute paths in which %j, %A, %a, %x, %N
     and %% stand for something, b"" = nowhere; notify: what a shell is given at home when all of them have ended, b"" = nothing.
     owner: the uid whose tasks they are at a home in system mode, which knows it from the operating system, -1 = that of the
-    agent. tags: one `key=value` for each key.
+    agent. tags: one `key=value` for each key. files_home: the directory that output files come home to.
     """
 
     group: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?\Z")] = ""
@@ -53,6 +53,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     notify: Annotated[bytes, Meta(max_length=NOTIFY_BYTES_MAX)] = b""
     owner: Annotated[int, Meta(ge=-1, lt=1 << 32)] = -1
     tags: Annotated[tuple[Tag, ...], Meta(max_length=TAGS_MAX)] = ()
+    files_home: FilePattern = b""
 
     @property
     def awaits(self) -> bool:

@@ -111,6 +111,36 @@ class TerminalSize(msgspec.Struct, frozen=True, gc=False):
 WorkingDirectory = Annotated[bytes, Meta(min_length=1, max_length=PATH_BYTES_MAX)]
 
 
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+OutputGlob = Annotated[str, Meta(min_length=1, max_length=1024)]
+OUTPUT_GLOBS_MAX = 1000
+
+
+class TaskFiles(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The files that travel with a task. manifest: id of the tree that its working directory has at the start; size_bytes,
+    count: of its files; outputs: globs of the files that come home; returns_changes: without globs, all that are new or
+    changed come home."""
+
+    manifest: Digest
+    size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    count: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    outputs: Annotated[tuple[OutputGlob, ...], Meta(max_length=OUTPUT_GLOBS_MAX)] = ()
+    returns_changes: bool = False
+
+
+class Staged(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Files of an ended attempt. in_bytes, in_s: fetched for it by its node, and the seconds until all was in place;
+    outputs: id of the manifest of its output files, b"" = none; out_bytes, out_count: of these. conflicts: number of outputs
+    that are kept beside a file that was changed at home."""
+
+    in_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    in_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    outputs: Annotated[bytes, Meta(max_length=32)] = b""
+    out_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    out_count: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    conflicts: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+
+
 class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One command line and what it asks for. Bytes where the operating system has bytes.
 
@@ -121,7 +151,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     that window at first, in which stdout and stderr are one; followed: somebody reads its output as it comes, so that more of
     it is kept than usual. user: the name at home of the account that submitted it, set by a home in system mode, which
     knows it from the operating system; "" in user mode. named: the variables that the submitter has asked for by name: they go
-    along where the task runs as somebody else, too.
+    along where the task runs as somebody else, too. files: those that travel with it, into a working directory that is SCRATCH.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -141,6 +171,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     followed: bool = False
     user: Name = ""
     named: Annotated[tuple[Annotated[bytes, Meta(min_length=1, max_length=256)], ...], Meta(max_length=1024)] = ()
+    files: TaskFiles | None = None
 
     @property
     def needs_feeding(self) -> bool:
@@ -171,7 +202,7 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended; ``had_bytes``:
     how much of that it could have had, 0 if that is not known, or others had taken what it was promised. ``failed_device``: the
     device of the node that failed under it, which is why it ended so; "" if none did. ``missing_bytes``: so much more of its output was captured, and could not be
-    read or brought home."""
+    read or brought home. staged: its files, None = it had none."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -186,8 +217,10 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     had_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     failed_device: Annotated[str, Meta(max_length=128)] = ""
     missing_bytes: Annotated[int, Meta(ge=0, le=1 << 61)] = 0
+    staged: Staged | None = None
 
 
+STAGING_EXIT_CODE = 125
 REASON_CHARS_MAX = 512
 
 
@@ -202,6 +235,14 @@ def without_missing(exit_: Exit, missing: tuple[int, int], why: str) -> Exit:
         stdout_bytes=max(exit_.stdout_bytes - missing[0], 0),
         stderr_bytes=max(exit_.stderr_bytes - missing[1], 0),
         missing_bytes=exit_.missing_bytes + sum(missing),
+    )
+
+
+def without_files(exit_: Exit, why: str) -> Exit:
+    """The same, when its files could not be brought where they belong: no success, and the reason says so."""
+    words = "; ".join(filter(None, (f"staging: {why}", exit_.reason)))
+    return msgspec.structs.replace(
+        exit_, exit_code=exit_.exit_code or STAGING_EXIT_CODE, reason=words[:REASON_CHARS_MAX]
     )
 
 

@@ -413,7 +413,7 @@ class QueueingModel:
                         self._delivered(other, received, self._delays.message_s)
             case actions.FindTasks():
                 raise InvariantBroken(f"{name} looks for tasks, which nobody asked for")
-            case actions.SignalTask() | actions.EvictTask():
+            case actions.SignalTask() | actions.EvictTask() | actions.StageFiles():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
             case (
                 actions.Persist()

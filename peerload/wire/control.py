@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.errors import BadMessage
+from peerload.model.messages import BLOCKS_MAX
 from peerload.model.resources import NodeName
 from peerload.model.submit_options import NO_TERMS, TAGS_MAX, GroupName, SubmitOptions
-from peerload.model.task import ARGV_ITEMS_MAX, TaskSpec, TerminalSize
+from peerload.model.task import ARGV_ITEMS_MAX, Digest, TaskSpec, TerminalSize
 from peerload.wire import bounds
 from peerload.wire.expected import in_words
 
@@ -368,6 +369,17 @@ class Policy(_Request, frozen=True, tag="policy"):
     """The policies there are and the preset in force → policies, presets, in_force."""
 
 
+class Files(_Request, frozen=True, tag="files"):
+    """Files that travel with tasks. have: → missing: those of these SHA-256 digests whose blocks are not here; blocks: keep
+    these; manifest: → complete: whether it and all its blocks are here; gc: → removed_bytes: what no task needs was removed.
+    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use)."""
+
+    have: Annotated[tuple[Digest, ...], Meta(max_length=BLOCKS_MAX)] = ()
+    blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(max_length=BLOCKS_MAX)] = ()
+    manifest: Annotated[bytes, Meta(max_length=32)] = b""
+    gc: bool = False
+
+
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start → counters: {name: number}."""
 
@@ -467,6 +479,7 @@ Request = (
     | Nodes
     | Overview
     | Policy
+    | Files
     | Stats
     | Checkup
     | Settings

@@ -105,9 +105,11 @@ LAST_WORD = (HAS, HAS_AS_ANOTHERS)
 
 TO_HOME: dict[tuple[str, str], tuple[str, ...]] = {
     ("offered", "Accept"): LAST_WORD,
+    ("offered", "Staging"): LAST_WORD,
     ("offered", "Decline"): LAST_WORD,
     ("offered", "Result"): (HAD,),
     ("away", "Accept"): LAST_WORD,  # COMMIT, again
+    ("away", "Staging"): (),
     ("away", "Decline"): (),
     ("away", "Renew"): LAST_WORD,
     ("away", "NotStarted"): LAST_WORD,
@@ -169,12 +171,13 @@ def home(phase: str) -> tuple[Given, HomeTask]:
 
 
 def to_home(kind: str, phase: str, task: HomeTask, who: str) -> tuple[str, messages.Message]:
-    current = task.record.attempt + (phase == "offered" and kind in ("Accept", "Decline"))
+    current = task.record.attempt + (phase == "offered" and kind in ("Accept", "Staging", "Decline"))
     attempt = {HAD: 1, HAS_ANOTHER_ATTEMPT: 0}.get(who, max(current, 0))
     src = {HAD: "w", NEVER: "z"}.get(who, "y")
     name, uid = "z/1" if who == HAS_AS_ANOTHERS else task.task, task.uid
     made: dict[str, Callable[[], messages.Message]] = {
         "Accept": lambda: messages.Accept(name, uid, attempt, 7, 50.0, "y-machine-1", "y-store"),
+        "Staging": lambda: messages.Staging(name, uid, attempt, 5, 9),
         "Decline": lambda: messages.Decline(name, uid, attempt, "room", "", LoadReport()),
         "Renew": lambda: messages.Renew((messages.Renewal(name, uid, attempt, 90.0, 6.0),)),
         "NotStarted": lambda: messages.NotStarted(name, uid, attempt, "", f"{src}-store"),

@@ -46,6 +46,7 @@ COMMANDING = (
     actions.SetLease,
     actions.SendResult,
     actions.TaskChanged,
+    actions.StageFiles,
     actions.KeepOutput,
     actions.FetchOutput,
 )

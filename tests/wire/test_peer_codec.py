@@ -18,6 +18,9 @@ from peerload.model.messages import (
     Accept,
     AwaitedTask,
     AwaitTasks,
+    Blocks,
+    BlocksEnd,
+    BlocksRequest,
     CertificateRequest,
     CertificateTold,
     Commit,
@@ -71,6 +74,7 @@ from peerload.model.messages import (
     Return,
     Revoke,
     Signal,
+    Staging,
     State,
     StateAnswer,
     StateRequest,
@@ -167,6 +171,10 @@ SAMPLES: list[Message] = [
     InputChunk(1 << 60, b"x" * (512 << 10)),
     InputWindow(24, 65_535),
     InputEnd(5, gone=True),
+    Staging(**ATTEMPT, done_bytes=1, size_bytes=1 << 60),
+    BlocksRequest((b"d" * 32,)),
+    Blocks((b"x" * (1 << 20), b"")),
+    BlocksEnd("it is gone"),
 ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from peerload.agent.peers.connection import ConnectionRegistry
 from peerload.agent.peers.listener import Listener
@@ -20,6 +20,9 @@ from peerload.model import metrics
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
     STREAMED,
+    Blocks,
+    BlocksEnd,
+    BlocksRequest,
     DialBack,
     Envelope,
     Hello,
@@ -208,8 +211,15 @@ class PeerLinks:
 
         Raises LinkUnavailable if ``dst`` cannot be reached, or is lost before the end; the caller can go on from there.
         """
+        return self._fetch(dst, request, f"the output of {request.task}")
+
+    def fetch_blocks(self, dst: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
+        """Fetch blocks of files from another node, as `fetch_output` does."""
+        return self._fetch(dst, request, "files of a task")
+
+    def _fetch(self, dst: str, request: Message, what: str) -> AsyncIterator[Any]:
         known = self._table.get(dst)
-        return self.streams.fetch(dst, known.address if known is not None else "", request)
+        return self.streams.fetch(dst, known.address if known is not None else "", request, what)
 
     async def open_stream(self, dst: str, kinds: tuple[type[Message], ...]) -> tuple[StreamReader, PeerConnection]:
         """Open a stream to ``dst`` over which it may send messages of these kinds. Raises LinkUnavailable."""

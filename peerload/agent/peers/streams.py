@@ -1,4 +1,4 @@
-"""Streams: one connection for the output of one task, its standard input, or one forwarded client, so that bulk data never
+"""Streams: one connection for the output of one task, its standard input, files, or one forwarded client, so that bulk data never
 delays a lease.
 
 The reading end reads no faster than its consumer takes, and the serving end writes no faster than the other reads: between
@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from peerload.agent.peers.connection import FORWARD_STALLED_S, STREAM_STALLED_S
 from peerload.model.errors import LinkUnavailable
-from peerload.model.messages import Forward, ForwardStop, Hello, InputRequest, OutputChunk, OutputEnd, OutputRequest
+from peerload.model.messages import (
+    Blocks,
+    BlocksEnd,
+    BlocksRequest,
+    Forward,
+    ForwardStop,
+    Hello,
+    InputRequest,
+    Message,
+    OutputChunk,
+    OutputEnd,
+    OutputRequest,
+)
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -22,10 +34,10 @@ if TYPE_CHECKING:
     from peerload.agent.peers.connection import Links, Owner, PeerConnection
     from peerload.agent.peers.local_node import LocalNode
     from peerload.model.errors import PeerloadError
-    from peerload.model.messages import Envelope, Message
+    from peerload.model.messages import Envelope
 
 STREAMS_MAX = 512
-"""Streams of other nodes for output and input served at a time, and as many outputs fetched."""
+"""Streams of other nodes for output, input and files served at a time, and as many fetched."""
 FORWARDING_MAX = 384
 """Streams of other nodes for forwarded clients. They have places of their own, so that they never block outputs."""
 UNASKED_MAX = 256
@@ -35,13 +47,19 @@ PIECES_WAITING_MAX = 8
 _CONSUMER_BEHIND = "pieces wait for the consumer"
 
 Piece = OutputChunk | OutputEnd
+LAST = OutputEnd | BlocksEnd
+KINDS: dict[type[Message], tuple[type[Message], ...]] = {
+    OutputRequest: (OutputChunk, OutputEnd),
+    BlocksRequest: (Blocks, BlocksEnd),
+}
+"""Requests that are answered by a sequence of pieces, and these pieces."""
 
 
-class OutputServer(Protocol):
-    """Source of outputs."""
+class PieceServer(Protocol):
+    """Source of the pieces that answer one kind of request. src: the node that asks; the last piece is one of LAST."""
 
-    def serve_output(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
-        """The pieces of an output, OutputEnd the last. src: the node that asks."""
+    def __call__(self, src: str, request: Any, /) -> AsyncIterator[Message]:  # noqa: ANN401 -- of its kind
+        """The pieces."""
         raise NotImplementedError
 
 
@@ -77,7 +95,7 @@ class Streams:
         self._local = local
         self._links = links
         self._dialer = dialer
-        self._outputs: OutputServer | None = None
+        self._sources: dict[type[Message], PieceServer] = {}
         self._fetched = 0
         self._forwards: StreamServer | None = None
         self._inputs: StreamServer | None = None
@@ -86,9 +104,9 @@ class Streams:
         """Connections that other nodes made, with the task that writes an output; None: no output was requested."""
         self._unasked: dict[PeerConnection, str] = {}
 
-    def serve_outputs(self, server: OutputServer) -> None:
-        """Serve the outputs of attempts that ran here from now on."""
-        self._outputs = server
+    def serve_pieces(self, kind: type[Message], server: PieceServer) -> None:
+        """Serve requests of this kind from now on: outputs of attempts that ran here, or blocks of files."""
+        self._sources[kind] = server
 
     def serve_forwards(self, server: StreamServer) -> None:
         """Serve the clients of other nodes from now on."""
@@ -151,13 +169,14 @@ class Streams:
             )
             return
         is_taken = connection in self._servers or self.served.get(connection) is not None
-        if is_taken or self._outputs is None or not isinstance(message, OutputRequest):
+        source = self._sources.get(type(message))
+        if is_taken or source is None:
             self._links.drop("no output request", connection.certified)
             connection.close("no output request")
             return
-        pieces = self._outputs.serve_output(node, message)
+        pieces = source(node, message)
         work = write_output(connection, pieces, lambda piece: self._local.envelope(piece, node, boot))
-        self.served[connection] = self._links.spawn(work, f"output for {node}")
+        self.served[connection] = self._links.spawn(work, f"pieces for {node}")
 
     def _server_of(self, message: Message) -> StreamServer | None:
         if isinstance(message, Forward | ForwardStop):
@@ -174,9 +193,9 @@ class Streams:
         if task is not None:
             task.cancel()
 
-    async def fetch(self, dst: str, address: str, request: OutputRequest) -> AsyncIterator[Piece]:
-        """Fetch the output of an attempt from the node that ran it: pieces as they come, OutputEnd the last. Raises
-        LinkUnavailable."""
+    async def fetch(self, dst: str, address: str, request: Message, what: str) -> AsyncIterator[Any]:
+        """Fetch the pieces that answer a request to another node as they come, one of LAST at the end. ``what``: for messages.
+        Raises LinkUnavailable."""
         if not address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
         if self._fetched >= STREAMS_MAX:
@@ -184,18 +203,17 @@ class Streams:
         self._fetched += 1
         connection: PeerConnection | None = None
         try:
-            reader, connection = await self.open(dst, address, (OutputChunk, OutputEnd))
+            reader, connection = await self.open(dst, address, KINDS[type(request)])
             reader.write(connection, request)
             while True:
-                piece = await reader.next(connection, f"the output of {request.task}")
-                assert isinstance(piece, OutputChunk | OutputEnd)
+                piece = await reader.next(connection, what)
                 yield piece
-                if isinstance(piece, OutputEnd):
+                if isinstance(piece, LAST):
                     return
         finally:
             self._fetched -= 1
             if connection is not None:
-                connection.abort("the output is no longer wanted")
+                connection.abort(f"{what} is no longer wanted")
 
 
 class StreamReader:
@@ -274,14 +292,14 @@ def _write(connection: PeerConnection, envelope: Envelope) -> None:
 
 
 async def write_output(
-    connection: PeerConnection, pieces: AsyncIterator[Piece], envelope: Callable[[Message], Envelope]
+    connection: PeerConnection, pieces: AsyncIterator[Message], envelope: Callable[[Message], Envelope]
 ) -> None:
     """Write each piece as fast as the other end reads, then close when it has read all. Returns early if it is gone."""
     try:
         async for piece in pieces:
             connection.write(piece, peer.encode_frame(envelope(piece)))
             await connection.drain()
-            if isinstance(piece, OutputEnd):
+            if isinstance(piece, LAST):
                 await asyncio.wait([connection.gone], timeout=STREAM_STALLED_S)
                 break
     except ConnectionError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.output_stream import OutputRequests
     from peerload.agent.requests.overview import OverviewCache
     from peerload.agent.requests.status import StatusRequests
-    from peerload.agent.requests.submissions import Submissions
+    from peerload.agent.requests.submissions import FileRequests, Submissions
     from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
     from peerload.agent.requests.task_queries import EventRequests, TaskQueries
     from peerload.agent.requests.wait_request import WaitRequests
@@ -199,7 +199,9 @@ class Dispatcher:
         status: StatusRequests,
         node_commands: NodeCommands,
         cluster_commands: ClusterCommands,
+        files: FileRequests,
     ) -> None:
+        self._files = files
         self._tasks = tasks
         self._queries = queries
         self._status = status
@@ -214,6 +216,8 @@ class Dispatcher:
         if isinstance(request, Query):
             return self._queries.work(connection, request)
         match request:
+            case control.Files():
+                return self._files.files(connection, request)
             case control.Info():
                 connection.ok(request.id, self._status.info())
             case control.Nodes():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.core_requests import CoreRequests
     from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
+    from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.stdin.stdin_store import StdinStore
@@ -50,6 +51,7 @@ class SubmissionChecks:
         disk: DiskSpace,
         directories: DirectoryQueries,
         node: Node,
+        files: AttemptFiles,
     ) -> None:
         self._access = access
         self._quotas = quotas
@@ -57,6 +59,7 @@ class SubmissionChecks:
         self._disk = disk
         self._directories = directories
         self._node = node
+        self._files = files
 
     def with_owner(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
         """Set the owner of a submission to this caller."""
@@ -81,11 +84,33 @@ class SubmissionChecks:
             await self._users.check_files(spec, terms)
         size = input_bytes + len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
         self._disk.admit(tasks or 1, size)
+        await self._files.check(spec, terms)
         others = self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
         await self._directories.ask(others, spec.directory, spec.user)
         if self._users.seen_lately(self._users.submitter(spec, terms), spec.directory):
             return True
         return await self._users.admitted(spec, terms)
+
+
+class FileRequests:
+    """Takes files of clients that are about to submit a task, and shows what is kept."""
+
+    def __init__(self, files: AttemptFiles) -> None:
+        self._files = files
+
+    async def files(self, connection: Connection, request: control.Files) -> None:
+        """Keep, look for or remove blocks."""
+        if request.blocks:
+            await self._files.keep(request.blocks)
+        if request.gc:
+            reply: dict[str, object] = {"removed_bytes": await self._files.collect_garbage()}
+        elif request.manifest:
+            reply = {"complete": await self._files.is_complete(request.manifest)}
+        elif request.have or request.blocks:
+            reply = {"missing": await asyncio.to_thread(self._files.store.missing, request.have)}
+        else:
+            reply = self._files.usage()
+        connection.ok(request.id, reply)
 
 
 class Submissions:

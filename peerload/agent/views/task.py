@@ -13,7 +13,7 @@ from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
 from peerload.core.work import HomePhase
 from peerload.model.devices import GPU
-from peerload.model.task import TaskState, execution_key
+from peerload.model.task import Staged, TaskState, execution_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.model.instant import Instant
     from peerload.model.resources import ResourceRequest
     from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import Exit, TaskRecord, TaskSpec
 
 ERROR_TAIL_BYTES = 1024
 """Size of the tail of stderr in which its last line is searched."""
@@ -140,7 +140,9 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
     if task.stranded_because:
         return f"waits for another node: {task.stranded_because}"
     if task.phase is HomePhase.OFFERED:
-        return f"offered to {task.offered_to}"
+        staging = task.offering.staging if task.offering is not None else None
+        percent = f": its files are on their way, {100 * staging[0] // max(staging[1], 1)} %" if staging else ""
+        return f"offered to {task.offered_to}{percent}"
     return "waits for room"
 
 
@@ -156,6 +158,7 @@ def ended_object(record: TaskRecord) -> dict[str, object]:
         "reason": record.reason,
         "out_of": (exit_.out_of or None) if exit_ is not None else None,
         "missing_bytes": exit_.missing_bytes if exit_ is not None else 0,
+        "kept_beside": exit_.staged.conflicts if exit_ is not None and exit_.staged is not None else 0,
     }
 
 
@@ -223,6 +226,24 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "out_of": (exit_.out_of or None) if exit_ is not None else None,
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
+        "files": _files(spec, exit_),
+    }
+
+
+def _files(spec: TaskSpec, exit_: Exit | None) -> dict[str, object] | None:
+    """The files of a task: what it starts with, and, when it has ended, what was fetched and what came home."""
+    if spec.files is None:
+        return None
+    staged = exit_.staged if exit_ is not None and exit_.staged is not None else Staged()
+    return {
+        "snapshot": spec.files.manifest.hex(),
+        "bytes": spec.files.size_bytes,
+        "count": spec.files.count,
+        "fetched_bytes": staged.in_bytes,
+        "staging_s": staged.in_s,
+        "returned_bytes": staged.out_bytes,
+        "returned": staged.out_count,
+        "kept_beside": staged.conflicts,
     }
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import options, suggestions, task_flags
+from peerload.cli.common import files, options, suggestions, task_flags
 from peerload.cli.common.errors import CANNOT
 from peerload.client import environment
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, UsageError
@@ -48,6 +48,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader.flag("-x", "--exclude", action="append", default=[], metavar="NAME", help="not on this node (repeatable)")
     reader.flag("-C", "--label", action="append", default=[], metavar="L", help="only where this label is (repeatable)")
     reader.flag("-d", "--chdir", metavar="DIR", help="run in DIR (default: here); - is a fresh scratch directory")
+    files.add_flags(reader)
     reader.flag("--env", action="append", default=[], metavar="K=V", help="set a variable (repeatable)")
     reader.flag(
         "--export",
@@ -79,7 +80,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     suggestions.check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
         suggestions.say_if_quoted(words, verb)
-    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
+    variables, secret = environment.captured(
+        os.environb, flags.export, flags.env, moved=flags.chdir is not None or files.travel(flags)
+    )
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}

@@ -35,6 +35,7 @@ GROUPS = {
         "group": "limit how many tasks of a group run at a time; pause and resume groups",
         "retry": "queue ended tasks again",
         "clean": "delete ended tasks and their outputs",
+        "files": "show the files of tasks that are kept here, and remove them",
     },
     "Nodes": {
         "up": "start an agent for me on this machine",

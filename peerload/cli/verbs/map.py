@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, options, task_flags
+from peerload.cli.common import command, files, options, task_flags
 from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.map.inputs import opened, split
 from peerload.cli.map.joblog import Joblog
@@ -61,8 +61,10 @@ def main(words: list[str]) -> int:
     halt = Halt(flags.halt)
     inputs = opened(sources, end=b"\0" if flags.null else b"\n")
     template = CommandTemplate(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
+    fields = _fields(flags, spec)
     if not flags.dry_run:
-        Client(flags.socket).close()  # without an agent an existing log is not touched
+        with Client(flags.socket) as client:  # without an agent an existing log is not touched
+            files.send(client, spec, fields["terms"], files.prepare(flags, "map", spec, fields["terms"]))
     joblog = _joblog(flags)
     if flags.dry_run:
         return _dry_run(flags, template, inputs, joblog)
@@ -74,7 +76,7 @@ def main(words: list[str]) -> int:
     del secret  # `submit` reports them on a terminal only
     mapping = Mapping(
         flags.socket,
-        _fields(flags, spec),
+        fields,
         template,
         inputs,
         halt=halt,
@@ -129,7 +131,7 @@ def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
     terms = task_flags.terms(flags, "map")
     more = {"wait_for_node": True} if flags.wait_for_node else {}
     more |= {} if flags.keep else {"attended": True}
-    return {"spec": spec, **more, **({"terms": terms} if terms else {})}
+    return {"spec": spec, **more, "terms": terms}
 
 
 def _dry_run(flags: Namespace, template: CommandTemplate, inputs: MapInputs, joblog: Joblog | None) -> int:

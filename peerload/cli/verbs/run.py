@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from peerload.cli.common import command, task_flags
+from peerload.cli.common import command, files, task_flags
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import OutputWriter
 from peerload.cli.common.standard_input import StdinReader, takes_input
@@ -46,8 +46,9 @@ def main(words: list[str]) -> int:
     if stdin is not None or flags.pty:
         spec["takes_input"] = True
     spec["followed"] = True
+    found = files.prepare(flags, "run", spec, terms)
     if flags.dry_run:
-        return command.print_dry_run(spec, secret, flags, **terms)
+        return command.print_dry_run(spec, secret, flags, **(files.described(found, spec) | terms))
     unsaved = 0
     if not flags.pty:
         say_if_it_needs_a_terminal(spec["argv"])
@@ -57,6 +58,7 @@ def main(words: list[str]) -> int:
             client, writer.write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True
         )
         with following:
+            files.send(client, spec, terms, found)
             reply = command.submit(
                 client,
                 spec,
@@ -76,6 +78,7 @@ def main(words: list[str]) -> int:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
+    files.say_conflicts(ended)
     code = report_end(ended, interrupted=following.interrupts > 0)
     if code:
         command.say_left_out(secret)

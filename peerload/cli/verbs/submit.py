@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, task_flags
+from peerload.cli.common import command, files, task_flags
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
@@ -49,11 +49,15 @@ def main(words: list[str]) -> int:
     spec, secret = command.specification(flags, rest, "submit")
     each = _each(flags, spec)
     terms = task_flags.terms(flags, "submit")
+    found = files.prepare(flags, "submit", spec, terms)
     if flags.dry_run:
         shown = {"each": _shown(each)} if each else {}
-        return command.print_dry_run(spec, secret, flags, array=ranges, **shown, **terms)
+        return command.print_dry_run(
+            spec, secret, flags, array=ranges, **shown, **(files.described(found, spec) | terms)
+        )
     with Client(flags.socket) as client:
         command.say_left_out(secret)
+        files.send(client, spec, terms, found)
         reply = command.submit(
             client, spec, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each, terms=terms
         )

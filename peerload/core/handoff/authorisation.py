@@ -101,6 +101,7 @@ TABLE: Mapping[type[Any], Row] = {
     messages.ResultAck: ITS_HOME,
     # executor → home
     messages.Accept: ITS_HOLDER,
+    messages.Staging: ITS_HOLDER,
     messages.Decline: ITS_HOLDER,
     messages.Renew: MAY_BE_BACK,
     messages.NotStarted: ITS_HOLDER,
@@ -118,6 +119,9 @@ TABLE: Mapping[type[Any], Row] = {
     messages.InputChunk: WHO_WAS_ASKED,
     messages.InputWindow: WHO_WAS_ASKED,
     messages.InputEnd: WHO_WAS_ASKED,
+    messages.BlocksRequest: ANY_MEMBER,  # who knows the digest of a block has a manifest that names it
+    messages.Blocks: WHO_WAS_ASKED,
+    messages.BlocksEnd: WHO_WAS_ASKED,
     messages.Forward: ANY_MEMBER,  # what its user may is the other table: agent/control/authorization.py
     messages.Forwarded: WHO_WAS_ASKED,
     messages.ForwardStop: ANY_MEMBER,

@@ -21,9 +21,11 @@ from peerload.model import metrics, rules, timers
 from peerload.model.actions import (
     Answer,
     DropExecution,
+    ForgetTask,
     PutExecution,
     SignalTask,
     SpawnTask,
+    StageFiles,
 )
 from peerload.model.messages import (
     WHY_LENGTH_MAX,
@@ -124,6 +126,11 @@ class ExecutorHandoff:
             self.guests[guest.key] = guest
             self.by_uid[offer.uid] = guest
             self._reserved.setdefault(src, set()).add(guest.key)
+            if offer.spec.files is not None:
+                guest.is_staging = True
+                self._state.actions.append(
+                    StageFiles(guest.key, guest.task, guest.uid, guest.attempt, guest.home, guest.spec)
+                )
         guest.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
         guest.ts = self._state.now.boot_s
         guest.lease_s = offer.lease_s
@@ -163,7 +170,10 @@ class ExecutorHandoff:
         return True
 
     def _accept(self, guest: RemoteTask) -> None:
-        """Send ACCEPT, again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
+        """Send ACCEPT, again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all.
+        While its files are on their way nothing is sent: then the lease begins with the ACCEPT."""
+        if guest.is_staging:
+            return
         accept = Accept(
             guest.task,
             guest.uid,
@@ -173,6 +183,7 @@ class ExecutorHandoff:
             self._state.identity.machine_boot,
             self._state.store,
             guest.spec.needs_feeding,
+            guest.spec.files is not None,
         )
         self._state.send(guest.home, accept)
         left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
@@ -275,6 +286,25 @@ class ExecutorHandoff:
             self._state.send(src, NotStarted(task, uid, attempt, reason, store))
         else:
             self._state.send(src, Died(task, uid, attempt, "nothing is left of it there", store))
+
+    def files_staged(self, key: str, code: str, why: str) -> None:
+        """Accept an offer whose files are here by now, or decline it with this code."""
+        guest = self.guests.get(key)
+        if guest is None or not guest.is_staging:
+            self._state.actions.append(ForgetTask(key, output=False))  # the offer is not wanted any more
+            return
+        guest.is_staging = False
+        if code:
+            self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code=code))
+            report = self._mediator.own_report()
+            self._state.send(
+                guest.home, Decline(guest.task, guest.uid, guest.attempt, code, why[:WHY_LENGTH_MAX], report)
+            )
+            self._drop(guest)
+            return
+        guest.ts = self._state.now.boot_s
+        guest.repeat_s = self._state.config.repeat_s
+        self._accept(guest)
 
     def not_committed(self, key: str) -> None:
         """Send ACCEPT again, or end the reservation, since no COMMIT has come."""
@@ -502,6 +532,8 @@ class ExecutorHandoff:
         self._remove(guest)
 
     def _remove(self, guest: RemoteTask) -> None:
+        if guest.spec.files is not None and guest.phase in (RemotePhase.RESERVED, RemotePhase.WAITING):
+            self._state.actions.append(ForgetTask(guest.key, output=False))
         self.guests.pop(guest.key, None)
         self._reserved_no_more(guest)
         if self.by_uid.get(guest.uid) is guest:

@@ -17,8 +17,20 @@ from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering
 from peerload.model import metrics, rules, timers
 from peerload.model.actions import FetchOutput, KeepOutput
-from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
-from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
+from peerload.model.messages import (
+    Accept,
+    Commit,
+    Decline,
+    Died,
+    NotStarted,
+    Offer,
+    Result,
+    ResultAck,
+    Return,
+    Revoke,
+    Staging,
+)
+from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_files, without_missing
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
@@ -26,6 +38,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import HomeTask
+    from peerload.model.events import OutputArrived
 
 SIGKILL = 9
 UNCOLLECTED_CHARS_MAX = 300
@@ -100,6 +113,9 @@ class HomeHandoff:
         if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
             self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
             return
+        if task.spec.files is not None and not message.files:  # as above
+            self._declined(task, offering, f"{src} is of an earlier version, and takes no files")
+            return
         self._membership.circuit_breaker.accepted(src)
         self._home.withdraw(task)
         self._queue.remove(task)
@@ -125,6 +141,21 @@ class HomeHandoff:
         self._mediator.task_placed(task, src)
         self._commit(task, message.ts)
 
+    def staging_received(self, src: str, message: Staging) -> None:
+        """A node brings the files of a task that it was offered to itself: the offer stands meanwhile. It is told to stop if
+        nobody waits for that any more."""
+        task = self._home.tasks.get(message.uid)
+        offering = task.offering if task is not None else None
+        is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
+        if task is not None and offering is not None and is_answer:
+            task.offering = offering._replace(staging=(message.done_bytes, message.size_bytes))
+            self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
+            return
+        self._state.count(metrics.MESSAGES_FROM_NON_EXECUTOR)
+        if task is None or message.attempt > task.record.attempt:
+            reason = "its offer is not wanted any more"
+            self._state.send(src, Revoke(message.task, message.uid, message.attempt, SIGKILL, reason))
+
     def _waits_for_commit(self, task: HomeTask, src: str, message: Accept) -> bool:
         record = task.record
         granted = (record.node, record.attempt, record.nonce)
@@ -147,6 +178,9 @@ class HomeHandoff:
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
         if task is None or offering is None or not is_answer:
             self._state.count(metrics.DECLINES_WITHOUT_OFFER)
+            return
+        if message.code == "staging":
+            self._home.fail(task, f"staging: {message.reason}")
             return
         self._membership.circuit_breaker.declined(src, message.code, accepts=message.report.accepts)
         self._declined(task, offering, message.reason)
@@ -275,13 +309,14 @@ class HomeHandoff:
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
             self._home.take_out(task, src)
         exit_ = message.exit
+        files = exit_.staged.outputs if exit_.staged is not None and task.spec.files is not None else b""
         if message.inline:
             came = len(message.stdout), len(message.stderr)
             short = message.exit.stdout_bytes - came[0], message.exit.stderr_bytes - came[1]
             missing = max(short[0], 0), max(short[1], 0)
             exit_ = without_missing(exit_, missing, f"{src} has not sent its output")
             self._state.actions.append(
-                KeepOutput(task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr)
+                KeepOutput(task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr, src, files)
             )
         else:
             self._state.actions.append(
@@ -293,6 +328,7 @@ class HomeHandoff:
                     src,
                     message.exit.stdout_bytes,
                     message.exit.stderr_bytes,
+                    files,
                 )
             )
         failed_because = task.collection.failed_because if task.collection is not None else ""
@@ -313,8 +349,9 @@ class HomeHandoff:
         self._state.count(metrics.RESULTS_UNRECORDED)
         return None
 
-    def output_arrived(self, uid: bytes, attempt: int, error: str, missing: tuple[int, int] = (0, 0)) -> None:
+    def output_arrived(self, event: OutputArrived) -> None:
         """Record a result whose output is here, synced (D5), then acknowledge it."""
+        uid, attempt, error, missing = event.uid, event.attempt, event.error, event.missing
         task = self._home.tasks.get(uid)
         collection = task.collection if task is not None and task.phase is HomePhase.COLLECTING else None
         if task is None or collection is None or collection.attempt != attempt:
@@ -328,6 +365,12 @@ class HomeHandoff:
             return
         other = task.record.node
         exit_ = without_missing(collection.exit, missing, f"{collection.node} could not read its output")
+        if event.unplaced:
+            exit_ = without_files(exit_, event.unplaced)
+        if event.conflicts and exit_.staged is not None:
+            exit_ = msgspec.structs.replace(
+                exit_, staged=msgspec.structs.replace(exit_.staged, conflicts=event.conflicts)
+            )
         self._home.finish(task, exit_, why=collection.why, node=collection.node)
         if task.record.attempt != attempt and other:
             reason = "another attempt has ended"

@@ -247,7 +247,8 @@ class Disk:
         pulls: Any = SimpleNamespace(end=lambda _key: None)
         inbox: Any = SimpleNamespace(put=put)
         node: Any = SimpleNamespace(ledger=SimpleNamespace(devices=SimpleNamespace(holding={})))
-        records = ExitRecords(info, spool, disk)
+        files: Any = SimpleNamespace(has=lambda _key: False)
+        records = ExitRecords(info, spool, disk, files)
         return ExitSettler(records, inbox, node, pulls, output, cast("Any", None), RunState())
 
     def ended(self, spool: Spool, output: TaskOutputs, event: events.TaskEnded) -> list[str]:
@@ -271,7 +272,9 @@ class Disk:
             info: Any = SimpleNamespace(counters=collections.Counter())
             inbox: Any = SimpleNamespace(put=self._put)
             clients: Any = SimpleNamespace(waits=lambda _task, _error: None)
-            results = ResultEffects(info, spool, output, inbox, cast("Any", None), clients, RunState())
+            results = ResultEffects(
+                info, spool, output, inbox, cast("Any", None), clients, cast("Any", None), RunState()
+            )
             act(results)
             async with asyncio.timeout(PATIENCE_S):
                 await self._core_is_told.wait()

@@ -1,0 +1,171 @@
+"""Manifest of a tree of files: the format in which it travels, and the rules for names in it (rule F1).
+
+A file is a list of blocks of at most BLOCK_BYTES; a block is known by the SHA-256 of its content. The manifest is itself cut
+into blocks. Its *root* names these, and the SHA-256 of the root is the id of the whole tree. So whoever has the id can
+fetch everything else from anybody, and verify it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os.path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+
+from peerload.model.errors import StagingFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+FORMAT = 1
+BLOCK_BYTES = 1 << 20
+HASH_BYTES = 32
+FILES_MAX = 100_000
+"""Bound on the files, links and directories of one manifest."""
+PARTS_MAX = 64
+"""Bound on the blocks of the manifest itself."""
+NAME_BYTES_MAX, PATH_BYTES_MAX = 255, 1024
+FILE_BYTES_MAX = 1 << 50
+
+
+class FileEntry(NamedTuple):
+    """One regular file. mode: its permissions, 0 … 0o777; blocks: the digests of its content, in order."""
+
+    path: str
+    mode: int
+    size_bytes: int
+    mtime_ns: int
+    blocks: tuple[bytes, ...]
+
+
+class Manifest(NamedTuple):
+    """A tree of files. links: symbolic links, as (path, target), which lead nowhere outside; directories: empty ones."""
+
+    files: tuple[FileEntry, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    directories: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(entry.size_bytes for entry in self.files)
+
+    def blocks(self) -> Iterator[bytes]:
+        """The digests of the content of all files, each once, in order."""
+        return iter(dict.fromkeys(digest for entry in self.files for digest in entry.blocks))
+
+
+class Root(NamedTuple):
+    """First block of a manifest. size_bytes: of all files; files: their number; parts: digests of the blocks of the manifest."""
+
+    size_bytes: int
+    files: int
+    parts: tuple[bytes, ...]
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """The name of a block."""
+    return hashlib.sha256(data).digest()
+
+
+def objection(path: str) -> str:
+    """The reason why a file of this name does not travel; "" if it does (rule F1)."""
+    try:
+        raw = path.encode()
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
+    if len(raw) > PATH_BYTES_MAX:
+        return f"its path has {len(raw)} bytes; at most {PATH_BYTES_MAX} are allowed"
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "its path is not plain and relative"
+    if any(len(part.encode()) > NAME_BYTES_MAX for part in parts):
+        return f"its name has more than {NAME_BYTES_MAX} bytes"
+    if any(character < " " or "\x7f" <= character <= "\x9f" for character in path):
+        return "its name has control characters"
+    return ""
+
+
+def leads_outside(path: str, target: str) -> bool:
+    """True if a link at ``path`` leads out of the tree."""
+    where = os.path.normpath(os.path.join(os.path.dirname(path), target))  # noqa: PTH118, PTH120 -- relative text
+    return target.startswith("/") or where == ".." or where.startswith("../")
+
+
+def encode(manifest: Manifest) -> tuple[bytes, list[bytes]]:
+    """→ the id, and the blocks of the manifest, the root last."""
+    body = msgpack.packb(list(manifest))
+    parts = [body[at : at + BLOCK_BYTES] for at in range(0, len(body), BLOCK_BYTES)]
+    root = msgpack.packb([FORMAT, manifest.size_bytes, len(manifest.files), [digest_of(part) for part in parts]])
+    return digest_of(root), [*parts, root]
+
+
+def decode_root(raw: bytes) -> Root:
+    """Raises StagingFailed."""
+    match _unpacked(raw):
+        case [int(format_), int(size), int(count), list(parts)] if (
+            format_ == FORMAT and 0 <= size <= FILE_BYTES_MAX and 0 <= count <= FILES_MAX and len(parts) <= PARTS_MAX
+        ):
+            return Root(size, count, _digests(parts))
+    raise _malformed("its first block is not that of a manifest")
+
+
+def decode(manifest: bytes, read: Callable[[bytes], bytes]) -> Manifest:
+    """The manifest of this id. ``read(digest)`` gives a block. Raises StagingFailed if it is not valid, and what ``read``
+    raises."""
+    root = decode_root(read(manifest))
+    body = _unpacked(b"".join(map(read, root.parts)))
+    if not isinstance(body, list) or len(body) != len(Manifest._fields):
+        raise _malformed("it is no tree of files")
+    try:
+        files = tuple(map(_file, body[0]))
+        links = tuple((str(path), str(target)) for path, target in body[1])
+        directories = tuple(map(str, body[2]))
+    except (TypeError, ValueError) as error:
+        raise _malformed(str(error)) from None
+    found = Manifest(files, links, directories)
+    _check(found)
+    if (root.size_bytes, root.files) != (found.size_bytes, len(files)):
+        raise _malformed("its sizes do not agree")
+    return found
+
+
+def _check(found: Manifest) -> None:
+    paths = [*(entry.path for entry in found.files), *(path for path, _ in found.links), *found.directories]
+    if len(paths) > FILES_MAX or len(set(paths)) < len(paths):
+        raise _malformed("it has too many names, or one of them twice")
+    for path in paths:
+        if why := objection(path):
+            raise StagingFailed(f"{path!r} cannot be staged", why=why)
+    for path, target in found.links:
+        if leads_outside(path, target):
+            raise StagingFailed(f"{path!r} cannot be staged", why="it is a link that leads outside")
+
+
+def _file(values: Any) -> FileEntry:  # noqa: ANN401 -- of another node
+    path, mode, size, mtime, blocks = values
+    entry = FileEntry(str(path), int(mode), int(size), int(mtime), _digests(blocks))
+    if entry.mode & ~0o777 or not 0 <= entry.size_bytes <= FILE_BYTES_MAX or not 0 <= entry.mtime_ns < 1 << 63:
+        raise ValueError("a file has an impossible mode, size or date")
+    if len(entry.blocks) != -(-entry.size_bytes // BLOCK_BYTES):
+        raise ValueError("a file has too many or too few blocks")
+    return entry
+
+
+def _digests(values: Iterable[Any]) -> tuple[bytes, ...]:
+    found = tuple(values)
+    if not all(isinstance(value, bytes) and len(value) == HASH_BYTES for value in found):
+        raise _malformed("the name of a block is no digest")
+    return found
+
+
+def _unpacked(raw: bytes) -> Any:  # noqa: ANN401 -- of another node
+    try:
+        return msgpack.unpackb(raw)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise _malformed(str(error)) from None
+
+
+def _malformed(why: str) -> StagingFailed:
+    return StagingFailed("the manifest of the files is not valid", why=why)

@@ -1,0 +1,201 @@
+"""Placing files beneath a directory (rule S5): a whole tree in a fresh one, and outputs among what a user has.
+
+Nothing outside is touched: each directory is opened beneath the target, each name in it has no slash, and no link is
+followed. A file gets its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from peerload.files.beneath import DIRECTORY, make_directories, open_beneath, sync_file_system
+from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest, digest_of
+from peerload.files.tree import KEPT_BESIDE, PART_PREFIX, literal_directory
+from peerload.model.errors import StagingFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Parents:
+    """The directory of the last file, kept open: files come sorted, so that the next one mostly lies there, too."""
+
+    def __init__(self, base: int) -> None:
+        self._base = base
+        self._path: str | None = None
+        self._fd = -1
+
+    def of(self, path: str) -> tuple[int, str]:
+        """→ the open directory of this file, and the name in it. Raises OSError."""
+        above, _, name = path.rpartition("/")
+        if above != self._path:
+            self.close()
+            self._fd = make_directories(self._base, above)
+            self._path = above
+        return self._fd, name
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._path = -1, None
+
+
+def make_tree(
+    directory: str | bytes | os.PathLike[str], manifest: Manifest, globs: Sequence[str], read: Callable[[bytes], bytes]
+) -> None:
+    """Make a tree in a fresh directory, and the directories that the globs of outputs name. Files have the dates that they
+    had; links come last, so that no file is written through one. Raises StagingFailed, OSError, and what ``read`` raises."""
+    base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
+    parents = _Parents(base)
+    path = ""
+    try:
+        for path in (*manifest.directories, *filter(None, map(literal_directory, globs))):
+            os.close(make_directories(base, path))
+        for entry in manifest.files:
+            path = entry.path
+            parent, name = parents.of(path)
+            _write(parent, name, entry, read, entry.mode)
+            os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+        for path, target in manifest.links:
+            parent, name = parents.of(path)
+            os.symlink(target, name, dir_fd=parent)
+    except OSError as error:
+        raise _cannot(path, error) from None
+    finally:
+        parents.close()
+        os.close(base)
+
+
+def _cannot(path: str, error: OSError) -> StagingFailed | OSError:
+    """The error for a file: of the disk or of this process as it is, else with its name."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        return OSError(error.errno, f"{path}: {error.strerror}")
+    words = {errno.ELOOP: "a link is in its way", errno.EXDEV: "its path leads outside"}
+    return StagingFailed(f"{path} cannot be written", why=words.get(error.errno or 0, str(error.strerror)))
+
+
+def _write(parent: int, name: str, entry: FileEntry, read: Callable[[bytes], bytes], mode: int) -> None:
+    fd = os.open(name, CREATE, 0o600, dir_fd=parent)
+    try:
+        left = entry.size_bytes
+        for digest in entry.blocks:
+            data = read(digest)
+            if len(data) != min(left, BLOCK_BYTES):
+                raise StagingFailed(
+                    f"{entry.path} cannot be staged", why="a block of it has another size than announced"
+                )
+            left -= len(data)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+class Homecoming:
+    """Outputs of one task on their way to the directory of its user.
+
+    A file at home that is as it was at submit (``before``), or as this task has left it (``own``: digests by path), is
+    replaced. One that was changed since stays, and the task's is kept beside it as ``name.peerload-<id>``.
+    """
+
+    def __init__(self, directory: bytes, before: Manifest, own: dict[str, bytes], *, since: float, mark: str) -> None:
+        """since: date of the submission (Unix s); mark: the id of the task, for names of files that are kept beside."""
+        self._directory = directory
+        self._before = {entry.path: entry for entry in before.files}
+        self._own = own
+        self._since = since
+        self._mark = KEPT_BESIDE + mark.rpartition("/")[2]
+        self.conflicts: list[str] = []
+
+    def place(self, manifest: Manifest, read: Callable[[bytes], bytes]) -> None:
+        """Place all files and links durably. Raises StagingFailed, which names the file, OSError, and what ``read`` raises."""
+        shown = self._directory.decode("utf-8", "backslashreplace")
+        try:
+            base = os.open(self._directory, DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StagingFailed(f"outputs cannot be written to {shown}", why=str(error.strerror)) from None
+        parents = _Parents(base)
+        path = ""
+        try:
+            for entry in manifest.files:
+                path = entry.path
+                self._place_file(*parents.of(path), entry, read)
+            for path, target in manifest.links:
+                self._place_link(*parents.of(path), path, target)
+            sync_file_system(base)
+        except OSError as error:
+            raise _cannot(path, error) from None
+        finally:
+            parents.close()
+            os.close(base)
+
+    def _place_file(self, parent: int, name: str, entry: FileEntry, read: Callable[[bytes], bytes]) -> None:
+        found = _status(parent, name)
+        if found is not None:
+            is_file = stat.S_ISREG(found.st_mode)
+            if is_file and found.st_size == entry.size_bytes and _digests(parent, name) == entry.blocks:
+                self._own[entry.path] = digest_of(b"".join(entry.blocks))
+                return
+            if not is_file or self._was_changed(parent, name, entry.path, found):
+                self.conflicts.append(entry.path)
+                name += self._mark
+        part = PART_PREFIX + self._mark.removeprefix(KEPT_BESIDE)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=parent)  # of an agent that was ended meanwhile
+        try:
+            _write(parent, part, entry, read, entry.mode)
+            os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=parent)
+            raise
+        if name == entry.path.rpartition("/")[2]:
+            self._own[entry.path] = digest_of(b"".join(entry.blocks))
+
+    def _was_changed(self, parent: int, name: str, path: str, found: os.stat_result) -> bool:
+        """True if somebody else has changed this file since the submission."""
+        own, before = self._own.get(path), self._before.get(path)
+        if own is not None and digest_of(b"".join(_digests(parent, name))) == own:
+            return False
+        if before is not None:
+            same = (found.st_size, found.st_mtime_ns) == (before.size_bytes, before.mtime_ns)
+            return not same and _digests(parent, name) != before.blocks
+        return found.st_mtime >= self._since
+
+    def _place_link(self, parent: int, name: str, path: str, target: str) -> None:
+        if _status(parent, name) is not None:
+            try:
+                if os.readlink(name, dir_fd=parent) == target:
+                    return
+            except OSError:  # it is no link
+                pass
+            self.conflicts.append(path)
+            name += self._mark
+            if _status(parent, name) is not None:
+                os.unlink(name, dir_fd=parent)
+        os.symlink(target, name, dir_fd=parent)
+
+
+def _status(parent: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _digests(parent: int, name: str) -> tuple[bytes, ...]:
+    """The digests of the blocks of a file."""
+    fd = open_beneath(parent, name, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        found = []
+        while data := file.read(BLOCK_BYTES):
+            found.append(digest_of(data))
+        return tuple(found)

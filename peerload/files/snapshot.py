@@ -1,0 +1,188 @@
+"""Snapshot of a user's files, made by the user's own process: it reads them, and sends the agent the blocks that it lacks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgpack
+
+from peerload.files import tree
+from peerload.files.beneath import DIRECTORY
+from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+BATCH_BYTES = 3 << 20
+"""Bound on the blocks that are sent at a time; a frame takes no more than 4 MiB."""
+BATCH_BLOCKS = 2048
+UNSURE_NS = 2_000_000_000
+"""A file that was changed so shortly before it was read may have been changed again within the same tick of the clock."""
+
+
+class Ask(Protocol):
+    """Makes a request `files` → the reply. Raises PeerloadError."""
+
+    def __call__(self, **fields: object) -> dict[str, Any]:
+        """Make it."""
+        raise NotImplementedError
+
+
+class Snapshot(NamedTuple):
+    """A tree that the agent has. id: of its manifest; sent_bytes: what it lacked before."""
+
+    id: bytes
+    manifest: Manifest
+    sent_bytes: int
+
+
+class _Sender:
+    """Sends the agent what it lacks, in batches."""
+
+    def __init__(self, ask: Ask, progress: Callable[[int], None]) -> None:
+        self._ask = ask
+        self._progress = progress
+        self._blocks: dict[bytes, bytes] = {}
+        self._size = 0
+        self.sent_bytes = 0
+        self.sent: set[bytes] = set()
+
+    def take(self, block: bytes) -> bytes:
+        digest = digest_of(block)
+        if digest not in self._blocks and digest not in self.sent:
+            if self._size + len(block) > BATCH_BYTES or len(self._blocks) >= BATCH_BLOCKS:
+                self.flush()
+            self._blocks[digest] = block
+            self._size += len(block)
+        return digest
+
+    def lacking(self, digests: list[bytes]) -> list[bytes]:
+        return list(self._ask(have=digests)["missing"])
+
+    def flush(self) -> None:
+        lacking = self.lacking(list(self._blocks)) if self._blocks else []
+        if lacking:
+            blocks = [self._blocks[digest] for digest in lacking]
+            self._ask(blocks=blocks)
+            self.sent_bytes += sum(map(len, blocks))
+            self._progress(self.sent_bytes)
+        self.sent.update(self._blocks)
+        self._blocks.clear()
+        self._size = 0
+
+
+def look(directory: bytes, paths: Sequence[str], *, everything: bool) -> list[tree.Found]:
+    """What would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
+    Raises StagingFailed, OSError."""
+    base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = list(tree.scan(base, rules=tree.Rules(tree.IGNORE_FILES))) if everything else []
+        named = {item.path: item for item in found}
+        named.update((item.path, item) for item in tree.scan(base, sorted(set(paths))))
+    finally:
+        os.close(base)
+    chosen = [named[path] for path in sorted(named)]
+    tree.check_size(chosen)
+    return chosen
+
+
+def take(
+    directory: bytes,
+    found: Sequence[tree.Found],
+    ask: Ask,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Snapshot:
+    """Read these files, and have the agent keep them: ``ask`` makes its request `files`. Files that are as they were the last time are not read again, unless the
+    agent lacks them. Raises PeerloadError, OSError."""
+    known = _Known(directory)
+    sender = _Sender(ask, progress)
+    base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
+    try:
+        manifest = _read(base, found, known, sender)
+        id_, own = encode(manifest)
+        if not ask(manifest=id_)["complete"]:
+            seen = [digest for digest in manifest.blocks() if digest not in sender.sent]
+            lacking: set[bytes] = set()
+            for at in range(0, len(seen), BATCH_BLOCKS):
+                lacking.update(sender.lacking(seen[at : at + BATCH_BLOCKS]))
+            if lacking:
+                known.forget(entry.path for entry in manifest.files if not lacking.isdisjoint(entry.blocks))
+                manifest = _read(base, found, known, sender)
+                id_, own = encode(manifest)
+            for block in own:
+                sender.take(block)
+            sender.flush()
+    finally:
+        os.close(base)
+    known.write(manifest)
+    return Snapshot(id_, manifest, sender.sent_bytes)
+
+
+def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender) -> Manifest:
+    files: list[FileEntry] = []
+    links: list[tuple[str, str]] = []
+    directories: list[str] = []
+    for item in found:
+        if item.status is None:
+            directories.append(item.path)
+        elif item.target:
+            links.append((item.path, item.target))
+        elif (entry := known.entry(item.path, item.status)) is not None:
+            files.append(entry)
+        else:
+            try:
+                entry, status = tree.read_file(base, item.path, sender.take)
+            except FileNotFoundError:  # it is gone, as if the tree had been looked through a moment later
+                continue
+            known.note(entry, status)
+            files.append(entry)
+    sender.flush()
+    return Manifest(tuple(files), tuple(links), tuple(directories))
+
+
+class _Known:
+    """The digests of the files of one directory as they were read the last time: $XDG_CACHE_HOME/peerload/files. It saves
+    reading alone: without it, all files are read again."""
+
+    def __init__(self, directory: bytes) -> None:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 -- bytes and quick
+        self._path = f"{cache}/peerload/files/{hashlib.sha256(os.path.realpath(directory)).hexdigest()[:32]}"
+        self._began_ns = time.time_ns()
+        self._is_news = False
+        self._files: dict[str, list[Any]] = {}
+        with contextlib.suppress(OSError, ValueError, msgpack.UnpackException):
+            with open(self._path, "rb") as file:  # noqa: PTH123 -- quick
+                raw = msgpack.unpackb(file.read())
+            if isinstance(raw, dict) and raw.get("format") == 1:
+                self._files = raw["files"]
+
+    def entry(self, path: str, status: os.stat_result) -> FileEntry | None:
+        found = self._files.get(path)
+        if found is None or tuple(found[0]) != tree.identity_of(status):
+            return None
+        return FileEntry(path, status.st_mode & 0o777, status.st_size, status.st_mtime_ns, tuple(found[1]))
+
+    def note(self, entry: FileEntry, status: os.stat_result) -> None:
+        self._is_news = True
+        if max(status.st_mtime_ns, status.st_ctime_ns) < self._began_ns - UNSURE_NS:
+            self._files[entry.path] = [tree.identity_of(status), entry.blocks]
+
+    def forget(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._files.pop(path, None)
+
+    def write(self, manifest: Manifest) -> None:
+        if not self._is_news:
+            return
+        paths = {entry.path for entry in manifest.files}
+        body = {"format": 1, "files": {path: value for path, value in self._files.items() if path in paths}}
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120 -- quick
+            part = f"{self._path}.{os.getpid()}"
+            with open(part, "wb") as file:  # noqa: PTH123 -- quick
+                file.write(msgpack.packb(body))
+            os.replace(part, self._path)  # noqa: PTH105 -- quick

@@ -1,0 +1,286 @@
+"""Content-addressed store of blocks, with a size limit: STATE/files.
+
+Small blocks are rows of a SQLite database, which takes thousands of them at the price of a few files; larger ones are files
+named by their digest. A block is verified whenever it is read. What no manifest in use needs may be removed, the manifest
+that was used least recently first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from peerload.files.beneath import sync_file_system
+from peerload.files.manifest import Root, decode, decode_root, digest_of
+from peerload.model.errors import StagingFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+    from pathlib import Path
+
+ROW_BYTES_MAX = 64 << 10
+"""Larger blocks are files."""
+UNUSED_S_MAX = 3600.0
+"""Blocks that no manifest has are kept for so long: their manifest may be on its way."""
+TARGET_SHARE = 0.9
+"""A store that is full is emptied down to this share of its limit."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS blocks (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, added_at REAL NOT NULL, data BLOB);
+CREATE TABLE IF NOT EXISTS manifests (id BLOB PRIMARY KEY, size INTEGER NOT NULL, count INTEGER NOT NULL, used_at REAL NOT NULL);
+"""
+
+
+class NoRoom(StagingFailed):
+    """The store, or its disk, has no room for more."""
+
+
+class StoreUsage(NamedTuple):
+    """What is in a store. manifests: (id, bytes of its files, number of its files, when it was last used)."""
+
+    size_bytes: int
+    limit_bytes: int
+    blocks: int
+    manifests: list[tuple[bytes, int, int, float]]
+
+
+class BlockStore:
+    """The store in one directory. All calls may come from any thread, and block."""
+
+    def __init__(self, directory: Path, limit_bytes: int, free_bytes_min: int = 0) -> None:
+        """free_bytes_min: nothing is added that would leave less than this on the disk. Raises OSError."""
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._free_bytes_min = free_bytes_min
+        self._lock = threading.RLock()
+        (directory / "blocks").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._database = self._opened()
+        self._size_bytes = int(self._database.execute("SELECT coalesce(sum(size), 0) FROM blocks").fetchone()[0])
+        self._is_dirty = False
+
+    def _opened(self) -> sqlite3.Connection:
+        path = self._directory / "index.db"
+        for is_last in (False, True):
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                database.execute("PRAGMA journal_mode=WAL")
+                database.execute("PRAGMA synchronous=NORMAL")
+                database.executescript(_SCHEMA)
+            except sqlite3.DatabaseError:
+                database.close()
+                if is_last:
+                    raise
+                path.unlink(missing_ok=True)  # it is a cache: what is gone is fetched again, or refused by name
+            else:
+                return database
+        raise AssertionError
+
+    def _path(self, digest: bytes) -> Path:
+        name = digest.hex()
+        return self._directory / "blocks" / name[:2] / name
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    def missing(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Those of these that are not here, in their order."""
+        with self._lock:
+            execute = self._database.execute
+            return [
+                digest
+                for digest in dict.fromkeys(digests)
+                if execute("SELECT 1 FROM blocks WHERE digest = ?", (digest,)).fetchone() is None
+            ]
+
+    def put(self, blocks: Sequence[bytes], expected: Sequence[bytes] | None = None) -> list[bytes]:
+        """Keep these blocks → their digests. Raises NoRoom, StagingFailed if they are not the ``expected`` ones, OSError."""
+        digests = [digest_of(block) for block in blocks]
+        if expected is not None and digests != list(expected):
+            raise StagingFailed(
+                "a block has another content", why="its content does not have the digest it should have"
+            )
+        with self._lock:
+            wanted = set(self.missing(digests))
+            size = sum(len(block) for digest, block in zip(digests, blocks, strict=True) if digest in wanted)
+            if self._size_bytes + size > self._limit_bytes:
+                raise NoRoom(
+                    "the file cache is full",
+                    why=f"{self._size_bytes} of {self._limit_bytes} bytes are in use",
+                    hint="what is in it:  peerload files        a larger one:  cache of [files] in the settings",
+                )
+            self._check_disk(size)
+            now = time.time()
+            self._is_dirty = self._is_dirty or bool(wanted)
+            self._database.execute("BEGIN")
+            try:
+                for digest, block in zip(digests, blocks, strict=True):
+                    if digest not in wanted:
+                        continue
+                    wanted.discard(digest)
+                    data = block if len(block) <= ROW_BYTES_MAX else None
+                    if data is None:
+                        self._write(digest, block)
+                    row = (digest, len(block), now, data)
+                    self._database.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", row)
+                self._database.execute("COMMIT")
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._size_bytes += size
+        return digests
+
+    def _check_disk(self, size: int) -> None:
+        status = os.statvfs(self._directory)
+        free = status.f_bavail * status.f_frsize
+        if size and free - size < self._free_bytes_min:
+            raise NoRoom(
+                "the disk has no room for more files of tasks", why=f"{free} bytes are free", hint="peerload files --gc"
+            )
+
+    def _write(self, digest: bytes, block: bytes) -> None:
+        path = self._path(digest)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part = path.with_suffix(".part")
+        try:
+            part.write_bytes(block)
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def read(self, digest: bytes) -> bytes:
+        """One block, verified. Raises StagingFailed if it is not here (any more), or damaged: then it is removed."""
+        with self._lock:
+            row = self._database.execute("SELECT data FROM blocks WHERE digest = ?", (digest,)).fetchone()
+        if row is None:
+            raise StagingFailed("files of the task are not kept any more", why=f"block {digest.hex()[:16]} is gone")
+        data: bytes | None = row[0]
+        if data is None:
+            try:
+                data = self._path(digest).read_bytes()
+            except FileNotFoundError:
+                data = b""
+        if digest_of(data) != digest:
+            self._drop([digest])
+            with self._lock:
+                self._database.execute("DELETE FROM manifests")  # which of them it belongs to is found out again
+            raise StagingFailed("a file in the cache is damaged", why=f"block {digest.hex()[:16]} has another content")
+        return data
+
+    def _drop(self, digests: Iterable[bytes]) -> int:
+        """→ the number of bytes that were removed."""
+        gone = 0
+        with self._lock:
+            self._database.execute("BEGIN")
+            for digest in digests:
+                row = self._database.execute("SELECT size FROM blocks WHERE digest = ?", (digest,)).fetchone()
+                if row is not None:
+                    gone += row[0]
+                    self._database.execute("DELETE FROM blocks WHERE digest = ?", (digest,))
+                    self._path(digest).unlink(missing_ok=True)
+            self._database.execute("COMMIT")
+            self._size_bytes -= gone
+        return gone
+
+    def sync(self) -> None:
+        """Have all blocks on disk. Raises OSError."""
+        with self._lock:
+            if not self._is_dirty:
+                return
+            self._is_dirty = False
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_file_system(directory)
+        finally:
+            os.close(directory)
+
+    # -- manifests -----------------------------------------------------------------------------------------------------
+
+    def has(self, manifest: bytes) -> bool:
+        """True if this manifest was complete here, and still is; it is used now."""
+        with self._lock:
+            found = self._database.execute(
+                "UPDATE manifests SET used_at = ? WHERE id = ? RETURNING id", (time.time(), manifest)
+            ).fetchall()
+        return bool(found)
+
+    def missing_of(self, manifest: bytes, ahead: int = 1 << 30) -> list[bytes]:
+        """The blocks of a manifest that are not here: the root, else its parts, else those of its files. [] if it is
+        complete, which is remembered. ahead: at most so many. Raises StagingFailed for a manifest that is not valid."""
+        if self.missing([manifest]):
+            return [manifest]
+        root = decode_root(self.read(manifest))
+        lacking = self.missing(root.parts) or self.missing(decode(manifest, self.read).blocks())
+        if not lacking:
+            self._note(manifest, root)
+        return lacking[:ahead]
+
+    def _note(self, manifest: bytes, root: Root) -> None:
+        with self._lock:
+            row = (manifest, root.size_bytes, root.files, time.time())
+            self._database.execute("INSERT OR REPLACE INTO manifests VALUES (?, ?, ?, ?)", row)
+
+    # -- room ----------------------------------------------------------------------------------------------------------
+
+    def needs_room(self, size_bytes: int) -> bool:
+        """True if so much more does not fit."""
+        return self._size_bytes + size_bytes > self._limit_bytes
+
+    def collect(self, pinned: Collection[bytes], room_bytes: int = 0, *, everything: bool = False) -> int:
+        """Remove what no manifest needs, and manifests that are not pinned, the least recently used first, until there is
+        so much room (everything: all of them) → the number of bytes that were removed."""
+        with self._lock:
+            rows = self._database.execute("SELECT id FROM manifests ORDER BY used_at DESC").fetchall()
+            target = 0 if everything else max(int(self._limit_bytes * TARGET_SHARE) - room_bytes, 0)
+            kept: set[bytes] = set()
+            size = 0
+            for manifest in (*pinned, *(row[0] for row in rows if row[0] not in pinned)):
+                needed = self._blocks_of(manifest) - kept
+                more = self._sizes(needed)
+                if manifest in pinned or size + more <= target:
+                    kept |= needed
+                    size += more
+                else:
+                    self._database.execute("DELETE FROM manifests WHERE id = ?", (manifest,))
+            before = time.time() - UNUSED_S_MAX
+            known = {row[0] for row in rows} | set(pinned)
+            orphans_until = time.time() if everything else before
+            found = self._database.execute("SELECT digest, added_at FROM blocks").fetchall()
+            named: set[bytes] = set()
+            for manifest in known:
+                named |= self._blocks_of(manifest)
+            gone = [
+                digest
+                for digest, added_at in found
+                if digest not in kept and (digest in named or added_at < orphans_until)
+            ]
+            return self._drop(gone)
+
+    def _blocks_of(self, manifest: bytes) -> set[bytes]:
+        """All blocks of a manifest, as far as it is here."""
+        with contextlib.suppress(StagingFailed):
+            root = decode_root(self.read(manifest))
+            found = {manifest, *root.parts}
+            with contextlib.suppress(StagingFailed):
+                found.update(decode(manifest, self.read).blocks())
+            return found
+        return {manifest}
+
+    def _sizes(self, digests: Iterable[bytes]) -> int:
+        execute = self._database.execute
+        rows = (execute("SELECT size FROM blocks WHERE digest = ?", (digest,)).fetchone() for digest in digests)
+        return sum(row[0] for row in rows if row is not None)
+
+    def usage(self) -> StoreUsage:
+        """What is in the store."""
+        with self._lock:
+            blocks = self._database.execute("SELECT count(*) FROM blocks").fetchone()[0]
+            rows = self._database.execute("SELECT * FROM manifests ORDER BY used_at DESC LIMIT 1000").fetchall()
+            return StoreUsage(self._size_bytes, self._limit_bytes, blocks, [tuple(row) for row in rows])
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._database.close()

@@ -1,0 +1,261 @@
+"""Trees of files on disk: which files travel, and their content as blocks.
+
+A tree is looked through first, by names and sizes alone, so that what cannot travel is refused before anything is read.
+Then each file is opened beneath its directory (`beneath.py`): a link that was put in its place meanwhile leads nowhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from peerload.files.beneath import DIRECTORY, open_beneath
+from peerload.files.manifest import BLOCK_BYTES, FILES_MAX, FileEntry, Manifest, leads_outside, objection
+from peerload.model.errors import StagingFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pathspec import GitIgnoreSpec
+
+IGNORE_FILES = (".gitignore", ".peerloadignore")
+NEVER = frozenset({".git", ".hg", ".svn"})
+"""Directories of version control never travel with a snapshot."""
+BYTES_MAX = 1 << 40
+"""Bound on the files that travel with one task, or come back."""
+READ_TRIES = 3
+"""Number of times that a file which changes is read before it is refused."""
+PART_PREFIX, KEPT_BESIDE = ".peerload-part-", ".peerload-"
+_SKIPS = "to leave it out, name it in .peerloadignore"
+
+
+class Found(NamedTuple):
+    """One entry of a tree. target: of a link, "" for a file; status: None for an empty directory."""
+
+    path: str
+    status: os.stat_result | None
+    target: str = ""
+
+
+class Rules:
+    """The ignore files of one directory and those above it, the deepest first: (length of its path, its patterns)."""
+
+    def __init__(self, names: Sequence[str], above: tuple[tuple[int, GitIgnoreSpec], ...] = ()) -> None:
+        self._names = names
+        self._specs = above
+
+    def within(self, directory: int, path: str, names: Iterable[str]) -> Rules:
+        """The rules in this directory, which has these names in it. Raises OSError."""
+        lines: list[str] = []
+        for name in self._names:
+            if name in names:
+                with os.fdopen(open_beneath(directory, name, os.O_RDONLY), "r", errors="replace") as file:
+                    lines += file.read().splitlines()
+        if not lines:
+            return self
+        from pathspec import GitIgnoreSpec  # noqa: PLC0415 -- most trees have none
+
+        spec = GitIgnoreSpec.from_lines(lines)
+        return Rules(self._names, ((len(path) + 1 if path else 0, spec), *self._specs))
+
+    def ignore(self, path: str, *, is_directory: bool) -> bool:
+        """True if this entry does not travel."""
+        shown = f"{path}/" if is_directory else path
+        for skipped, spec in self._specs:
+            verdict = spec.check_file(shown[skipped:]).include
+            if verdict is not None:
+                return verdict
+        return False
+
+
+def scan(base: int, starts: Iterable[str] = ("",), rules: Rules | None = None) -> Iterator[Found]:
+    """The files, links and empty directories of ``starts`` beneath an open directory, sorted by name; "" is all of it.
+    Raises StagingFailed for what cannot travel, and OSError."""
+    for start in starts:
+        if not start:
+            yield from _scan_directory(base, "", rules)
+            continue
+        _check_name(start)
+        try:
+            fd = open_beneath(base, start, os.O_PATH | os.O_NOFOLLOW)
+        except OSError as error:
+            why = "a link leads there" if error.errno == errno.ELOOP else str(error.strerror)
+            raise StagingFailed(f"{start} cannot be staged", why=why) from None
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                yield from _scan_directory(fd, start, None)
+            else:
+                yield _found(start, status, lambda fd=fd: os.readlink("", dir_fd=fd))  # type: ignore[misc]
+        finally:
+            os.close(fd)
+
+
+def _scan_directory(above: int, path: str, rules: Rules | None) -> Iterator[Found]:
+    fd = open_beneath(above, ".", DIRECTORY)
+    try:
+        entries = sorted(os.scandir(fd), key=lambda entry: entry.name)
+        rules = rules.within(fd, path, {entry.name for entry in entries}) if rules is not None else None
+        is_empty = True
+        for entry in entries:
+            below = f"{path}/{entry.name}" if path else entry.name
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if entry.name.startswith(PART_PREFIX) or (rules is not None and entry.name in NEVER and is_directory):
+                continue
+            if rules is not None and rules.ignore(below, is_directory=is_directory):
+                continue
+            is_empty = False
+            _check_name(below)
+            try:
+                if is_directory:
+                    inner = open_beneath(fd, entry.name, DIRECTORY)
+                    try:
+                        yield from _scan_directory(inner, below, rules)
+                    finally:
+                        os.close(inner)
+                else:
+                    status = entry.stat(follow_symlinks=False)
+                    yield _found(below, status, lambda name=entry.name: os.readlink(name, dir_fd=fd))  # type: ignore[misc]
+            except FileNotFoundError:  # it is gone again, as if the tree had been looked through a moment later
+                continue
+        if is_empty and path:
+            yield Found(path, None)
+    finally:
+        os.close(fd)
+
+
+def _found(path: str, status: os.stat_result, read_link: Callable[[], str]) -> Found:
+    if stat.S_ISREG(status.st_mode):
+        return Found(path, status)
+    if not stat.S_ISLNK(status.st_mode):
+        raise StagingFailed(f"{path} cannot be staged", why="it is neither a file nor a directory", hint=_SKIPS)
+    target = read_link()
+    if leads_outside(path, target):
+        raise StagingFailed(f"{path} cannot be staged", why=f"it is a link to {target!r}, outside", hint=_SKIPS)
+    return Found(path, status, target)
+
+
+def _check_name(path: str) -> None:
+    if why := objection(path):
+        raise StagingFailed(f"{path!r} cannot be staged", why=why, hint=_SKIPS)
+
+
+def check_size(found: Sequence[Found], bytes_max: int = BYTES_MAX) -> None:
+    """Raises StagingFailed if there are too many files, or too much is in them; the largest are named."""
+    if len(found) > FILES_MAX:
+        why = f"there are {len(found)} files; at most {FILES_MAX} are allowed"
+        raise StagingFailed("too many files to be staged", why=why, hint="leave some out:  .peerloadignore")
+    total = sum(item.status.st_size for item in found if item.status is not None)
+    if total > bytes_max:
+        named = ", ".join(f"{item.path} ({item.status.st_size} bytes)" for item in largest(found) if item.status)
+        why = f"the files have {total} bytes; at most {bytes_max} are allowed. The largest: {named}"
+        raise StagingFailed("too much to be staged", why=why, hint="leave some out:  .peerloadignore")
+
+
+def largest(found: Iterable[Found], count: int = 3) -> list[Found]:
+    """The largest files, the greatest first."""
+    files = [item for item in found if item.status is not None and not item.target]
+    return sorted(files, key=lambda item: (-item.status.st_size if item.status else 0, item.path))[:count]
+
+
+def read_file(base: int, path: str, take: Callable[[bytes], bytes]) -> tuple[FileEntry, os.stat_result]:
+    """Read one file → its entry, and its status then. ``take(block)`` gives the digest of a block. Raises StagingFailed if it
+    changes all the time while it is read; FileNotFoundError."""
+    for _ in range(READ_TRIES):
+        try:
+            fd = open_beneath(base, path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StagingFailed(f"{path} cannot be read", why=str(error.strerror)) from None
+        try:
+            before = os.fstat(fd)
+            if not stat.S_ISREG(before.st_mode):
+                raise StagingFailed(f"{path} cannot be read", why="it is no file any more")
+            blocks, size = [], 0
+            while size <= before.st_size and (data := _block(fd)):
+                blocks.append(take(data))
+                size += len(data)
+            if size == before.st_size and identity_of(os.fstat(fd)) == identity_of(before):
+                return FileEntry(path, before.st_mode & 0o777, size, before.st_mtime_ns, tuple(blocks)), before
+        finally:
+            os.close(fd)
+    raise StagingFailed(f"{path} cannot be staged", why="it changes while it is read", hint=_SKIPS)
+
+
+def _block(fd: int) -> bytes:
+    data = os.read(fd, BLOCK_BYTES)
+    while 0 < len(data) < BLOCK_BYTES and (more := os.read(fd, BLOCK_BYTES - len(data))):
+        data += more
+    return data
+
+
+def identity_of(status: os.stat_result) -> tuple[int, int, int, int]:
+    """What tells one state of a file from another."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def matcher(globs: Sequence[str]) -> re.Pattern[str]:
+    """The pattern of the paths that one of these globs means, or that lie in a directory that one means: ``*`` and ``?`` stay
+    within a name, ``**`` does not."""
+    words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    found = []
+    for glob in globs:
+        parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^\]]+\])", glob.rstrip("/"))
+        found.append(
+            "".join(
+                words.get(part)
+                or (part.replace("[!", "[^", 1) if part[:1] == "[" and part[-1:] == "]" else re.escape(part))
+                for part in parts
+            )
+        )
+    return re.compile(f"(?:{'|'.join(found)})(?:/.*)?\\Z")
+
+
+def literal_directory(glob: str) -> str:
+    """The directory that a glob names before its first special character: ``out`` of ``out/*.png``."""
+    plain = re.split(r"[*?\[]", glob, maxsplit=1)[0]
+    return plain.rpartition("/")[0]
+
+
+def is_plain(glob: str) -> bool:
+    """True if a glob means one name alone."""
+    return not re.search(r"[*?\[]", glob)
+
+
+def changed(
+    base: int, before: Manifest, globs: Sequence[str], take: Callable[[bytes], bytes], *, needs_all: bool
+) -> Manifest:
+    """The files of a tree that are not as ``before``, those that the globs mean or, without globs, all but what a
+    `.peerloadignore` names. Raises StagingFailed, with ``needs_all`` also for a plain name that is not there; OSError."""
+    rules = None if globs else Rules(IGNORE_FILES[1:])
+    pattern = matcher(globs) if globs else None
+    known = {entry.path: entry for entry in before.files}
+    links = dict(before.links)
+    found = [item for item in scan(base, rules=rules) if pattern is None or pattern.match(item.path)]
+    paths = {item.path for item in found}
+    for glob in globs:
+        if (
+            needs_all
+            and is_plain(glob)
+            and not any(path == glob or path.startswith(f"{glob.rstrip('/')}/") for path in paths)
+        ):
+            raise StagingFailed(f"the output {glob} is not there", why="the task has not made it")
+    check_size(found)
+    files = []
+    for item in found:
+        if item.target or item.status is None:
+            continue
+        entry = known.get(item.path)
+        same = entry is not None and (entry.size_bytes, entry.mtime_ns, entry.mode) == (
+            item.status.st_size,
+            item.status.st_mtime_ns,
+            item.status.st_mode & 0o777,
+        )
+        if not same:
+            files.append(read_file(base, item.path, take)[0])
+    new_links = tuple((item.path, item.target) for item in found if item.target and links.get(item.path) != item.target)
+    return Manifest(tuple(files), new_links)

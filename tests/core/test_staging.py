@@ -1,0 +1,117 @@
+"""Files of a task come before its lease: an offer is accepted when they are there, and stands meanwhile."""
+
+from __future__ import annotations
+
+from peerload.model import actions, events, messages
+from peerload.model.task import Exit, Staged, TaskFiles, TaskState
+from tests.core.given import ACCEPTS, SENDER, UID, Given, spec
+
+FILES = TaskFiles(bytes(32), 1000, 3)
+KEY = f"{UID.hex()}-1"
+
+
+def offered() -> Given:
+    x = Given(peers=("h",))
+    offer = messages.Offer("h/1", UID, 1, spec(files=FILES), 60.0)
+    x.hear("h", offer)
+    return x
+
+
+def test_an_offer_is_accepted_when_the_files_are_here() -> None:
+    x = offered()
+    assert x.done(actions.StageFiles).key == KEY
+    assert not any(isinstance(action, actions.Send) for action in x.last)
+    x.after(50.0).when(events.FilesStaged(KEY))
+    (accept,) = [action.message for action in x.last if isinstance(action, actions.Send)]
+    assert isinstance(accept, messages.Accept)
+    assert (accept.files, accept.ts) == (True, x.at_s)  # the lease begins now
+
+
+def test_a_repeated_offer_starts_no_second_copy() -> None:
+    x = offered()
+    x.hear("h", messages.Offer("h/1", UID, 1, spec(files=FILES), 60.0))
+    assert not any(isinstance(action, actions.StageFiles | actions.Send) for action in x.last)
+
+
+def test_an_offer_whose_files_do_not_come_is_declined_and_its_room_free() -> None:
+    x = offered()
+    x.when(events.FilesStaged(KEY, "disk", "no room"))
+    (decline,) = [action.message for action in x.last if isinstance(action, actions.Send)]
+    assert isinstance(decline, messages.Decline)
+    assert (decline.code, decline.reason) == ("disk", "no room")
+    assert actions.ForgetTask(KEY, output=False) in x.last
+    assert not x.node.executor.guests
+    assert x.node.ledger.inbound == {}
+
+
+def test_files_of_an_offer_that_was_withdrawn_go() -> None:
+    x = offered()
+    x.hear("h", messages.Revoke("h/1", UID, 1, 9))
+    assert actions.ForgetTask(KEY, output=False) in x.last
+    x.when(events.FilesStaged(KEY))
+    assert x.last == [actions.ForgetTask(KEY, output=False)]
+
+
+def offering() -> tuple[Given, str, bytes]:
+    """A home whose task is offered to y."""
+    x = Given(policies=SENDER)
+    x.submit()
+    x.submit(spec(files=FILES))
+    task = x.task(2)
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    assert task.offered_to == "y"
+    return x, task.task, task.uid
+
+
+def test_the_offer_stands_while_files_are_on_their_way() -> None:
+    x, name, uid = offering()
+    assert x.after(4.0).hear("y", messages.Staging(name, uid, 1, 10, 1000)) == ["timer offer 5"]
+    offer = x.node.home.tasks[uid].offering
+    assert offer is not None
+    assert offer.staging == (10, 1000)
+
+
+def test_a_node_that_copies_for_nobody_is_told_to_stop() -> None:
+    x, name, _ = offering()
+    assert x.hear("y", messages.Staging("x/99", b"\x07" * 16, 1, 0, 0)) == ["Revoke to y"]
+    assert name
+
+
+def test_files_that_nobody_can_have_fail_the_task_and_name_the_reason() -> None:
+    x, name, uid = offering()
+    x.hear("y", messages.Decline(name, uid, 1, "staging", "src/a is damaged", ACCEPTS))
+    (record,) = [
+        row.record
+        for action in x.last
+        if isinstance(action, actions.Persist)
+        for row in action.rows
+        if isinstance(row, actions.PutTask)
+    ]
+    assert (record.state, record.reason) == (TaskState.FAILED, "staging: src/a is damaged")
+
+
+def test_an_accept_without_the_files_is_no_accept() -> None:
+    x, name, uid = offering()
+    x.hear("y", messages.Accept(name, uid, 1, 5, 7.0))
+    assert x.node.home.tasks[uid].record.state is TaskState.QUEUED
+
+
+def test_a_success_whose_outputs_cannot_be_placed_is_none() -> None:
+    x, name, uid = offering()
+    x.hear("y", messages.Accept(name, uid, 1, 5, 7.0, files=True))
+    ended = Exit(0, staged=Staged(outputs=b"\x01" * 32))
+    x.hear("y", messages.Result(name, uid, 1, ended, inline=True))
+    keep = x.done(actions.KeepOutput)
+    assert (keep.node, keep.files) == ("y", b"\x01" * 32)
+    x.when(events.OutputArrived(uid, 1, unplaced="out/a cannot be written: no space"))
+    (record,) = [
+        row.record
+        for action in x.last
+        if isinstance(action, actions.Persist)
+        for row in action.rows
+        if isinstance(row, actions.PutTask)
+    ]
+    assert record.state is TaskState.FAILED
+    assert record.exit is not None
+    assert record.exit.exit_code == 125
+    assert record.reason.startswith("staging: out/a cannot be written")

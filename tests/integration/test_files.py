@@ -1,0 +1,153 @@
+"""Files travel between agents whose directories have nothing in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.cluster import Agent, Cluster, program
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class User:
+    """Somebody who stands in a directory and types commands for the first of two agents."""
+
+    def __init__(self, cluster: Cluster, agents: list[Agent], directory: Path) -> None:
+        self.directory = directory
+        self.here, self.there = agents
+        self._environment = {
+            **cluster.environment,
+            "PEERLOAD_SOCKET": self.here.socket,
+            "XDG_CACHE_HOME": str(directory.parent / "cache"),
+        }
+
+    def types(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*program(), *words],
+            cwd=self.directory,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+        )
+
+    def task(self, name: str = "@") -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(self.types("show", "--json", name).stdout)
+        return shown
+
+    def files(self) -> dict[str, str]:
+        paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.directory)): path.read_text() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Cluster, list[Agent]]]:
+    with Cluster() as cluster:
+        yield cluster, cluster.linked(2, slots=4)
+
+
+@pytest.fixture
+def user(pair: tuple[Cluster, list[Agent]], tmp_path: Path) -> User:
+    directory = tmp_path / "project"
+    (directory / "src").mkdir(parents=True)
+    (directory / "src/a").write_text("one\n")
+    return User(*pair, directory)
+
+
+@pytest.mark.parametrize("where", ["n1", "n2"])
+def test_inputs_arrive_and_outputs_come_home_on_either_node_alike(user: User, where: str) -> None:
+    done = user.types("run", "--node", where, "--in", "src/a", "--out", "out/*", "sh", "-c", "pwd; cat src/a > out/b")
+    assert done.returncode == 0, done.stderr
+    assert str(user.directory) not in done.stdout
+    assert user.files() == {"out/b": "one\n", "src/a": "one\n"}
+    files = user.task()["files"]
+    assert (files["count"], files["bytes"], files["returned"], files["returned_bytes"]) == (1, 4, 1, 4)
+
+
+def test_a_snapshot_is_of_the_moment_of_its_submission(user: User) -> None:
+    (user.directory / ".gitignore").write_text("*.o\n")
+    (user.directory / "x.o").write_text("object")
+    command = ("sh", "-c", "ls -A; cat src/a; echo two >> src/a; mkdir out; echo r > out/r")
+    submitted = user.types("submit", "--held", "--snapshot", "--node", "n2", *command)
+    task = submitted.stdout.strip()
+    (user.directory / "src/a").write_text("changed by the user\n")
+    user.types("release", task)
+    assert user.types("wait", task).returncode == 0
+    assert user.types("logs", task).stdout == ".gitignore\nsrc\none\n"
+    number = task.partition("/")[2]
+    assert user.files() == {
+        ".gitignore": "*.o\n",
+        "out/r": "r\n",
+        "src/a": "changed by the user\n",
+        f"src/a.peerload-{number}": "one\ntwo\n",
+        "x.o": "object",
+    }
+    assert user.task(task)["files"]["kept_beside"] == 1
+
+
+def test_an_output_that_is_not_made_is_no_success(user: User) -> None:
+    done = user.types("run", "--node", "n2", "--out", "report", "true")
+    assert done.returncode == 125
+    shown = user.task()
+    assert (shown["state"], shown["exit_code"]) == ("failed", 125)
+    assert shown["reason"].startswith("staging: ")
+    assert "report" in shown["reason"]
+
+
+def test_an_output_that_cannot_be_placed_is_no_success_and_is_named(user: User) -> None:
+    (user.directory / "out").write_text("a file is in the way")
+    done = user.types("run", "--node", "n2", "--out", "out/*", "sh", "-c", "echo x > out/y")
+    assert done.returncode == 125
+    assert "out/y" in user.task()["reason"]
+    assert user.files()["out"] == "a file is in the way"
+
+
+def test_members_of_an_array_share_one_snapshot_that_crosses_once(user: User) -> None:
+    (user.directory / "large").write_bytes(os.urandom(3 << 20))
+    done = user.types(
+        "map", "--node", "n2", "--snapshot", "--out", "out/*", "mkdir out; cksum < large > out/{}", ":::", *"abcdefgh"
+    )
+    assert done.returncode == 0, done.stderr
+    sums = {path.read_text() for path in (user.directory / "out").iterdir()}
+    assert len(sums) == 1
+    fetched = [user.task(f"@.{member}")["files"]["fetched_bytes"] for member in range(1, 9)]
+    assert 3 << 20 <= sum(fetched) < 4 << 20
+    assert len(list((user.directory / "out").iterdir())) == 8
+
+
+def test_a_task_that_is_cancelled_leaves_nothing_on_its_node(user: User) -> None:
+    submitted = user.types("submit", "--node", "n2", "--in", "src", "sleep", "1000")
+    task = submitted.stdout.strip()
+    scratch, notes = user.there.state / "scratch", user.there.state / "files/attempts"
+    wait_until(lambda: any(notes.iterdir()), what="the attempt to be there")
+    user.types("cancel", "--force", task)
+    wait_until(lambda: not any(notes.iterdir()) and not any(scratch.iterdir()), what="its files to be gone")
+
+
+def test_what_cannot_travel_is_refused_before_anything_is_queued(user: User) -> None:
+    os.mkfifo(user.directory / "pipe")
+    done = user.types("submit", "--snapshot", "true")
+    assert done.returncode != 0
+    assert "pipe" in done.stderr
+    (user.directory / "pipe").unlink()
+    assert user.types("submit", "--in", "../other", "true").returncode != 0
+    listed = user.types("run", "--snapshot", "--dry-run", "--json", "true")
+    assert json.loads(listed.stdout)["files_bytes"] == 4
+
+
+def test_the_cache_is_shown_and_emptied(user: User) -> None:
+    assert user.types("run", "--in", "src", "true").returncode == 0
+    kept = json.loads(user.types("files", "--json").stdout)
+    assert kept["snapshots"]
+    left = json.loads(user.types("files", "--gc", "--json").stdout)
+    assert left["removed_bytes"] > 0
+    assert user.types("run", "--in", "src", "cat", "src/a").stdout == "one\n"

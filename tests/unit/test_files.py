@@ -1,0 +1,386 @@
+"""Files that travel: the manifest, the tree on disk, the store, and what is placed where."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerload.files import manifest, snapshot, tree
+from peerload.files.beneath import open_beneath
+from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
+from peerload.files.place import Homecoming, make_tree
+from peerload.files.store import BlockStore, NoRoom
+from peerload.model.errors import StagingFailed
+
+LIMIT_BYTES = 64 << 20
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlockStore:
+    return BlockStore(tmp_path / "store", LIMIT_BYTES)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+class Agent:
+    """Answers a client's requests `files` from a store, and counts the blocks that came."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self.store = store
+        self.came = 0
+
+    def __call__(self, **fields: Any) -> dict[str, Any]:
+        self.came += len(self.store.put(fields.get("blocks", [])))
+        if "manifest" in fields:
+            complete = self.store.has(fields["manifest"]) or not self.store.missing_of(fields["manifest"])
+            return {"complete": complete}
+        return {"missing": self.store.missing(fields.get("have", []))}
+
+
+def frozen(home: Path, agent: Agent, *paths: str) -> snapshot.Snapshot:
+    directory = os.fsencode(home)
+    return snapshot.take(directory, snapshot.look(directory, paths, everything=not paths), agent)
+
+
+def made(where: Path, taken: snapshot.Snapshot, store: BlockStore) -> Path:
+    where.mkdir()
+    make_tree(where, manifest.decode(taken.id, store.read), (), store.read)
+    return where
+
+
+# -- there and back -------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_arrives_as_it_was(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    (home / "sub/empty").mkdir(parents=True)
+    (home / "sub/large").write_bytes(os.urandom(2 * BLOCK_BYTES + 5))
+    (home / "tool").write_text("#!/bin/sh\n")
+    (home / "tool").chmod(0o755)
+    (home / "link").symlink_to("sub/large")
+    (home / "none").touch()
+    os.utime(home / "tool", ns=(10**18, 10**18 + 7))
+    there = made(tmp_path / "there", frozen(home, Agent(store)), store)
+    assert (there / "sub/large").read_bytes() == (home / "sub/large").read_bytes()
+    assert (there / "sub/empty").is_dir()
+    assert (there / "none").read_bytes() == b""
+    assert (there / "link").readlink() == Path("sub/large")
+    status = (there / "tool").stat()
+    assert (status.st_mode & 0o777, status.st_mtime_ns) == (0o755, 10**18 + 7)
+
+
+def test_what_was_sent_once_is_neither_sent_nor_read_again(home: Path, store: BlockStore) -> None:
+    for number in range(20):
+        (home / f"f{number}").write_text(str(number))
+        os.utime(home / f"f{number}", (1, 1))
+    agent = Agent(store)
+    first = frozen(home, agent)
+    came = agent.came
+    assert frozen(home, agent) == (first.id, first.manifest, 0)
+    assert agent.came == came
+    (home / "f3").write_text("changed")
+    second = frozen(home, agent)
+    assert second.id != first.id
+    assert agent.came - came == 1 + 2  # the file, and the two blocks of the manifest
+
+
+def test_blocks_that_the_agent_has_lost_are_sent_again(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    (home / "a").write_text("text")
+    os.utime(home / "a", (1, 1))
+    first = frozen(home, Agent(store))
+    anew = BlockStore(tmp_path / "anew", LIMIT_BYTES)
+    assert frozen(home, Agent(anew)).id == first.id
+    assert anew.missing_of(first.id) == []
+
+
+def test_ignore_files_count_for_a_snapshot_and_deeper_ones_before_others(home: Path) -> None:
+    for name in ("a.o", "a.c", "keep.o", "build/x", "sub/b.o", "sub/b.log", ".git/config", "data/big"):
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).write_text(name)
+    (home / ".gitignore").write_text("*.o\n!keep.o\nbuild/\n")
+    (home / "sub/.gitignore").write_text("!b.o\n*.log\n")
+    (home / ".peerloadignore").write_text("/data\n")
+    found = snapshot.look(os.fsencode(home), [], everything=True)
+    assert [item.path for item in found] == [
+        ".gitignore",
+        ".peerloadignore",
+        "a.c",
+        "keep.o",
+        "sub/.gitignore",
+        "sub/b.o",
+    ]
+    named = snapshot.look(os.fsencode(home), ["a.o", "build"], everything=False)
+    assert [item.path for item in named] == ["a.o", "build/x"]
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------------
+
+
+def bad_fifo(home: Path) -> None:
+    os.mkfifo(home / "bad")
+
+
+def bad_socket(home: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(home / "bad"))
+
+
+def bad_link(home: Path) -> None:
+    (home / "bad").symlink_to("/etc/passwd")
+
+
+def bad_link_up(home: Path) -> None:
+    (home / "bad").symlink_to("sub/../../other")
+
+
+def bad_name(home: Path) -> None:
+    (home / "bad\nname").touch()
+
+
+def bad_bytes(home: Path) -> None:
+    Path(os.fsdecode(os.fsencode(home) + b"/bad\xff")).touch()
+
+
+@pytest.mark.parametrize("make", [bad_fifo, bad_socket, bad_link, bad_link_up, bad_name, bad_bytes])
+def test_what_cannot_travel_is_refused_by_name(home: Path, make: Any) -> None:
+    make(home)
+    with pytest.raises(StagingFailed) as refused:
+        snapshot.look(os.fsencode(home), [], everything=True)
+    assert "bad" in refused.value.what
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../up", "a/../b", "a//b", "", "a/.", "\udcff", "a\x1bb", "x" * 256, "/".join("y" * 600)]
+)
+def test_a_manifest_with_such_a_name_is_refused(path: str) -> None:
+    id_, blocks = manifest.encode(Manifest(links=((path, "a"),)) if "\udcff" not in path else Manifest())
+    if "\udcff" in path:
+        assert manifest.objection(path)
+        return
+    kept = {manifest.digest_of(block): block for block in blocks}
+    with pytest.raises(StagingFailed):
+        manifest.decode(id_, kept.__getitem__)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Manifest((FileEntry("a", 0o4755, 0, 0, ()),)),
+        Manifest((FileEntry("a", 0o644, -1, 0, ()),)),
+        Manifest((FileEntry("a", 0o644, 5, 0, ()),)),
+        Manifest((FileEntry("a", 0o644, 5, 0, (b"short",)),)),
+        Manifest((FileEntry("a", 0o644, 0, 0, ()), FileEntry("a", 0o644, 0, 0, ()))),
+        Manifest(links=(("a", "/etc"),)),
+        Manifest(links=(("a/b", "../../x"),)),
+    ],
+)
+def test_an_impossible_manifest_is_refused(bad: Manifest) -> None:
+    id_, blocks = manifest.encode(bad)
+    kept = {manifest.digest_of(block): block for block in blocks}
+    with pytest.raises(StagingFailed):
+        manifest.decode(id_, kept.__getitem__)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x94\x02\x00\x00\x90", b"?" * 40])
+def test_a_root_of_other_bytes_is_refused(raw: bytes) -> None:
+    with pytest.raises(StagingFailed):
+        manifest.decode_root(raw)
+
+
+def test_a_file_that_changes_all_the_time_is_refused_and_one_that_is_gone_left_out(
+    home: Path, store: BlockStore
+) -> None:
+    (home / "log").write_text("1")
+    (home / "gone").write_text("2")
+    found = snapshot.look(os.fsencode(home), [], everything=True)
+    (home / "gone").unlink()
+    assert [entry.path for entry in snapshot.take(os.fsencode(home), found, Agent(store)).manifest.files] == ["log"]
+    base = os.open(home, os.O_RDONLY)
+
+    def grows(block: bytes) -> bytes:
+        with (home / "log").open("a") as file:
+            file.write("more")
+        return manifest.digest_of(block)
+
+    with pytest.raises(StagingFailed, match="log"):
+        tree.read_file(base, "log", grows)
+    os.close(base)
+
+
+def test_a_link_put_in_the_place_of_a_directory_leads_nowhere(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    (home / "sub").mkdir()
+    (home / "sub/a").write_text("mine")
+    found = snapshot.look(os.fsencode(home), [], everything=True)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/a").write_text("secret")
+    (home / "sub/a").unlink()
+    (home / "sub").rmdir()
+    (home / "sub").symlink_to(tmp_path / "secret")
+    with pytest.raises(StagingFailed, match="sub/a"):
+        snapshot.take(os.fsencode(home), found, Agent(store))
+    base = os.open(home, os.O_RDONLY)
+    for path in ("../secret/a", "sub/a", str(tmp_path / "secret/a")):
+        with pytest.raises(OSError, match=r"."):
+            open_beneath(base, path, os.O_RDONLY)
+    os.close(base)
+
+
+# -- the store ------------------------------------------------------------------------------------------------------------
+
+
+def test_damage_is_found_when_a_block_is_read_and_the_block_is_wanted_again(tmp_path: Path, store: BlockStore) -> None:
+    (digest,) = store.put([os.urandom(BLOCK_BYTES)])
+    (file,) = [path for path in (tmp_path / "store/blocks").rglob("*") if path.is_file()]
+    file.write_bytes(b"other")
+    with pytest.raises(StagingFailed, match="damaged"):
+        store.read(digest)
+    assert store.missing([digest]) == [digest]
+
+
+def test_a_block_of_another_content_than_announced_is_not_kept(store: BlockStore) -> None:
+    with pytest.raises(StagingFailed):
+        store.put([b"wrong"], [manifest.digest_of(b"right")])
+    assert store.usage().blocks == 0
+
+
+def test_a_store_survives_a_restart_and_an_unreadable_index_is_begun_anew(tmp_path: Path, store: BlockStore) -> None:
+    digests = store.put([b"small", os.urandom(BLOCK_BYTES)])
+    store.close()
+    again = BlockStore(tmp_path / "store", LIMIT_BYTES)
+    assert again.missing(digests) == []
+    again.close()
+    (tmp_path / "store/index.db").write_bytes(b"no database at all" * 1000)
+    for name in ("index.db-wal", "index.db-shm"):
+        (tmp_path / "store" / name).unlink(missing_ok=True)
+    assert BlockStore(tmp_path / "store", LIMIT_BYTES).missing(digests) == digests
+
+
+def test_a_full_store_gives_up_what_is_not_pinned_the_least_recently_used_first(tmp_path: Path, home: Path) -> None:
+    store = BlockStore(tmp_path / "small", 10 * BLOCK_BYTES)
+    taken = []
+    for number in range(3):
+        (home / "file").write_bytes(bytes([number]) * 100 + os.urandom(2 * BLOCK_BYTES))
+        taken.append(frozen(home, Agent(store)).id)
+        assert store.missing_of(taken[-1]) == []
+    assert store.has(taken[0])  # used now, so that the second is the oldest
+    store.collect({taken[2]}, 4 * BLOCK_BYTES)
+    assert [store.has(id_) for id_ in taken] == [True, False, True]
+    store.collect({taken[2]}, everything=True)
+    assert [store.has(id_) for id_ in taken] == [False, False, True]
+    assert store.missing_of(taken[2]) == []
+    with pytest.raises(NoRoom):
+        store.put([os.urandom(BLOCK_BYTES) for _ in range(8)])
+
+
+# -- outputs --------------------------------------------------------------------------------------------------------------
+
+
+def changed(there: Path, taken: snapshot.Snapshot, store: BlockStore, *globs: str, needs_all: bool = True) -> Manifest:
+    base = os.open(there, os.O_RDONLY)
+    try:
+        return tree.changed(base, taken.manifest, globs, lambda block: store.put([block])[0], needs_all=needs_all)
+    finally:
+        os.close(base)
+
+
+def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    (home / "same").write_text("same")
+    (home / "a").write_text("a")
+    (home / ".peerloadignore").write_text("*.tmp\n")
+    taken = frozen(home, Agent(store))
+    there = made(tmp_path / "there", taken, store)
+    (there / "a").write_text("changed")
+    (there / "out").mkdir()
+    (there / "out/new").write_text("new")
+    (there / "x.tmp").write_text("not wanted")
+    assert [entry.path for entry in changed(there, taken, store).files] == ["a", "out/new"]
+    assert [entry.path for entry in changed(there, taken, store, "out/*").files] == ["out/new"]
+    assert [entry.path for entry in changed(there, taken, store, "out").files] == ["out/new"]
+    with pytest.raises(StagingFailed, match="missing"):
+        changed(there, taken, store, "missing")
+    assert changed(there, taken, store, "missing", needs_all=False).files == ()
+    (there / "out/bad").symlink_to("/etc/passwd")
+    with pytest.raises(StagingFailed, match="out/bad"):
+        changed(there, taken, store)
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "matches"),
+    [
+        ("out/*", "out/a", True),
+        ("out/*", "out/a/b", True),
+        ("out/*", "outer/a", False),
+        ("*.csv", "a.csv", True),
+        ("*.csv", "sub/a.csv", False),
+        ("**/*.csv", "a.csv", True),
+        ("**/*.csv", "x/y/a.csv", True),
+        ("r[0-9].txt", "r1.txt", True),
+        ("r[!0-9].txt", "r1.txt", False),
+        ("a.b", "aXb", False),
+        ("out/", "out/x", True),
+    ],
+)
+def test_globs(glob: str, path: str, matches: bool) -> None:
+    assert bool(tree.matcher([glob]).match(path)) is matches
+
+
+def coming_home(home: Path, before: Manifest, own: dict[str, bytes], since: float = 100.0) -> Homecoming:
+    return Homecoming(os.fsencode(home), before, own, since=since, mark="n1/7")
+
+
+def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(home: Path, store: BlockStore) -> None:
+    for name in ("same", "edited", "old", "fresh"):
+        (home / name).write_text(name)
+    os.utime(home / "old", (50, 50))
+    before = frozen(home, Agent(store), "same", "edited").manifest
+    (home / "edited").write_text("by the user")
+    entries = [
+        FileEntry(name, 0o600, 6, 0, tuple(store.put([b"output"])))
+        for name in ("edited", "fresh", "old", "same", "sub/n")
+    ]
+    own: dict[str, bytes] = {}
+    coming = coming_home(home, before, own)
+    coming.place(Manifest(tuple(entries)), store.read)
+    assert coming.conflicts == ["edited", "fresh"]
+    texts = {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
+    assert texts == {
+        "edited": "by the user",
+        "edited.peerload-7": "output",
+        "fresh": "fresh",
+        "fresh.peerload-7": "output",
+        "old": "output",
+        "same": "output",
+        "sub/n": "output",
+    }
+    again = coming_home(home, before, own)
+    later = entries[-1]._replace(blocks=tuple(store.put([b"second"])))
+    again.place(Manifest((later,)), store.read)  # another attempt of the same task
+    assert (again.conflicts, (home / "sub/n").read_text()) == ([], "second")
+
+
+def test_outputs_go_nowhere_but_beneath_their_home(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    (tmp_path / "outside").mkdir()
+    (home / "out").symlink_to(tmp_path / "outside")
+    entry = FileEntry("out/a", 0o600, 6, 0, tuple(store.put([b"output"])))
+    with pytest.raises(StagingFailed, match="out/a"):
+        coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read)
+    (home / "b").symlink_to(tmp_path / "outside/b")
+    coming = coming_home(home, Manifest(), {})
+    coming.place(Manifest((entry._replace(path="b"),)), store.read)
+    assert coming.conflicts == ["b"]
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_file_gets_its_name_when_it_is_complete(home: Path, store: BlockStore) -> None:
+    entry = FileEntry("a", 0o600, BLOCK_BYTES + 6, 0, (*store.put([os.urandom(BLOCK_BYTES)]), bytes(32)))
+    with pytest.raises(StagingFailed):
+        coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read)
+    assert list(home.iterdir()) == []
