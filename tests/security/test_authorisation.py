@@ -127,7 +127,7 @@ AT_HOME = {Role.HOME: "x", Role.HOLDER: HAS, Role.FORMER: HAD, Role.MEMBER: NEVE
 @pytest.mark.parametrize("role", WITHIN)
 @pytest.mark.parametrize("kind", [kind.__name__ for kind in TO_HOME])
 def test_what_only_a_node_that_has_it_may_say(kind: str, role: Role) -> None:
-    phase = "offered" if kind in ("Accept", "Decline") else "away"
+    phase = "offered" if kind in ("Accept", "Staging", "Decline") else "away"
     x, task = home(phase)
     who = HAS if AT_HOME[role] == "x" else AT_HOME[role]
     src, message = to_home(kind, phase, task, who)
