@@ -125,8 +125,11 @@ class BlockStore:
                     row = (digest, len(block), now, data)
                     self._database.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", row)
                 self._database.execute("COMMIT")
-            except BaseException:
-                self._database.execute("ROLLBACK")
+            except BaseException as error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._database.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise NoRoom("files of tasks cannot be kept", why=str(error)) from None
                 raise
             self._size_bytes += size
         return digests

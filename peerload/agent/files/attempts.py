@@ -270,7 +270,10 @@ class AttemptFiles:
             return exit_
         if note.result is None:
             note.result, note.unplaced = self._collected(key, note, is_success=exit_.exit_code == 0)
-            self._note(key, note)
+            try:
+                self._note(key, note)
+            except OSError as error:  # they are collected again by the next agent
+                log.warning("cannot note the outputs of a task: task=%s error=%s", note.task, error)
         staged, unplaced = note.result, note.unplaced
         if not unplaced and staged.outputs and note.directory:
             uid = bytes.fromhex(key.partition("-")[0])
