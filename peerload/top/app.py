@@ -11,16 +11,14 @@ from textual.message import Message
 
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
-from peerload.text.tasks import own_names
-from peerload.text.why import described
+from peerload.text.tasks import own_names, why_lines
 from peerload.top import actions
 from peerload.top import lines as draw
 from peerload.top.detail import Tail
 from peerload.top.main_screen import Main
-from peerload.top.model import TopModel
+from peerload.top.model import ANSWERS_WITHIN_S, LiveSampler, TopModel
 from peerload.top.pages import LOG_TAIL_BYTES, LogPage, Page
 from peerload.top.panes import Painter
-from peerload.top.sample import ANSWERS_WITHIN_S, LiveSampler
 from peerload.top.view_state import ViewState
 from peerload.top.watch import Once, Sampler, TailWatcher, UsageWatcher, reason
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from peerload.top.lines import Line
-    from peerload.top.sample import Source, TopSample
+    from peerload.top.model import Source, TopSample
 
 
 class Sampled(Message):
@@ -264,7 +262,7 @@ class TopApp(App[int]):
             try:
                 with Client(self.socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
                     told = client.call("why", task=task)
-                lines = described(told, self.clock())
+                lines = why_lines(told, self.clock())
                 self._post(Told(f"peerload why {task}", "accent", f"why {task}", lines))
             except PeerloadError as error:
                 self._post(Told(f"peerload why {task}: {reason(error)}", "bad"))

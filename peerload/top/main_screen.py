@@ -9,12 +9,12 @@ from textual.widgets import Input
 
 from peerload.top import actions
 from peerload.top import lines as draw
-from peerload.top.keys import BY_NAME, KEYS
+from peerload.top.actions import BY_NAME, KEYS
 from peerload.top.layout import layout
+from peerload.top.lines import LineList
 from peerload.top.pages import LogPage, Page, help_lines
 from peerload.top.tables import order_hint, signal_hint
 from peerload.top.view_state import FILTER_CHARS_MAX, PANES, TABLES
-from peerload.top.widgets import LineList
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from textual.screen import Screen
 
 from peerload.top import lines as draw
+from peerload.top.actions import KEYS
 from peerload.top.detail import Tail, output_line
-from peerload.top.keys import KEYS
-from peerload.top.widgets import LineList
+from peerload.top.lines import LineList
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

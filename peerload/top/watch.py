@@ -10,15 +10,14 @@ import time
 
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
-from peerload.top.model import number
-from peerload.top.sample import ANSWERS_WITHIN_S
+from peerload.top.model import ANSWERS_WITHIN_S, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from peerload.top.sample import Source, TopSample
+    from peerload.top.model import Source, TopSample
 
 EVERY_S = 1.0
 AGENT_SHARE_MAX = 0.01

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from peerload.cli.common import command
 from peerload.cli.common.errors import CANNOT, INTERRUPTED
-from peerload.cli.common.standard_input import BACKGROUND_LOOK_S, StdinReader
-from peerload.cli.common.terminal import DETACH_KEY, RawTerminal, window
+from peerload.cli.common.terminal import BACKGROUND_LOOK_S, DETACH_KEY, RawTerminal, StdinReader, window
 from peerload.client.connection import Client
 from peerload.client.protocol import accepted
 from peerload.model.errors import AgentUnavailable, PeerloadError

@@ -132,7 +132,7 @@ def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | 
     from pathlib import Path
 
     from peerload.agent.offline_clean import cleaned
-    from peerload.cli.common.agent_flags import located
+    from peerload.cli.common.agent_process import located
 
     state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]
     reply = cleaned(Path(state), asked)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.agent_flags import compared
+from peerload.cli.common.agent_process import compared
 from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options
 from peerload.model.errors import UsageError
@@ -85,7 +85,7 @@ def _known(config: AgentConfig | None) -> AgentConfig:
 
 
 def _defaults() -> dict[str, str]:
-    from peerload.cli.common.agent_flags import default_state
+    from peerload.cli.common.agent_process import default_state
     from peerload.client.connection import user_socket_path
 
     return {"state": default_state(), "socket": user_socket_path()}

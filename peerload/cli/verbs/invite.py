@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from peerload import distribution
-from peerload.cli.common.joining import become_agents_user
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
+from peerload.cli.verbs.join import become_agents_user
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
@@ -98,7 +98,7 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
 def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
     """Make a cluster for several machines, with the agent here as its first member."""
     from peerload.cli.common.agent_process import restart
-    from peerload.cli.common.joining import cluster_directory, listen_at
+    from peerload.cli.verbs.join import cluster_directory, listen_at
     from peerload.security import cluster_dir, node_identity_file
     from peerload.security.address import parse_address, reachable_anywhere
 

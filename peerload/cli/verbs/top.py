@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from peerload.cli.common.options import Options
-from peerload.cli.common.redraw import redrawn
+from peerload.cli.common.output import redrawn
 from peerload.client.connection import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
@@ -16,7 +16,12 @@ from peerload.model.text import printable
 from peerload.text import tasks
 from peerload.text.format import coloured, number_text, print_json, table
 from peerload.text.nodes import HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
-from peerload.top.snapshot import bar, sample
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 LEFT_OUT_FIRST = ("GPUS", "CPU", "MEMORY", "SEEN")
 """Columns that a narrow terminal does without, in this order."""
@@ -26,7 +31,7 @@ WIDE = 10_000
 """The width if stdout is no terminal."""
 
 
-def main(words: list[str]) -> int:
+def top(words: list[str]) -> int:
     """Run the verb."""
     reader = Options("top", "Watch the cluster: nodes with their load, and the running tasks of this home.")
     reader.switch("--once", help="print it once as text")
@@ -130,3 +135,51 @@ def _slots_bar(node: dict[str, Any]) -> str:
 def _cpu_bar(node: dict[str, Any]) -> str:
     cpus, busy = node.get("cpus"), node.get("cpus_busy")
     return bar(busy / cpus) if cpus and isinstance(busy, (int, float)) else "-"
+
+
+TASKS_MAX = 1000
+BAR_WIDTH = 10
+
+
+def sample(client: Client, at: str = "") -> dict[str, Any]:
+    """One look at the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running. ``at``: as seen
+    from that node."""
+    there = {"at": at} if at else {}
+    info = client.call("info", **there)
+    nodes = client.call("nodes", **there)["nodes"]
+    tasks = client.call("tasks", ended_within_s=0.0, limit=TASKS_MAX, **there)["tasks"]
+    return {
+        "cluster": cluster(info, nodes, tasks),
+        "nodes": nodes,
+        "tasks": [task for task in tasks if task.get("state") in ("running", "leased")],
+    }
+
+
+def cluster(info: dict[str, Any], nodes: list[dict[str, Any]], tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums over the nodes that are alive, and what this agent says about itself."""
+    alive = [node for node in nodes if node.get("state") == "alive"]
+    return {
+        "node": info.get("node"),
+        "name": info.get("cluster"),
+        "policy": info.get("policy"),
+        "mqtt": info.get("mqtt"),
+        "mqtt_configured": bool(info.get("mqtt_configured") or info.get("mqtt")),
+        "nodes_alive": len(alive),
+        "nodes_known": len(nodes),
+        "cpus": _total(alive, "cpus"),
+        "cpus_busy": _total(alive, "cpus_busy"),
+        "tasks_running": int(_total(alive, "tasks_running")),
+        "tasks_queued": int(_total(alive, "tasks_queued")),
+        "tasks_waiting_here": sum(task.get("state") == "queued" for task in tasks),
+    }
+
+
+def bar(share: float, width: int = BAR_WIDTH) -> str:
+    """``[######....]`` for a share of 0 … 1; more than 1 ends in ``+``."""
+    filled = max(0, min(width, round(share * width)))
+    text = "#" * filled + "." * (width - filled)
+    return f"[{text[:-1]}+]" if share > 1 + 0.5 / width else f"[{text}]"
+
+
+def _total(nodes: list[dict[str, Any]], key: str) -> float:
+    return sum(float(node[key]) for node in nodes if isinstance(node.get(key), (int, float)))

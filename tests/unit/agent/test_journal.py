@@ -10,7 +10,7 @@ from pathlib import Path
 from peerload.agent.run_state import RunState
 from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.write_ahead import Outbox
-from peerload.cli.verbs.events import WHAT
+from peerload.cli.verbs.ls import WHAT
 from peerload.model.actions import EVENTS, PutEvent, PutFloor, Row
 from peerload.model.errors import StoreError
 from tests.support import PATIENCE_S

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.cli.common.agent_flags import agent_options, given_settings
+from peerload.cli.common.agent_process import agent_options, given_settings
 from peerload.config import loader
 from peerload.model.errors import ConfigError
 from peerload.security import broker_address

@@ -6,9 +6,8 @@ from typing import Any
 
 from peerload.top import lines as draw
 from peerload.top.detail import Tail
-from peerload.top.model import TopModel
+from peerload.top.model import TopModel, TopSample
 from peerload.top.panes import Painter
-from peerload.top.sample import TopSample
 from peerload.top.view_state import ViewState
 
 NOW = 1_700_000_000.0

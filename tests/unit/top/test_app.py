@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.model.errors import AgentUnavailable
-from peerload.top.keys import KEYS
+from peerload.top.actions import KEYS
 from peerload.top.lines import as_text
-from peerload.top.sample import TopSample
+from peerload.top.model import TopSample
 from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import fixture_agent
@@ -57,7 +57,7 @@ class Scripted:
 
 def screen(app: TopApp) -> list[str]:
     """What the program shows, line by line, as its panes have it."""
-    from peerload.top.widgets import LineList
+    from peerload.top.lines import LineList
 
     width, height = app.size
     rows = [[" "] * width for _ in range(height)]
@@ -256,7 +256,7 @@ def test_what_is_foreign_is_no_markup() -> None:
 
 
 def test_only_what_differs_is_drawn() -> None:
-    from peerload.top.widgets import LineList
+    from peerload.top.lines import LineList
 
     drawn: list[int] = []
 
@@ -284,7 +284,7 @@ def test_only_what_differs_is_drawn() -> None:
 
 
 def test_every_style_that_is_used_is_there() -> None:
-    from peerload.top.widgets import STYLES, style_of
+    from peerload.top.lines import STYLES, style_of
 
     for name in STYLES:
         assert style_of(f"{name} bold")

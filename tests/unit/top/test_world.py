@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.top.model import EVENTS_KEPT, HISTORY_KEPT, STALE_S, TopModel
-from peerload.top.sample import RecordedSampler
+from peerload.top.model import EVENTS_KEPT, HISTORY_KEPT, STALE_S, RecordedSampler, TopModel
 from tests.unit.top.given import GIB, NOW, event, gpu, node, sample, task, world
 
 
