@@ -15,15 +15,17 @@ from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text import tasks
 from peerload.text.format import coloured, number_text, print_json, table
-from peerload.text.nodes import HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
+from peerload.text.nodes import (
+    HEADINGS,
+    LEFT_OUT_FIRST,
+    WIDE_HEADINGS,
+    gpu_table,
+    node_cells,
+    node_table,
+    shared_machine_lines,
+)
 
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from typing import Any
-
-
-LEFT_OUT_FIRST = ("GPUS", "CPU", "MEMORY", "SEEN")
+NARROW = (*LEFT_OUT_FIRST[:4], "GPUS", "CPU", "MEMORY", "SEEN")
 """Columns that a narrow terminal does without, in this order."""
 WITHOUT_EXTRA = f"q quits.  With keys, output and graphs:  {how_to_add('top')}"
 ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
@@ -36,6 +38,7 @@ def top(words: list[str]) -> int:
     reader = Options("top", "Watch the cluster: nodes with their load, and the running tasks of this home.")
     reader.switch("--once", help="print it once as text")
     reader.switch("--ascii", help="draw with plain characters only")
+    reader.switch("--wide", help="also: load index and region of the policy, and what `nodes --wide` shows")
     reader.switch("--readonly", help="allow no changes from it")
     reader.flag("--at", default="", metavar="NODE", help="show the cluster as this node sees it")
     flags = reader.read(words)
@@ -47,22 +50,24 @@ def top(words: list[str]) -> int:
             if flags.json:
                 print_json(seen)
             else:
-                sys.stdout.write("".join(f"{line}\n" for line in lines(seen, time.time())))
+                sys.stdout.write("".join(f"{line}\n" for line in lines(seen, time.time(), wide=flags.wide)))
             return 0
         client.call("info", **({"at": flags.at} if flags.at else {}))
     if lacks := _lacks_view():
-        return redrawn(lambda: _again(flags.socket, flags.at, lacks))
-    from peerload.top import app
+        return redrawn(lambda: _again(flags.socket, flags.at, lacks, wide=flags.wide))
+    from peerload.top.app import TopApp
+    from peerload.top.model import LiveSampler
 
     is_plain = flags.ascii or "utf" not in (sys.stdout.encoding or "").lower()
-    return app.run(flags.socket, node=flags.at, readonly=flags.readonly, ascii_only=is_plain)
+    view = {"node": flags.at, "readonly": flags.readonly, "ascii_only": is_plain, "wide": flags.wide}
+    return TopApp(LiveSampler(flags.socket, flags.at), flags.socket, **view).to_the_end()
 
 
-def _again(socket_path: str | None, at: str, lacks: str) -> list[str]:
+def _again(socket_path: str | None, at: str, lacks: str, *, wide: bool) -> list[str]:
     """The current text; if the agent is away, a line that says so."""
     try:
         with Client(socket_path) as client:
-            return [*lines(sample(client, at), time.time()), "", coloured(lacks, "dim", sys.stdout)]
+            return [*lines(sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
     except PeerloadError as error:
         return [f"peerload: {printable(error.what)} -- trying again", coloured(lacks, "dim", sys.stdout)]
 
@@ -79,7 +84,7 @@ def _lacks_view() -> str:
     return "" if bool(textual) else WITHOUT_EXTRA
 
 
-def lines(shown: dict[str, Any], now: float) -> list[str]:
+def lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[str]:
     """A sample as text: a line on the cluster, the nodes with bars, the tasks that run."""
     cluster = shown["cluster"]
     away = "broker away" if cluster["mqtt_configured"] else "no broker"
@@ -93,14 +98,15 @@ def lines(shown: dict[str, Any], now: float) -> list[str]:
         mqtt,
     ]
     columns = _width()
-    headings = ["NODE", "SLOTS", "CPU", *HEADINGS[1:]]
+    of_node = WIDE_HEADINGS if wide else HEADINGS
+    headings = ["NODE", "SLOTS", "CPU", *of_node[1:]]
     rows = [
         [name, _slots_bar(node), _cpu_bar(node), *cells]
         for node in shown["nodes"]
-        for name, *cells in [node_cells(node, HEADINGS)]
+        for name, *cells in [node_cells(node, of_node)]
     ]
     drawn = [coloured(line, "bold", sys.stdout) for line in _filled([printable(fact) for fact in facts], columns)]
-    drawn += ["", *node_table(headings, rows, columns, LEFT_OUT_FIRST), *shared_machine_lines(shown["nodes"])]
+    drawn += ["", *node_table(headings, rows, columns, NARROW), *shared_machine_lines(shown["nodes"])]
     drawn += gpu_table(shown["nodes"], columns)
     if shown["tasks"]:
         headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
