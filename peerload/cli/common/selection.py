@@ -44,14 +44,14 @@ def add(reader: Options, *, changes: bool = False, has_state: bool = True) -> No
     `--state` of its own."""
     reader.add_argument("task", nargs="*", metavar="ID")
     if has_state:
-        reader.flag("--state", action="append", default=[], metavar="S", help=f"only in this state: {' '.join(STATES)}")
-    reader.flag("--name", default="", metavar="GLOB", help="only those of this name, such as 'train*'")
-    reader.flag("--group", default="", metavar="G", help="only those of this group")
-    reader.flag("--node", type=node_name, default="", metavar="NAME", help="only those on this node")
-    reader.flag("--tag", action="append", default=[], metavar="K[=V]", help="only those with this tag (repeatable)")
+        reader.flag("--state S …", help=f"only in this state: {' '.join(STATES)}")
+    reader.flag("--name GLOB", help="only those of this name, such as 'train*'", default="")
+    reader.flag("--group G", help="only those of this group", default="")
+    reader.flag("--node NAME", help="only those on this node", type=node_name, default="")
+    reader.flag("--tag K[=V] …", help="only those with this tag (repeatable)")
     if changes:
         reader.switch("--all-users", help="an administrator: the tasks of all users, where no ID is given")
-        reader.switch("-y", "--yes", help=f"do not ask before more than {ASKED_ABOVE} tasks are changed")
+        reader.switch("-y, --yes", help=f"do not ask before more than {ASKED_ABOVE} tasks are changed")
     reader.epilog = f"{reader.epilog}\n{EPILOG}" if reader.epilog else EPILOG
 
 

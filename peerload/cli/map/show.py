@@ -7,8 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command
 from peerload.cli.common.output import write_all
+from peerload.cli.common.task_messages import exit_code_of
 from peerload.model.text import printable
 from peerload.text.format import duration_text, shortened
 
@@ -215,7 +215,7 @@ def _terminal_width() -> int:
 def failure_text(body: dict[str, Any], line: bytes) -> str:
     """One line about a failed task."""
     signal_ = body.get("signal")
-    how = f"signal {signal_}" if signal_ else f"exit {command.exit_code_of(body)}"
+    how = f"signal {signal_}" if signal_ else f"exit {exit_code_of(body)}"
     if (body.get("exit_code") is None and not signal_) or body.get("out_of"):
         how = f"{how} ({body.get('reason') or body.get('state')})"
     where = f"on {body['node']}" if body.get("node") else ""

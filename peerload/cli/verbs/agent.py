@@ -240,7 +240,7 @@ def down(words: list[str]) -> int:
         "down", "Stop my agent. Running tasks go on, and `peerload up` finds them again; with --all they end, too."
     )
     reader.switch("--all", help="also end the running tasks and the launcher, even if the agent is gone")
-    reader.flag("--state", metavar="DIR", help="state directory of an agent that is gone (default: your own agent's)")
+    reader.flag("--state DIR", help="state directory of an agent that is gone (default: your own agent's)")
     flags = reader.read(words)
     try:
         client = Client(flags.socket)

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, selection
+from peerload.cli.common import selection, task_messages
 from peerload.cli.common.errors import CANNOT, TIMED_OUT, report
 from peerload.cli.common.options import Options, signal_number, whole
 from peerload.client.connection import Client
@@ -30,14 +30,14 @@ def cancel(words: list[str]) -> int:
         "With --wait the exit code is 124 if the timeout ended before all processes were gone.",
     )
     selection.add(reader, changes=True)
-    reader.flag("--signal", type=signal_number, default=15, metavar="NAME", help="the first signal (default TERM)")
+    reader.flag("--signal NAME", help="the first signal (default TERM)", type=signal_number, default=15)
     reader.switch("--force", help="KILL at once")
     reader.switch(
         "--remote",
         help="tasks of other homes on this node: waiting ones go back to their homes, running ones are stopped",
     )
     reader.switch("--wait", help="return when their processes are gone, wherever they ran")
-    reader.flag("--timeout", type=duration, metavar="30s", help="with --wait: no longer than this")
+    reader.flag("--timeout 30s", help="with --wait: no longer than this", type=duration)
     flags = reader.read(words)
     if flags.timeout is not None and not flags.wait:
         raise UsageError("cancel: --timeout is for --wait", hint="peerload cancel --wait --timeout 30s ID")
@@ -203,40 +203,18 @@ def _sent(client: Client, tasks: Sequence[str], number: int) -> dict[str, str]:
 
 LOOKED_AT_MAX = 100
 """Tasks whose states are asked to explain why they cannot be held."""
+PRIORITY_MAX = 1_000_000
 
 
 def hold(words: list[str]) -> int:
     """Run the verb."""
     reader = Options("hold", "Keep waiting tasks from starting, until  peerload release.  Running tasks go on.")
-    selection.add(reader, changes=True)
-    flags = reader.read(words)
-    chosen_by = selection.Selection(flags, "hold")
-    with Client(flags.socket) as client:
-        chosen = chosen_by.references(client, ("queued",))
-        if chosen is None:
-            return CANNOT
-        reply = selection.changed(client, "hold", chosen)
-        held, already_held, not_waiting = (reply.get(key, []) for key in ("held", "already_held", "not_waiting"))
-        states = {task: _state(client, task) for task in not_waiting[:LOOKED_AT_MAX]} if not flags.json else {}
-    code = CANNOT if not_waiting and not held and not already_held else 0
-    if flags.json:
-        print_json({"held": held, "already_held": already_held, "not_waiting": not_waiting})
-        return code
-    lines = [f"{line}  held\n" for line in collapsed(held)]
-    lines += [f"{line}  was held already\n" for line in collapsed(already_held)]
-    ended = [task for task in not_waiting if states.get(task) in ENDED]
-    lines += [f"{line}  has ended; run it again:  peerload retry\n" for line in collapsed(ended)]
-    others = [task for task in not_waiting if states.get(task) not in ENDED]
-    lines += [f"{line}  is not waiting; stop a running task:  peerload cancel\n" for line in collapsed(others)]
-    sys.stdout.write("".join(lines))
-    return code
-
-
-def _state(client: Client, task: str) -> str:
-    try:
-        return str(client.call("show", tasks=[task])["tasks"][0]["state"])
-    except BadRequest:  # removed meanwhile
-        return ""
+    says = {
+        "held": "held",
+        "already_held": "was held already",
+        "not_waiting": "is not waiting; stop a running task:  peerload cancel",
+    }
+    return _change(reader, words, "hold", ("queued",), says)
 
 
 def release(words: list[str]) -> int:
@@ -246,25 +224,7 @@ def release(words: list[str]) -> int:
         "Let held tasks start: those held by  peerload hold  or  submit --held,  and those held because several nodes that ran\n"
         "them were lost.",
     )
-    selection.add(reader, changes=True)
-    flags = reader.read(words)
-    chosen_by = selection.Selection(flags, "release")
-    with Client(flags.socket) as client:
-        chosen = chosen_by.references(client, ("held",))
-        if chosen is None:
-            return CANNOT
-        reply = selection.changed(client, "release", chosen)
-    released, not_held = reply.get("released", []), reply.get("not_held", [])
-    if flags.json:
-        print_json({"released": released, "not_held": not_held})
-        return 0
-    lines = [f"{line}  released\n" for line in collapsed(released)]
-    lines += [f"{line}  is not held\n" for line in collapsed(not_held)]
-    sys.stdout.write("".join(lines))
-    return 0
-
-
-PRIORITY_MAX = 1_000_000
+    return _change(reader, words, "release", ("held",), {"released": "released", "not_held": "is not held"})
 
 
 def prio(words: list[str]) -> int:
@@ -273,31 +233,49 @@ def prio(words: list[str]) -> int:
         "prio", "Change the priority of waiting tasks: greater numbers go first.", usage="[flags] N ID ..."
     )
     reader.add_argument("priority", type=whole(-PRIORITY_MAX, PRIORITY_MAX), metavar="N")
+    says = {
+        "changed": "priority {priority}",
+        "passed_on": "priority {priority}; passed on to the node that has it queued",
+        "elsewhere": "has started: priority {priority} counts only if it is queued again",
+        "ended": "has ended",
+    }
+    return _change(reader, _with_number_first(words), "prio", selection.UNFINISHED, says)
+
+
+def _change(reader: Options, words: list[str], verb: str, states: Sequence[str], says: dict[str, str]) -> int:
+    """Change the selected tasks, and print what became of each. ``says``: the sentence for each list of the answer, whose
+    places in braces are the flags."""
     selection.add(reader, changes=True)
-    flags = reader.read(_with_number_first(words))
-    chosen_by = selection.Selection(flags, "prio")
+    flags = reader.read(words)
+    asked = {"priority": flags.priority} if verb == "prio" else {}
+    chosen_by = selection.Selection(flags, verb)
     with Client(flags.socket) as client:
-        chosen = chosen_by.references(client, selection.UNFINISHED)
+        chosen = chosen_by.references(client, states)
         if chosen is None:
             return CANNOT
-        reply = selection.changed(client, "prio", chosen, priority=flags.priority)
-    keys = ("changed", "passed_on", "elsewhere", "ended")
-    changed, passed_on, elsewhere, ended = (reply.get(key, []) for key in keys)
-    if flags.json:
-        print_json({"priority": flags.priority} | {key: reply.get(key, []) for key in keys})
-        return 0
-    lines = [f"{line}  priority {flags.priority}\n" for line in collapsed(changed)]
-    lines += [
-        f"{line}  priority {flags.priority}; passed on to the node that has it queued\n"
-        for line in collapsed(passed_on)
-    ]
-    lines += [
-        f"{line}  has started: priority {flags.priority} counts only if it is queued again\n"
-        for line in collapsed(elsewhere)
-    ]
-    lines += [f"{line}  has ended\n" for line in collapsed(ended)]
+        reply = selection.changed(client, verb, chosen, **asked)
+        found = {key: reply.get(key, []) for key in says}
+        refused = found.get("not_waiting", [])
+        code = CANNOT if refused and not found["held"] and not found["already_held"] else 0
+        if flags.json:
+            print_json(asked | found)
+            return code
+        ended = [task for task in refused[:LOOKED_AT_MAX] if _state(client, task) in ENDED]
+    lines = []
+    for key, tasks in found.items():
+        if key == "not_waiting":
+            lines += [f"{line}  has ended; run it again:  peerload retry\n" for line in collapsed(ended)]
+        others = [task for task in tasks if task not in ended]
+        lines += [f"{line}  {says[key].format(**asked)}\n" for line in collapsed(others)]
     sys.stdout.write("".join(lines))
-    return 0
+    return code
+
+
+def _state(client: Client, task: str) -> str:
+    try:
+        return str(client.call("show", tasks=[task])["tasks"][0]["state"])
+    except BadRequest:  # removed meanwhile
+        return ""
 
 
 def _with_number_first(words: list[str]) -> list[str]:
@@ -359,7 +337,7 @@ def _retry(client: Client, task: str, *, is_json: bool, **fields: object) -> Non
         sys.stdout.write(f"{printable(reply['id'])}\n")
         sys.stdout.flush()
     spec = {} if reply.get("directory_here") else client.call("show", tasks=[reply["id"]])["tasks"][0]
-    command.warn_if_stranded(client, reply, spec)
+    task_messages.warn_if_stranded(client, reply, spec)
 
 
 def _chosen(

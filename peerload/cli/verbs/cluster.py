@@ -41,10 +41,8 @@ def cluster(words: list[str]) -> int:
     )
     reader.add_argument("what", nargs="?", default="show", metavar="show | init | rotate | broker-certificate")
     reader.add_argument("directory", nargs="*", metavar="DIR")
-    reader.flag("--name", metavar="NAME", help="init: the cluster's name (default: as the directory is called)")
-    reader.flag(
-        "--host", action="append", metavar="NAME", help="broker-certificate: by which nodes reach it (repeatable)"
-    )
+    reader.flag("--name NAME", help="init: the cluster's name (default: as the directory is called)")
+    reader.flag("--host NAME", help="broker-certificate: by which nodes reach it (repeatable)", action="append")
     flags = reader.read(words)
     if flags.what not in ("init", "show", "rotate", "broker-certificate"):
         hint = "there are:  peerload cluster init DIR | show | rotate | broker-certificate DIR"

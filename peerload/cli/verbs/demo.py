@@ -27,10 +27,10 @@ def main(words: list[str]) -> int:
         " the agents, show how they spread, count it up, and remove everything. `peerload demo gpu` shows how tasks"
         " share GPUs, on GPUs that are played.",
     )
-    reader.flag("--tasks", type=whole(1, TASKS_MAX), default=TASKS, metavar="N", help="how many (default: %(default)s)")
-    reader.flag("--policy", default="adaptive", metavar="NAME|FILE", help="the preset of policies (%(default)s)")
+    reader.flag("--tasks N", help="how many (default: %(default)s)", type=whole(1, TASKS_MAX), default=TASKS)
+    reader.flag("--policy NAME|FILE", help="the preset of policies (%(default)s)", default="adaptive")
     reader.flag(
-        "--broker", choices=("mosquitto", "amqtt"), help="which broker (default: Mosquitto where it is installed)"
+        "--broker", help="which broker (default: Mosquitto where it is installed)", choices=("mosquitto", "amqtt")
     )
     flags = reader.read(words)
     policy = os.path.abspath(flags.policy) if flags.policy.endswith(".toml") else flags.policy  # noqa: PTH100 -- no links followed

@@ -36,14 +36,12 @@ def main(words: list[str]) -> int:
         "Print the command by which another machine joins this node's cluster. It contains a secret that is valid once, for\n"
         "15 minutes. If this node has no cluster of several machines, one is made first.",
     )
-    reader.flag("--uses", type=whole(1, USES_MAX), default=1, metavar="N", help="valid for N machines (default 1)")
-    reader.flag(
-        "--ttl", type=duration, default=TTL_S, metavar="15m", help="valid for this time (default 15m, at most 7d)"
-    )
-    reader.flag("--node", default="", metavar="NAME", help="valid only for a node of this name")
+    reader.flag("--uses N", help="valid for N machines (default 1)", type=whole(1, USES_MAX), default=1)
+    reader.flag("--ttl 15m", help="valid for this time (default 15m, at most 7d)", type=duration, default=TTL_S)
+    reader.flag("--node NAME", help="valid only for a node of this name", default="")
     reader.switch("--issuer", help="the new member may invite others: it gets the key of the cluster's CA")
-    reader.flag("--listen", metavar="HOST:PORT", help="address of this node for the others, if a cluster is made now")
-    reader.flag("--name", metavar="NAME", help="name of the cluster, if one is made now")
+    reader.flag("--listen HOST:PORT", help="address of this node for the others, if a cluster is made now")
+    reader.flag("--name NAME", help="name of the cluster, if one is made now")
     flags = reader.read(words)
     if flags.node and not is_node_name(flags.node):
         raise UsageError(f"invite: {flags.node!r} is not a valid node name", why=NODE_NAME_SAYS)

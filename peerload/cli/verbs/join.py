@@ -47,10 +47,10 @@ def join(words: list[str]) -> int:
         "other user of this machine sees it in the list of processes.",
     )
     reader.add_argument("token", nargs="+", metavar="TOKEN")
-    reader.flag("--node", metavar="NAME", help="name of this node (default: that of the agent here, else the host's)")
-    reader.flag("--listen", metavar="HOST:PORT", help="address for the others (default: this machine's)")
-    reader.flag("--cluster", metavar="DIR", help="directory for the keys of the cluster (default: your own)")
-    reader.flag("--state", metavar="DIR", help="directory of tasks and outputs")
+    reader.flag("--node NAME", help="name of this node (default: that of the agent here, else the host's)")
+    reader.flag("--listen HOST:PORT", help="address for the others (default: this machine's)")
+    reader.flag("--cluster DIR", help="directory for the keys of the cluster (default: your own)")
+    reader.flag("--state DIR", help="directory of tasks and outputs")
     flags = reader.read(words)
     flags.token = token_words(flags.token)
     from peerload.wire.token import parse

@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
-from peerload.cli.common.command import say_away, say_unknown, say_waits
 from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter, redrawn
+from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
@@ -40,8 +40,8 @@ def ls(words: list[str]) -> int:
     reader.at()
     reader.switch("--all", help="tasks of all users")
     reader.switch("--members", help="all members of arrays one by one")
-    reader.switch("-w", "--watch", help="draw it again each second, until q or Ctrl-C")
-    reader.flag("--limit", type=whole(1, 100_000), default=200, metavar="N", help="at most so many (200)")
+    reader.switch("-w, --watch", help="draw it again each second, until q or Ctrl-C")
+    reader.flag("--limit N", help="at most so many (200)", type=whole(1, 100_000), default=200)
     flags = reader.read(words)
     chosen = selection.Selection(flags, "ls", needed=False)
     if flags.remote and (flags.cluster or chosen.words or chosen.is_narrowed):
@@ -132,9 +132,9 @@ def logs(words: list[str]) -> int:
         json_says="one object for each piece of output",
     )
     selection.add(reader)
-    reader.switch("-f", "--follow", help="go on until the task has ended")
+    reader.switch("-f, --follow", help="go on until the task has ended")
     reader.switch("--err", help="only its stderr")
-    reader.flag("--tail", type=whole(0, TAIL_LINES_MAX), metavar="N", help="only the last N lines of each stream")
+    reader.flag("--tail N", help="only the last N lines of each stream", type=whole(0, TAIL_LINES_MAX))
     reader.switch("--raw", help="do not escape control characters on a terminal")
     reader.at()
     flags = reader.read(words)
@@ -243,9 +243,9 @@ def events(words: list[str]) -> int:
         json_says="one object an event",
     )
     reader.add_argument("task", nargs="*", metavar="ID", help="only of these tasks (of an array: of all its members)")
-    reader.switch("-f", "--follow", help="go on with new events until Ctrl-C")
-    reader.flag("--limit", type=whole(0, EVENTS_MAX), default=50, metavar="N", help="begin with the newest N (50)")
-    reader.flag("--what", action="append", default=[], metavar="KIND", help=f"only of this kind: {' '.join(WHAT)}")
+    reader.switch("-f, --follow", help="go on with new events until Ctrl-C")
+    reader.flag("--limit N", help="begin with the newest N (50)", type=whole(0, EVENTS_MAX), default=50)
+    reader.flag("--what KIND …", help=f"only of this kind: {' '.join(WHAT)}")
     reader.at()
     flags = reader.read(words)
     what = [name for value in flags.what for name in value.split(",") if name]

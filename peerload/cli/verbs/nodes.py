@@ -64,11 +64,11 @@ def drain(words: list[str]) -> int:
         "own waiting tasks look for other nodes, running tasks go on.",
     )
     reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
-    reader.flag("--reason", default="", metavar="TEXT", help="the reason, shown to others")
+    reader.flag("--reason TEXT", help="the reason, shown to others", default="")
     reader.switch(
         "--wait", help="return when nothing runs there any more and the results of other nodes' tasks have arrived"
     )
-    reader.flag("--timeout", type=duration, metavar="30s", help="with --wait: no longer than this; exit code 124 then")
+    reader.flag("--timeout 30s", help="with --wait: no longer than this; exit code 124 then", type=duration)
     flags = reader.read(words)
     if flags.timeout is not None and not flags.wait:
         raise UsageError("drain: --timeout is for --wait", hint="peerload drain --wait --timeout 30s")

@@ -8,11 +8,19 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, task_flags
+from peerload.cli.common import command, task_messages
 from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.task_session import Detached, TaskSession, is_ours, report_end, report_missing, say_detached
+from peerload.cli.common.task_messages import (
+    exit_code_of,
+    is_ours,
+    report_end,
+    report_missing,
+    say_detached,
+    say_unsaved,
+)
+from peerload.cli.common.task_session import Detached, TaskSession
 from peerload.cli.common.terminal import (
     StdinReader,
     say_if_it_needs_a_terminal,
@@ -48,7 +56,7 @@ def run(words: list[str]) -> int:
         flags.env = with_term(flags.env)
     flags.env = with_colours(flags.env, has_terminal=flags.pty)
     spec, secret = command.specification(flags, rest, "run")
-    terms = task_flags.terms(flags, "run")
+    terms = command.terms(flags, "run")
     stdin = StdinReader() if takes_input() else None
     if flags.pty:
         rows, columns = window()
@@ -75,7 +83,7 @@ def run(words: list[str]) -> int:
                 terms=terms,
                 input_comes=stdin is not None,
             )
-            command.warn_if_stranded(client, reply, spec)
+            task_messages.warn_if_stranded(client, reply, spec)
             try:
                 ended = following.follow(reply["id"])
             except Detached:
@@ -88,7 +96,7 @@ def run(words: list[str]) -> int:
     writer.end(ended)
     code = report_end(ended, interrupted=following.interrupts > 0)
     if code:
-        command.say_left_out(secret)
+        task_messages.say_left_out(secret)
     return report_missing(ended, code, writer.missing_bytes) or unsaved
 
 
@@ -97,7 +105,7 @@ def _unsaved(client: Client, task: str) -> int:
     unsaved = 0
     for body in client.stream("wait", tasks=[task], files=True):
         if "files" in body:
-            unsaved = command.say_unsaved(body["files"])
+            unsaved = say_unsaved(body["files"])
     return unsaved
 
 
@@ -119,7 +127,7 @@ def sh(words: list[str]) -> int:
         "It waits for a slot like any task, but before tasks of default priority.",
     )
     reader.add_argument("node", metavar="NODE")
-    reader.flag("-d", "--chdir", metavar="DIR", help="start in DIR (default: the home directory there)")
+    reader.flag("-d, --chdir DIR", help="start in DIR (default: the home directory there)")
     flags = reader.read(words)
     return run(as_run(flags, has_terminal=sys.stdin.isatty() and sys.stdout.isatty()))
 
@@ -149,11 +157,10 @@ def attach(words: list[str]) -> int:
     )
     reader.add_argument("task", metavar="ID")
     reader.flag(
-        "--tail",
+        "--tail N",
+        help=f"begin with its last N lines (default {TAIL_LINES})",
         type=whole(0, 1_000_000),
         default=TAIL_LINES,
-        metavar="N",
-        help=f"begin with its last N lines (default {TAIL_LINES})",
     )
     reader.switch("--raw", help="do not escape control characters, though the task is another user's")
     flags = reader.read(words)
@@ -216,9 +223,9 @@ def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
         usage="[flags] ID COMMAND ...",
     )
     reader.switch(
-        "-t", "--pty", help="give it a terminal, even if stdin or stdout here is none: stdout and stderr are one"
+        "-t, --pty", help="give it a terminal, even if stdin or stdout here is none: stdout and stderr are one"
     )
-    reader.switch("-T", "--no-pty", help="give it none: stdout and stderr stay apart")
+    reader.switch("-T, --no-pty", help="give it none: stdout and stderr stay apart")
     flags, (ref, *argv) = _split(reader, words)
     stdin = StdinReader() if takes_input() else None
     with Client(flags.socket) as client:
@@ -240,7 +247,7 @@ def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
                 writer.close()
     if flags.json:
         print_json({key: ended.get(key) for key in ("exit_code", "signal", "reason")})
-    code = command.exit_code_of(ended)
+    code = exit_code_of(ended)
     if ended.get("reason"):
         say(f"{printable(argv[0])}: {printable(ended['reason'])}")
     if code == 0 and writer.missing_bytes:

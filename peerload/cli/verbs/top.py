@@ -40,7 +40,7 @@ def top(words: list[str]) -> int:
     reader.switch("--ascii", help="draw with plain characters only")
     reader.switch("--wide", help="also: load index and region of the policy, and what `nodes --wide` shows")
     reader.switch("--readonly", help="allow no changes from it")
-    reader.flag("--at", default="", metavar="NODE", help="show the cluster as this node sees it")
+    reader.flag("--at NODE", help="show the cluster as this node sees it", default="")
     flags = reader.read(words)
     is_live = not flags.json and not flags.once
     is_live = is_live and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
