@@ -69,7 +69,7 @@ class Ended(_FromReply):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ran with exit code 0."""
+        """True if it ran with exit code 0."""
         return self.state == "done"
 
 

@@ -92,7 +92,7 @@ class Protocol:
 
 
 def follows(verb: str, fields: dict[str, object]) -> bool:
-    """Whether the answer to a request may take for ever, since it tells what happens from now on."""
+    """True if the answer to a request may take for ever, since it tells what happens from now on."""
     return verb == "wait" or bool(fields.get("follow"))
 
 

@@ -192,7 +192,7 @@ def files(named: str | None, environment: dict[str, str], *, is_system: bool = F
 
 
 def _is_there(path: Path) -> bool:
-    """Whether this is a file. `Path.is_file` differs between versions of Python for directories that may not be
+    """True if this is a file. `Path.is_file` differs between versions of Python for directories that may not be
     entered."""
     try:
         return stat.S_ISREG(path.stat().st_mode)

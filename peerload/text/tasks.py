@@ -125,7 +125,7 @@ def command_text(argv: object) -> str:
 
 
 def _is_plain(word: object) -> bool:
-    """Whether a shell needs no quotes for this word."""
+    """True if a shell needs no quotes for this word."""
     return (
         isinstance(word, str) and len(word) <= COMMAND_WIDTH_MAX and word.isascii() and word.replace("-", "").isalnum()
     )
@@ -163,7 +163,7 @@ def own_names() -> tuple[str, ...]:
 
 
 def is_mine(task: dict[str, Any], own: tuple[str, ...] = ()) -> bool:
-    """Whether a task is this user's; one without a user is everybody's. ``own``: the result of `own_names`, for many tasks."""
+    """True if a task is this user's; one without a user is everybody's. ``own``: the result of `own_names`, for many tasks."""
     user = task.get("user")
     return user in (None, "") or str(user) in (own or own_names())
 

@@ -189,7 +189,7 @@ def _refs(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _has(row: dict[str, Any], states: Sequence[str]) -> bool:
-    """Whether a row stands for a task in one of these states."""
+    """True if a row stands for a task in one of these states."""
     return any(state in states for state in (row.get("array") or (row.get("state"),)))
 
 
@@ -229,7 +229,7 @@ def drain(node: NodeModel | None, asked: str) -> Action | ActionRefused:
 
 
 def outcome(verb: str, replies: Sequence[dict[str, Any]]) -> str:
-    """What the answers mean, in a few words."""
+    """The answers in a few words."""
     reply = replies[0] if replies else {}
     match verb:
         case "cancel":

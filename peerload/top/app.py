@@ -83,7 +83,7 @@ class TopApp(App[int]):
         self.log_page: LogPage | None = None
         self.places: dict[str, Place] = {}
         self.menu = ""
-        """What the next letter is for: sort or signal, "" for nothing."""
+        """The menu that takes the next letter: sort or signal, "" for none."""
         self.asked: actions.Action | None = None
         self.message: tuple[str, str, float] = ("", "", 0.0)
         self.panes = {name: LineList(name) for name in ("header", *PANES.values(), "footer")}
@@ -125,7 +125,7 @@ class TopApp(App[int]):
             watcher.end()
 
     def _print_error_renderables(self) -> None:
-        """What went wrong is raised again by `to_the_end`, and reported as for every verb."""
+        """Print nothing: `to_the_end` raises the error again, and it is reported as for every verb."""
 
     def to_the_end(self) -> int:
         """Run until somebody quits, or a signal says so → the exit code; the terminal is restored. Raises whatever ended it

@@ -49,7 +49,7 @@ def running(task: dict[str, Any]) -> tuple[str, ...]:
 
 
 def key_of(task: dict[str, Any]) -> str:
-    """What a row is known by while its id, which may be a list of ranges, changes."""
+    """The name of a row that stays while its id, which may be a list of ranges, changes."""
     return str(task.get("row") or task.get("id") or "")
 
 
@@ -61,7 +61,7 @@ def counts_text(counts: dict[str, int], *, partial: bool = False) -> str:
 
 
 def is_over(task: dict[str, Any]) -> bool:
-    """Whether all that a row stands for has ended."""
+    """True if all that a row stands for has ended."""
     return task.get("state") in OVER
 
 
@@ -77,7 +77,7 @@ def _rank(state: str) -> int:
 
 
 def _array_row(name: str, members: list[dict[str, Any]], here: str) -> dict[str, Any]:
-    """What the members have together; its state is that of the member that is nearest to running."""
+    """The row of an array; its state is that of the member that is nearest to running."""
     counts: dict[str, int] = {}
     for task in sorted(members, key=lambda task: _rank(str(task.get("state") or ""))):
         state = str(task.get("state") or "")

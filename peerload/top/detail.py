@@ -37,7 +37,7 @@ class UsagePanel:
         self.processes = 0
 
     def take(self, told: Mapping[str, Any]) -> None:
-        """What its node said (`usage` of docs/wire.md)."""
+        """Take the answer of its node (`usage` of docs/wire.md)."""
         self.cpus.append(_value(told.get("cpus_busy")))
         self.memory.append(_value(told.get("memory_bytes")))
         self.processes = int(_value(told.get("processes")) or 0)
@@ -100,7 +100,7 @@ class Tail:
         self.why_none = ""
 
     def take(self, task: str, pieces: Iterable[dict[str, Any]], at: float) -> None:
-        """What the agent said of the output of ``task``: pieces of ``stream``, ``offset`` and ``data``."""
+        """Take the output of ``task`` from the agent: pieces of ``stream``, ``offset`` and ``data``."""
         if task != self.task:
             return
         data = {1: bytearray(), 2: bytearray()}
@@ -126,7 +126,7 @@ class Tail:
 def detail_lines(
     look: ViewState, tail: Tail, width: int, height: int, now: float, clock_text: Callable[[float], str]
 ) -> list[Line]:
-    """What there is to tell of the choice in the table that was used last."""
+    """The lines about the chosen row of the table that was used last."""
     if look.subject == "nodes":
         node = look.node()
         return [] if node is None else node_lines(node, width, height, now)
@@ -173,7 +173,7 @@ def short_line(look: ViewState, task: dict[str, Any], now: float, tail: Tail) ->
 def task_lines(
     look: ViewState, task: dict[str, Any], width: int, now: float, clock_text: Callable[[float], str]
 ) -> list[Line]:
-    """What is known of a task, a line a fact."""
+    """The facts of a task, one a line."""
     world = look.world
     argv = task.get("argv")
     command = task.get("command") or (" ".join(map(str, argv)) if isinstance(argv, list) else "")
@@ -220,7 +220,7 @@ def _moments(task: dict[str, Any], clock_text: Callable[[float], str]) -> str:
 
 
 def _who_for_whom(task: dict[str, Any], here: str) -> Line:
-    """Whose task it is and who runs it."""
+    """The home of a task and the node that runs it."""
     home, node = str(task.get("home") or ""), str(task.get("node") or "")
     if home and home != here:
         return [(f"here, for {draw.plain(home)}", "good")]
@@ -247,7 +247,7 @@ def _asked(task: dict[str, Any]) -> str:
 
 
 def _usage_lines(look: ViewState, task: dict[str, Any], tail: Tail, width: int, height: int) -> list[Line]:
-    """What it uses, how busy its node was, and how much it wrote; as graphs where there is room for them besides some output."""
+    """Usage of a task, load of its node, and output rate; as graphs where there is room for them besides some output."""
     lines: list[Line] = []
     spark = max(min(width - LABEL_CELLS - 16, 60), 0)
     if tail.task == task.get("id") and task.get("state") == "running":
@@ -291,7 +291,7 @@ def output_line(stream: int, text: str, width: int) -> Line:
 
 
 def node_lines(node: NodeModel, width: int, height: int, now: float) -> list[Line]:
-    """What is known of a node, how busy it was, its GPUs."""
+    """The facts of a node, its load in the last minutes, its GPUs."""
     facts = node.facts
     labels = facts.get("labels")
     speed = number_text(facts.get("speed"))

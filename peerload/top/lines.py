@@ -37,7 +37,7 @@ _BRAILLE_DOTS = 4
 _PLAINER = str.maketrans("…·→←↑↓≈■○◐●▾▸╭╮╰╯─│" + _BLOCKS, "~.><^v~#-=+-+++++-|" + " .:-=+*#@") | {
     0x2800 + dots: ".:#"[min(dots.bit_count() // 3, 2)] for dots in range(1, 256)
 }
-"""What stands for the characters that the view draws where only plain ones are wanted."""
+"""ASCII characters in place of those that the view draws, for terminals that have no others."""
 
 
 # -- foreign text ------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def in_ascii(line: Iterable[Span]) -> Line:
 
 
 def as_text(line: Iterable[Span]) -> str:
-    """What it says."""
+    """The text of a line."""
     return "".join(text for text, _ in line)
 
 

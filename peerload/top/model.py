@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Source(Protocol):
-        """Where samples come from: an agent, or a recording of one."""
+        """Source of samples: an agent, or a recording of one."""
 
         def look(self) -> TopSample:
             """The next one. Raises PeerloadError if the agent does not answer."""
@@ -125,7 +125,7 @@ def at(node: str) -> dict[str, str]:
 
 
 def is_ending(event: dict[str, Any]) -> bool:
-    """Whether a task of this home ended with it."""
+    """True if a task of this home ended with it."""
     return event.get("what") == "task" and event.get("state") in ENDINGS
 
 
@@ -191,7 +191,7 @@ class NodeModel:
         return number(self.facts.get("age_s")) + max(now - self.told_at, 0.0)
 
     def is_stale(self, now: float) -> bool:
-        """Whether its facts may be of no worth any more."""
+        """True if its facts may be of no worth any more."""
         return self.state not in HERE_STATES or self.age_s(now) > STALE_S
 
     def remember(self) -> None:
@@ -223,7 +223,7 @@ class TopModel:
         self.cluster: dict[str, Series] = {key: Series() for key in ("cpu", "mem", "gpu", "gpu_mem")}
         self.sums: dict[str, float] = {}
         self.used: dict[str, dict[str, Any]] = {}
-        """What tasks that run use, of those that were asked about (`usage` of docs/wire.md)."""
+        """Usage of running tasks, as far as it was asked for (`usage` of docs/wire.md)."""
         self.seen_at = 0.0
         self.lost_because = ""
         self.lost_at = 0.0
@@ -272,12 +272,12 @@ class TopModel:
         self._last_event = self.events_missed = 0
 
     def take_usage(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """What some tasks use now; what is told of those that run no more is forgotten."""
+        """Take the current usage of some tasks; that of tasks that run no more is dropped."""
         self.used |= {str(one.get("id") or ""): dict(one) for one in told}
         self.used = {name: one for name, one in self.used.items() if self.runs(name)}
 
     def runs(self, name: str) -> bool:
-        """Whether a task runs."""
+        """True if a task runs."""
         task = self.tasks.get(name) or self.guests.get(name)
         return task is not None and task.get("state") == "running"
 
@@ -377,12 +377,12 @@ class TopModel:
 
     @property
     def more_wait(self) -> bool:
-        """Whether more tasks of this home wait than are known one by one."""
+        """True if more tasks of this home wait than are known one by one."""
         known = sum(task.get("state") in ("queued", "held") for task in self.tasks.values())
         return known < self.counts.get("waiting", 0) + self.counts.get("held", 0)
 
     def is_guest(self, task: Mapping[str, Any]) -> bool:
-        """Whether it is here for another home."""
+        """True if it is here for another home."""
         return bool(task.get("home")) and task.get("home") != self.node
 
 
@@ -392,7 +392,7 @@ def number(value: object) -> float:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one."""
+    """True if it is one."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

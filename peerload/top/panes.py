@@ -36,7 +36,7 @@ TASKS_HEIGHT = 12
 """So many lines the tasks have before other panes have any, where there is not room for all."""
 WEIGHTS = {"nodes": 3, "tasks": 4, "detail": 3, "events": 2}
 IMPORTANCE = ("tasks", "nodes", "cluster", "detail", "events")
-"""Where there is not room for all, the last go first."""
+"""Panes in the order in which they get room."""
 
 
 class Place(NamedTuple):
@@ -56,7 +56,7 @@ def layout(
     zoomed: str = "",
     nodes: int = 0,
 ) -> dict[str, Place]:
-    """Where each pane is that can be seen, within ``width`` by ``height`` cells. ``wanted_first`` have room before others;
+    """The places of the visible panes within ``width`` by ``height`` cells. ``wanted_first`` have room before others;
     ``zoomed``: this one alone; nodes: how many there are, since few need not much room."""
     if width <= 0 or height <= 0:
         return {}

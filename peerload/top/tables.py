@@ -50,7 +50,7 @@ class Column(NamedTuple):
 
 
 def chosen_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
-    """Those that there is room for, with their widths; they and the gaps between them fill the width if one stretches."""
+    """The columns that there is room for, with their widths; they and the gaps between them fill the width if one stretches."""
     kept = list(columns)
     while len(kept) > 1 and sum(column.width + 1 for column in kept) - 1 > width:
         kept.remove(max(kept, key=lambda column: column.rank))
@@ -287,7 +287,7 @@ def _memory_used(look: ViewState, task: dict[str, Any]) -> Span:
 
 
 def _command(task: dict[str, Any], *, partial: bool) -> Line:
-    """What it runs; of an array before that how many members there are in each state."""
+    """The command of a task; of an array the number of members in each state comes first."""
     argv = task.get("argv")
     command = draw.plain(task.get("command") or (command_text(argv) if isinstance(argv, list) else ""))
     counts = task.get("array") or ({str(task.get("state")): arrays.number_in(task)} if task.get("members") else None)

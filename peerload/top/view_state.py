@@ -73,7 +73,7 @@ class ViewState:
         self.marked: set[str] = set()
         """Rows of tasks that are acted on together. What is not shown is not marked."""
         self.own: tuple[str, ...] = ()
-        """What who looks may be called as the user of a task."""
+        """The viewer's names as the user of a task."""
         self.is_mine = False
         """Only tasks of who looks are shown."""
         self.paused_at = 0.0
@@ -132,7 +132,7 @@ class ViewState:
         return rows
 
     def _keep_chosen(self, pane: str, before: list[Any], rows: list[Any]) -> None:
-        """The same row stays chosen. If it is gone, or has moved to those that ended, the row that is now in its place."""
+        """Keep the same row chosen. If it is gone, or has moved to those that ended, choose the row that is now in its place."""
         names = [name_of(row) for row in rows]
         chosen = self.chosen[pane]
         if not names:
@@ -276,7 +276,7 @@ class ViewState:
 
 
 def name_of(row: Any) -> str:  # noqa: ANN401 -- a node or a task
-    """What a row is known by."""
+    """The name of a node or of a row of tasks."""
     return row.name if isinstance(row, NodeModel) else arrays.key_of(row)
 
 
@@ -288,7 +288,7 @@ def id_key(name: str) -> tuple[str, int, int]:
 
 
 def matches(words: list[str], facts: dict[str, str]) -> bool:
-    """Whether a row has all of these words."""
+    """True if a row has all of these words."""
     return all(_has(word, facts) for word in words)
 
 
@@ -302,7 +302,7 @@ def _has(word: str, facts: dict[str, str]) -> bool:
 
 
 def node_words(node: NodeModel) -> dict[str, str]:
-    """What a filter looks at, in small letters."""
+    """The facts of a node that a filter looks at, in small letters."""
     facts = node.facts
     labels = facts.get("labels")
     told = {
@@ -317,7 +317,7 @@ def node_words(node: NodeModel) -> dict[str, str]:
 
 
 def task_words(task: dict[str, Any], *, guest: bool) -> dict[str, str]:
-    """The same of a task."""
+    """The facts of a task that a filter looks at."""
     argv = task.get("argv")
     told = {
         "id": str(task.get("id") or ""),

@@ -32,7 +32,7 @@ PAUSE_S_MIN = 0.2
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, on one line."""
+    """The error on one line."""
     why = str(getattr(error, "why", "") or "")
     what = str(getattr(error, "what", "") or error)
     return f"{what.rstrip('.')} ({why})" if why else what.rstrip(".")

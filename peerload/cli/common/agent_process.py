@@ -372,7 +372,7 @@ def end_launcher(state: str) -> int | None:
 
 
 def is_worked_in(state: str) -> bool:
-    """Whether an agent uses this state directory."""
+    """True if an agent uses this state directory."""
     try:
         lock = _locked(state)
     except PeerloadError:

@@ -133,7 +133,7 @@ def task_name(argv: list[bytes], *, shell: bool) -> str:
 
 
 def _is_assignment(word: bytes) -> bool:
-    """Whether a shell reads it as `NAME=VALUE` before a command."""
+    """True if a shell reads it as `NAME=VALUE` before a command."""
     return word.partition(b"=")[0].decode("utf-8", "replace").isidentifier() and b"=" in word
 
 

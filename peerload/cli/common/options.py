@@ -179,7 +179,7 @@ def cpus(text: str) -> float:
 
 
 def is_node_name(text: str) -> bool:
-    """Whether this can be the name of a node."""
+    """True if this can be the name of a node."""
     return 0 < len(text) <= NODE_NAME_LENGTH_MAX and NODE_NAME_CHARACTERS.issuperset(text)
 
 

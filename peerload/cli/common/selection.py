@@ -77,12 +77,12 @@ class Selection:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether a flag selects among the tasks."""
+        """True if a flag selects among the tasks."""
         return bool(self.narrowing or self.states)
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are only ids, each of one task or one array."""
+        """True if there are only ids, each of one task or one array."""
         return bool(self.words) and not self.is_narrowed and all(map(is_plain_id, self.words))
 
     def request_fields(self, states: Iterable[str] = ()) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Selection:
         return [str(ref) for ref in found.get("selected") or ()]
 
     def would_ask(self) -> bool:
-        """Whether there is a user at a terminal to ask."""
+        """True if there is a user at a terminal to ask."""
         return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -156,13 +156,13 @@ def states_of(given: list[str], verb: str) -> list[str]:
 
 
 def is_plain_id(word: str) -> bool:
-    """Whether this is the id of one task or array: no range, and no `@~1`."""
+    """True if this is the id of one task or array: no range, and no `@~1`."""
     members = word.rpartition("/")[2].partition(".")[2]
     return "~" not in word and "-" not in members and "," not in members
 
 
 def agreed(verb: str, count: int, states: dict[str, Any] | None = None) -> bool:
-    """Whether the user at the terminal agrees; few tasks need no question."""
+    """True if the user at the terminal agrees; few tasks need no question."""
     if count <= ASKED_ABOVE:
         return True
     told = ", ".join(f"{number} {printable(state)}" for state, number in sorted((states or {}).items()))

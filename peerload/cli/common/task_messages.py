@@ -103,7 +103,7 @@ def say_detached(task: str) -> int:
 
 
 def _needs_explanation(ended: dict[str, Any], code: int, reason: str) -> bool:
-    """Whether the exit code alone does not explain the failure."""
+    """True if the exit code alone does not explain the failure."""
     if reason in ("", f"exit code {code}"):
         return False
     return code in EXPLAINED_EXIT_CODES or bool(ended.get("out_of")) or WITHOUT_ROOM in reason
@@ -129,7 +129,7 @@ def report_end(ended: dict[str, Any], *, interrupted: bool) -> int:
 
 
 def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
-    """Whether a task is this user's, so that its output may go to the terminal unchanged. The user that another node names is trusted
+    """True if a task is this user's, so that its output may go to the terminal unchanged. The user that another node names is trusted
     only if all nodes are one person's."""
     return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))
 

@@ -64,7 +64,7 @@ class TaskSession:
     """
 
     DETACHES = True
-    """Whether the user can detach."""
+    """True if the user can detach."""
 
     def __init__(
         self,

@@ -136,7 +136,7 @@ _KIND_MASK, _DIRECTORY, _CHARACTERS = 0o170000, 0o040000, 0o020000  # as in <sys
 
 
 def takes_input() -> bool:
-    """Whether stdin is something that a command may read: a pipe, a file, a socket or a terminal; not /dev/null, and not closed."""
+    """True if stdin is something that a command may read: a pipe, a file, a socket or a terminal; not /dev/null, and not closed."""
     try:
         status = os.fstat(STDIN)
         kind = status.st_mode & _KIND_MASK
@@ -166,12 +166,12 @@ class StdinReader:
 
     @property
     def wants_to_read(self) -> bool:
-        """Whether to poll stdin."""
+        """True if to poll stdin."""
         return self.is_open and not self.is_paused and len(self._unanswered) < PIECES_UNANSWERED_MAX
 
     @property
     def is_foreground(self) -> bool:
-        """Whether stdin can be read without being stopped."""
+        """True if stdin can be read without being stopped."""
         if not self.is_terminal:
             return True
         try:
@@ -217,7 +217,7 @@ class StdinReader:
         return ""
 
     def is_of(self, request: int) -> bool:
-        """Whether that request was about stdin."""
+        """True if that request was about stdin."""
         return request in self._unanswered or request == self._claim
 
     def stop(self) -> None:

@@ -98,7 +98,7 @@ def probe_broker(address: str, way: BrokerAccess | None = None) -> BrokerProbe:
 
 
 def anybody_may_publish(address: str, way: BrokerAccess, facts: DoctorInput) -> bool:
-    """Whether a client without name, password and certificate can publish below this node's topics. The message goes
+    """True if a client without name, password and certificate can publish below this node's topics. The message goes
     to a topic that no agent listens to, and means nothing."""
     from peerload.model.errors import ConfigError
     from peerload.security.broker_address import ROOT, BrokerUrl

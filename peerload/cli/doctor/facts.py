@@ -103,7 +103,7 @@ class DoctorInput:
         return loader.files(named, self.environment)
 
     def has(self, path: str) -> bool:
-        """Whether this path exists below the root."""
+        """True if this path exists below the root."""
         return (self.root / path.lstrip("/")).exists()
 
     def _default_socket(self) -> str:

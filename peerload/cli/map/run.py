@@ -107,7 +107,7 @@ class Halt:
             self._share = int(digits) / 100
 
     def is_due(self, *, failed: int, succeeded: int) -> bool:
-        """Whether the condition holds."""
+        """True if the condition holds."""
         ended = failed + succeeded
         count = {"fail": failed, "success": succeeded, "done": ended}.get(self._counted, 0)
         if self._number:

@@ -45,7 +45,7 @@ class MapView:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more tasks should be submitted for now."""
+        """True if no more tasks should be submitted for now."""
         return False
 
     def ended(self, task: MapResult) -> None:
@@ -91,7 +91,7 @@ class Outputs:
 
     @property
     def is_full(self) -> bool:
-        """Whether the bound of kept tasks is reached."""
+        """True if the bound of kept tasks is reached."""
         return len(self._waiting) >= KEPT_TASKS_MAX
 
     def skipped(self, number: int) -> None:

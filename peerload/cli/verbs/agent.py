@@ -27,7 +27,7 @@ from peerload.cli.common.options import Options
 from peerload.client.connection import ANSWERS_WITHIN_S, START_HINT, Client, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 from peerload.model.text import printable
-from peerload.text.format import counted, number_text, print_json, say, size_text, terminal_columns
+from peerload.text.format import counted, number_text, print_json, print_result, say, size_text, terminal_columns
 
 
 def agent(words: list[str]) -> int:
@@ -102,10 +102,7 @@ def up(words: list[str]) -> int:
             info = _joined(settings, info, log_start)
     info.setdefault("socket", settings["socket"])
     info["notices"] = [*(info.get("notices") or ()), *_shared_machine(info)]
-    if flags.json:
-        print_json({key: info.get(key) for key in JSON_KEYS})
-    else:
-        sys.stdout.write(_started_text(info, already=already))
+    print_result({key: info.get(key) for key in JSON_KEYS}, _started_text(info, already=already), as_json=flags.json)
     return 0
 
 
@@ -313,8 +310,9 @@ def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool)
     if found is None:
         return False
     await_end(found, "the launcher")
-    if as_json:
-        print_json({"pid": None, "node": None, "all": True})
-    else:
-        sys.stdout.write("the agent was gone; the tasks that still ran were ended\n")
+    print_result(
+        {"pid": None, "node": None, "all": True},
+        "the agent was gone; the tasks that still ran were ended\n",
+        as_json=as_json,
+    )
     return True

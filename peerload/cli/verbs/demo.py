@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options, whole
 from peerload.cli.demo.demo import interrupt, run_and_clean, temporary_directory
 from peerload.cli.demo.sharing import TASKS_MAX, SharingDemo, told
-from peerload.text.format import print_json
+from peerload.text.format import print_result
 
 TASKS = 60
 
@@ -41,9 +40,6 @@ def main(words: list[str]) -> int:
     if account is None:
         return INTERRUPTED
     account |= {"policy": flags.policy, "broker": demo.broker, "processes_left": len(left)}
-    if flags.json:
-        print_json(account)
-    else:
-        sys.stdout.write("\n" + "".join(f"{line}\n" for line in told(account)))
+    print_result(account, "\n" + "".join(f"{line}\n" for line in told(account)), as_json=flags.json)
     good = not left and not account["failed"] and account["outputs_right"] == account["tasks"]
     return 0 if good else 1

@@ -10,7 +10,7 @@ from peerload.cli.common.options import Options
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_json, table
+from peerload.text.format import counted, print_json, print_result, table
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -43,10 +43,7 @@ def main(words: list[str]) -> int:
             _show(client.call("groups").get("groups", []), flags)
             return 0
         group = client.call("group", **request)["group"]
-    if flags.json:
-        print_json(group)
-    else:
-        sys.stdout.write(f"{printable(_group_text(flags.what, group))}\n")
+    print_result(group, f"{printable(_group_text(flags.what, group))}\n", as_json=flags.json)
     return 0
 
 

@@ -171,7 +171,7 @@ def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
 def install_lines_for(
     join: str, release: str, direct_url: dict[str, object], *, is_system: bool, kept_wheel: str = ""
 ) -> list[InstallLine]:
-    """The same for a distribution of this release with this origin. kept_wheel: the file that it was installed from, if it is kept."""
+    """The lines for a distribution of this release with this origin. kept_wheel: the file that it was installed from, if it is kept."""
     url = str(direct_url.get("url") or "")
     path = unquote(urlsplit(url).path) if url.startswith("file:") else ""
     if kept_wheel and not os.path.exists(path):  # noqa: PTH110 -- as the rest of the package

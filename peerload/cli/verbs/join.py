@@ -23,7 +23,7 @@ from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name
 from peerload.client.connection import ANSWERS_WITHIN_S, Client, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import print_json, say
+from peerload.text.format import print_result, say
 from peerload.wire import frame
 
 if TYPE_CHECKING:
@@ -82,10 +82,7 @@ def join(words: list[str]) -> int:
     info = _as_member(running, place)
     _await_peer(place["socket"])
     info = _info(place["socket"]) or info
-    if flags.json:
-        print_json({key: info.get(key) for key in JSON_KEYS})
-    else:
-        sys.stdout.write(_joined_text(info, admitted, place))
+    print_result({key: info.get(key) for key in JSON_KEYS}, _joined_text(info, admitted, place), as_json=flags.json)
     return 0
 
 
@@ -124,7 +121,7 @@ def _info(socket_path: str) -> dict[str, Any] | None:
 
 
 def _is_connected(socket_path: str) -> bool:
-    """Whether the agent here is connected to another member; a node that was revoked, or was away for too long, may join again."""
+    """True if the agent here is connected to another member; a node that was revoked, or was away for too long, may join again."""
     with Client(socket_path) as client:
         return _sees_peer(client)
 
@@ -279,7 +276,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether an agent could listen there by TCP and UDP. Old connections in TIME_WAIT do not matter, as they do not to the agent."""
+    """True if an agent could listen there by TCP and UDP. Old connections in TIME_WAIT do not matter, as they do not to the agent."""
     with socket.socket(_family(host)) as stream, socket.socket(_family(host), socket.SOCK_DGRAM) as datagrams:
         try:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

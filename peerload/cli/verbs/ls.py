@@ -16,7 +16,7 @@ from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import counted, json_line, print_json, say, terminal_columns
+from peerload.text.format import counted, json_line, print_json, print_result, say, terminal_columns
 from peerload.text.tasks import as_row, instant_text, is_mine, number_of, own_names, why_lines
 
 if TYPE_CHECKING:
@@ -223,10 +223,7 @@ def why(words: list[str]) -> int:
     flags = reader.read(words)
     with Client(flags.socket) as client:
         told = client.call("why", task=flags.task)
-    if flags.json:
-        print_json(told)
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in why_lines(told, time.time())))
+    print_result(told, "".join(f"{line}\n" for line in why_lines(told, time.time())), as_json=flags.json)
     return 0
 
 

@@ -14,7 +14,7 @@ from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import coloured, number_text, print_json, table
+from peerload.text.format import coloured, number_text, print_result, table
 from peerload.text.nodes import (
     HEADINGS,
     LEFT_OUT_FIRST,
@@ -47,10 +47,9 @@ def top(words: list[str]) -> int:
     with Client(flags.socket) as client:  # a missing agent or node is reported as by every verb
         if not is_live:
             seen = sample(client, flags.at)
-            if flags.json:
-                print_json(seen)
-            else:
-                sys.stdout.write("".join(f"{line}\n" for line in lines(seen, time.time(), wide=flags.wide)))
+            print_result(
+                seen, "".join(f"{line}\n" for line in lines(seen, time.time(), wide=flags.wide)), as_json=flags.json
+            )
             return 0
         client.call("info", **({"at": flags.at} if flags.at else {}))
     if lacks := _lacks_view():

@@ -126,7 +126,7 @@ class WaitProgress:
         self._show()
 
     def _is_single(self, short: str) -> bool:
-        """Whether the user named this task, not only its array."""
+        """True if the user named this task, not only its array."""
         _, dot, member = short.partition(".")
         return self._is_by_id and (not dot or short in self._named or f"@.{member}" in self._named)
 
