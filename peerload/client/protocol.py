@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from peerload.model.errors import (
-    AgentUnavailable,
-    BadRequest,
-    NeverRunnable,
-    NoSuchTask,
-    OutputIncomplete,
-)
+from peerload.model.errors import AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, OutputIncomplete
 from peerload.wire import frame
 
 if TYPE_CHECKING:

@@ -300,7 +300,7 @@ def node_lines(node: NodeModel, width: int, height: int, now: float) -> list[Lin
             (f" {draw.plain(node.name)}  ", "bold"),
             *tables.state_of_node(node),
             (f"  known {duration_text(node.age_s(now))} ago", "dim"),
-        ],
+        ]
     ]
     if node.is_stale(now):
         lines.append([(" what follows is old: it may be otherwise by now", "warn")])

@@ -58,11 +58,7 @@ class Sampler(Watcher):
     """Takes a sample each second. ``took(sample)`` and ``lost(why, at)`` are called from this thread."""
 
     def __init__(
-        self,
-        source: Source,
-        took: Callable[..., None],
-        lost: Callable[..., None],
-        broke: Callable[[Exception], None],
+        self, source: Source, took: Callable[..., None], lost: Callable[..., None], broke: Callable[[Exception], None]
     ) -> None:
         super().__init__("sampler", self._sample, broke)
         self._source = source

@@ -258,12 +258,7 @@ def add_flags(reader: Options, *, is_map: bool = False) -> None:
     reader.flag("--group G", help="the group whose slots it uses:  peerload group")
     name = "--task-tag" if is_map else "--tag"
     reader.flag(
-        name,
-        dest="tags",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="a tag to select it by (repeatable)",
+        name, dest="tags", action="append", default=[], metavar="K=V", help="a tag to select it by (repeatable)"
     )
     reader.flag(
         "--retries N",

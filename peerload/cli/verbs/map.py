@@ -74,13 +74,7 @@ def main(words: list[str]) -> int:
         )
     del secret  # `submit` reports them on a terminal only
     mapping = Mapping(
-        flags.socket,
-        _fields(flags, spec),
-        template,
-        inputs,
-        halt=halt,
-        joblog=joblog,
-        at_a_time=flags.jobs,
+        flags.socket, _fields(flags, spec), template, inputs, halt=halt, joblog=joblog, at_a_time=flags.jobs
     )
     with mapping:
         return _run(mapping, flags)

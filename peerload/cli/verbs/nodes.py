@@ -11,14 +11,7 @@ from peerload.client.connection import Client
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, terminal_columns
-from peerload.text.nodes import (
-    HEADINGS,
-    WIDE_HEADINGS,
-    gpu_table,
-    node_cells,
-    node_table,
-    shared_machine_lines,
-)
+from peerload.text.nodes import HEADINGS, WIDE_HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
 from peerload.text.units import duration
 
 if TYPE_CHECKING:

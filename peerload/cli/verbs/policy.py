@@ -209,10 +209,7 @@ def preset_lines(preset: PresetDescription) -> list[str]:
     """A preset: its description, then each kind with the policy chosen, and its parameters."""
     from peerload.policy.parameters import shown
 
-    lines = [
-        *_wrapped(f"{preset.name}: {preset.description or 'no description'}"),
-        f"  {printable(preset.file)}",
-    ]
+    lines = [*_wrapped(f"{preset.name}: {preset.description or 'no description'}"), f"  {printable(preset.file)}"]
     for chosen in preset.chosen:
         lines += ["", *_chosen_lines(chosen)]
     lines += ["", f"location.memory = {shown(preset.memory)}"]
