@@ -9,7 +9,7 @@ from typing import NamedTuple
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.format import counted
-from peerload.top import arrays
+from peerload.top import view_state
 from peerload.top.model import ANSWERS_WITHIN_S, at
 
 TYPE_CHECKING = False
@@ -130,12 +130,12 @@ def cancel(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
     """Stop what has not ended."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
-    some = [row for row in rows if not arrays.is_over(row)]
+    some = [row for row in rows if not view_state.is_over(row)]
     if not some:
         return ActionRefused(f"{_called(rows)} {'has' if len(rows) == 1 else 'have'} ended already")
     names = _refs(some)
     return Action(
-        ("peerload", "cancel", *names), "cancel", ({"tasks": names},), f"cancel {_called(some, arrays.OVER)} ?"
+        ("peerload", "cancel", *names), "cancel", ({"tasks": names},), f"cancel {_called(some, view_state.OVER)} ?"
     )
 
 
@@ -159,7 +159,7 @@ def release(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
         return Action(("peerload", "release", *names), "release", ({"tasks": names},))
     if any(row.get("members") for row in rows):
         return ActionRefused("these are some members of an array: choose the row of the array")
-    over = [row for row in rows if row.get("state") in (*arrays.OVER, "unknown")]
+    over = [row for row in rows if row.get("state") in (*view_state.OVER, "unknown")]
     if not over:
         what = "is neither held nor has it ended" if len(rows) == 1 else "are neither held nor have they ended"
         return ActionRefused(f"{_called(rows)} {what}: {_states(rows)}")
@@ -175,7 +175,7 @@ def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
     """Send the signal of this name to what runs."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
-    running = tuple(task for row in rows for task in arrays.running(row))
+    running = tuple(task for row in rows for task in view_state.running(row))
     if not running:
         return ActionRefused(f"{_called(rows)} {_do(rows)} not run: {_states(rows)}")
     number = int(signal.Signals[f"SIG{name}"])
@@ -185,7 +185,7 @@ def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
 
 
 def _refs(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(ref for row in rows for ref in arrays.refs(row))
+    return tuple(ref for row in rows for ref in view_state.refs(row))
 
 
 def _has(row: dict[str, Any], states: Sequence[str]) -> bool:
@@ -199,7 +199,7 @@ def _called(rows: Sequence[dict[str, Any]], but: Sequence[str] = ()) -> str:
     for row in rows:
         counts = row.get("array")
         left_out = sum(count for state, count in counts.items() if state in but) if isinstance(counts, dict) else 0
-        number += arrays.number_in(row) - left_out
+        number += view_state.number_in(row) - left_out
     if len(rows) > 1:
         return counted(number, "task")
     name = str(rows[0].get("id"))

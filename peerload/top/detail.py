@@ -7,8 +7,8 @@ import collections
 from peerload.text.format import duration_text, number_text, size_text
 from peerload.top import lines as draw
 from peerload.top import tables
-from peerload.top.arrays import counts_text
 from peerload.top.model import Series, is_number, number
+from peerload.top.view_state import counts_text
 
 TYPE_CHECKING = False
 

@@ -12,11 +12,11 @@ from peerload.client.connection import Client
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
     from typing import Any, Protocol
 
     class Source(Protocol):
-        """Source of samples: an agent, or a recording of one."""
+        """Source of samples."""
 
         def look(self) -> TopSample:
             """The next one. Raises PeerloadError if the agent does not answer."""
@@ -100,23 +100,6 @@ class LiveSampler:
             self._client.close()
             self._client = None
         self._revision, self._ended_from_s = "", 0.0
-
-
-class RecordedSampler:
-    """Samples that were taken before, one a look; then EOFError."""
-
-    def __init__(self, samples: Sequence[TopSample]) -> None:
-        self._left: Iterator[TopSample] = iter(samples)
-
-    def look(self) -> TopSample:
-        """The next one."""
-        for sample in self._left:
-            return sample
-        raise EOFError
-
-    def close(self) -> None:
-        """Play no more."""
-        self._left = iter(())
 
 
 def at(node: str) -> dict[str, str]:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from peerload.top.model import Series, TopModel
     from peerload.top.view_state import ViewState
 
-LOST_AFTER_S = 3.0
-"""An agent that has not been heard for so long is said to be away."""
 METER_CELLS_MAX = 30
 EVENT_STYLES = {
     "failed": "bad", "dead": "bad bold", "suspect": "warn", "held": "warn", "unknown": "warn bold", "cancelled": "warn",

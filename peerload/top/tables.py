@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from peerload.text.format import duration_text, number_text, size_text
 from peerload.text.tasks import command_text
-from peerload.top import arrays
 from peerload.top import lines as draw
+from peerload.top import view_state
 from peerload.top.actions import SIGNALS
 from peerload.top.view_state import NODE_ORDERS, TASK_ORDERS, name_of
 
@@ -209,10 +209,10 @@ def task_columns(look: ViewState, now: float) -> list[Column]:
     def name_shown(task: dict[str, Any]) -> str:
         name = draw.plain(task.get("id") or "")
         if look.marked:
-            name = ("*" if arrays.key_of(task) in look.marked else " ") + name
+            name = ("*" if view_state.key_of(task) in look.marked else " ") + name
         if not has_arrays:
             return name
-        mark = ("▾" if arrays.key_of(task) in look.opened else "▸") if task.get("array") else " "
+        mark = ("▾" if view_state.key_of(task) in look.opened else "▸") if task.get("array") else " "
         return f"{mark}{name}"
 
     def where(task: dict[str, Any]) -> Line:
@@ -231,7 +231,7 @@ def task_columns(look: ViewState, now: float) -> list[Column]:
         Column(
             "ID",
             _longest(map(name_shown, rows), 5),
-            lambda task: [(name_shown(task), "key" if arrays.key_of(task) in look.marked else "bold")],
+            lambda task: [(name_shown(task), "key" if view_state.key_of(task) in look.marked else "bold")],
             0,
             letter="i",
         ),
@@ -277,12 +277,12 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
 
 def _cpu_used(look: ViewState, task: dict[str, Any]) -> Span:
     """Cores kept busy, as per cent of one."""
-    cpus, _ = look.world.usage(arrays.running(task))
+    cpus, _ = look.world.usage(view_state.running(task))
     return ("-", "faint") if cpus is None else (percent(cpus), "")
 
 
 def _memory_used(look: ViewState, task: dict[str, Any]) -> Span:
-    _, memory = look.world.usage(arrays.running(task))
+    _, memory = look.world.usage(view_state.running(task))
     return ("-", "faint") if memory is None else (size_text(memory).replace(" ", "").replace("iB", ""), "")
 
 
@@ -290,10 +290,12 @@ def _command(task: dict[str, Any], *, partial: bool) -> Line:
     """The command of a task; of an array the number of members in each state comes first."""
     argv = task.get("argv")
     command = draw.plain(task.get("command") or (command_text(argv) if isinstance(argv, list) else ""))
-    counts = task.get("array") or ({str(task.get("state")): arrays.number_in(task)} if task.get("members") else None)
+    counts = task.get("array") or (
+        {str(task.get("state")): view_state.number_in(task)} if task.get("members") else None
+    )
     if not isinstance(counts, dict):
         return [(command, "")]
-    return [(draw.plain(arrays.counts_text(counts, partial=partial)), "accent"), (f"  {command}", "dim")]
+    return [(draw.plain(view_state.counts_text(counts, partial=partial)), "accent"), (f"  {command}", "dim")]
 
 
 def _exit(task: dict[str, Any]) -> Span:

@@ -77,8 +77,6 @@ class Sampler(Watcher):
                 sample = source.look()
             except PeerloadError as error:
                 self._lost(reason(error), time.time())
-            except EOFError:
-                return
             else:
                 every_s = min(max(EVERY_S, number(sample.answer.get("took_s")) / AGENT_SHARE_MAX), PAUSE_S_MAX)
                 if source is self._source:

@@ -94,11 +94,11 @@ def _print_id(
 def _each(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
     """The command line of each member, if they differ."""
     if flags.param or flags.param_file:
-        from peerload.cli.map.sweep import commands_of_parameters
+        from peerload.cli.map.template import commands_of_parameters
 
         return commands_of_parameters(flags, spec)
     if flags.each_line is not None:
-        from peerload.cli.map.sweep import commands_of_lines
+        from peerload.cli.map.template import commands_of_lines
 
         return commands_of_lines(flags, spec)
     return []
