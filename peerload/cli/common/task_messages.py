@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common.errors import CANNOT, INTERRUPTED
 from peerload.model.text import printable
 from peerload.text.format import say, shortened, size_text
-from peerload.text.tasks import is_mine
 
 if TYPE_CHECKING:
     from peerload.client.connection import Client
@@ -126,12 +125,6 @@ def report_end(ended: dict[str, Any], *, interrupted: bool) -> int:
     elif state == "cancelled":
         say(f"{task} was cancelled" + (f": {reason}" if reason else ""))
     return code
-
-
-def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
-    """True if a task is this user's, so that its output may go to the terminal unchanged. The user that another node names is trusted
-    only if all nodes are one person's."""
-    return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))
 
 
 def say_left_out(secret: list[str]) -> None:

@@ -19,6 +19,7 @@ from peerload.client.protocol import accepted
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say, shortened
+from peerload.text.tasks import is_mine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -407,3 +408,9 @@ class TaskSession:
                 f"peerload attach {self._task}"
             )
         return AgentUnavailable(f"lost the agent while {self._task} was running", why=error.why, hint=hint)
+
+
+def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
+    """True if a task is this user's, so that its output may go to the terminal unchanged. The user that another node names is trusted
+    only if all nodes are one person's."""
+    return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))

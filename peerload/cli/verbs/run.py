@@ -12,15 +12,8 @@ from peerload.cli.common import command, task_messages
 from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.task_messages import (
-    exit_code_of,
-    is_ours,
-    report_end,
-    report_missing,
-    say_detached,
-    say_unsaved,
-)
-from peerload.cli.common.task_session import Detached, TaskSession
+from peerload.cli.common.task_messages import exit_code_of, report_end, report_missing, say_detached, say_unsaved
+from peerload.cli.common.task_session import Detached, TaskSession, is_ours
 from peerload.cli.common.terminal import (
     StdinReader,
     say_if_it_needs_a_terminal,
