@@ -141,13 +141,10 @@ def _show(flags: Namespace) -> int:
 
 def _configured() -> ClusterDirectory:
     """The cluster directory of an agent started here now."""
-    from peerload.cli.common.agent_process import default_state
-    from peerload.client.connection import user_socket_path
-    from peerload.config import loader
+    from peerload.cli.common.agent_process import configured
     from peerload.security import cluster_dir
 
-    defaults = {"state": default_state(), "socket": user_socket_path()}
-    return cluster_dir.find(loader.load({}, defaults, dict(os.environ)).cluster, os.environ)
+    return cluster_dir.find(configured({}).cluster, os.environ)
 
 
 def _in_use(socket: str | None) -> dict[str, Any] | None:
