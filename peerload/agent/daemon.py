@@ -79,16 +79,15 @@ from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.requests.cancel_wait import CancelWaits
 from peerload.agent.requests.client_events import ClientEvents, TaskWatches
 from peerload.agent.requests.cluster_commands import ClusterCommands
-from peerload.agent.requests.dispatch import Dispatcher, Queries, TaskRequests
 from peerload.agent.requests.durable_reads import DurableReads
 from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
 from peerload.agent.requests.live_usage import LiveUsage
 from peerload.agent.requests.node_commands import NodeCommands
 from peerload.agent.requests.output_stream import OutputRequests, OutputSource
 from peerload.agent.requests.overview import OverviewCache, OverviewViews
-from peerload.agent.requests.server import RequestServer
+from peerload.agent.requests.server import Gates, RequestServer, Verbs
 from peerload.agent.requests.status import StatusRequests
-from peerload.agent.requests.submissions import SubmissionChecks, Submissions
+from peerload.agent.requests.submissions import Submissions
 from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
 from peerload.agent.requests.task_queries import EventRequests, TaskQueries
 from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
@@ -383,34 +382,28 @@ class Daemon:
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention)
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
-        checks = SubmissionChecks(access, quotas, users, disk, queries, node)
-        source = OutputSource(info, node, output, spool)
-        ends = TaskEnds(store, spool, jobs, config.output_bytes_max)
-        dispatcher = Dispatcher(
-            TaskRequests(
-                Submissions(core, checks, reads, task_ids, inputs, attach, node),
-                TaskCommands(core, reads, task_ids, cancel_waits, access, node),
-                CleanRequests(remover, reads, task_ids, node),
-                WaitRequests(reads, task_ids, watches, quotas, ends),
-                OutputRequests(reads, task_ids, watches, source, node),
-                ExecRequests(commands, node, task_ids, output, inputs, stdin, disk),
-                attach,
-            ),
-            Queries(
-                reads,
-                TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
-                WhyRequest(node, store, task_ids, decisions, cluster_view),
-                LiveUsage(node, launcher, task_ids),
-                EventRequests(reads, task_ids, access, config.node),
-                OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            ),
-            StatusRequests(info, node, store, inbox, agent_view, nodes_view, diagnostics),
-            NodeCommands(core, node, run, event_log),
-            ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
+        verbs = Verbs(
+            reads,
+            commands=TaskCommands(core, reads, task_ids, cancel_waits, access, node),
+            clean=CleanRequests(remover, reads, task_ids, node),
+            waits=WaitRequests(reads, task_ids, watches, quotas, TaskEnds(store, spool, jobs, config.output_bytes_max)),
+            outputs=OutputRequests(reads, task_ids, watches, OutputSource(info, node, output, spool), node),
+            execs=ExecRequests(commands, node, task_ids, output, inputs, stdin, disk),
+            attach=attach,
+            tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
+            events=EventRequests(reads, task_ids, access, config.node),
+            why=WhyRequest(node, store, task_ids, decisions, cluster_view),
+            usage=LiveUsage(node, launcher, task_ids),
+            overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
+            status=StatusRequests(info, node, store, inbox, agent_view, nodes_view, diagnostics),
+            node=NodeCommands(core, node, run, event_log),
+            cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
         )
+        submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
-        router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, run)
-        server = RequestServer(access, quotas, router, dispatcher, info, security, run)
+        router = RequestRouter(verbs, self.forwards, task_ids, access, store, node, run)
+        gates = Gates(quotas, access, router, users, disk, queries)
+        server = RequestServer(gates, submissions, verbs, security, run)
         self.forward_server = ForwardServer(server, access)
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 

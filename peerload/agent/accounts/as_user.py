@@ -91,10 +91,11 @@ class UserServices:
         return "", not why
 
     async def admitted(self, spec: TaskSpec, terms: SubmitOptions) -> bool:
-        """True if the directory of a submitted task is there for its user. False also if this node does not run
-        tasks of that user, or the file system does not answer: other nodes may run the task."""
+        """True if the directory of a submitted task is there for its user, or was a moment ago. False also if this node
+        does not run tasks of that user, or the file system does not answer: other nodes may run the task."""
+        submitter = self.submitter(spec, terms)
         try:
-            return (await self.objection(self.submitter(spec, terms), spec.directory))[1]
+            return self.seen_lately(submitter, spec.directory) or (await self.objection(submitter, spec.directory))[1]
         except FileSystemStalled:
             return False
 

@@ -47,7 +47,8 @@ WAITED_RETRY_S = 60.0
 
 
 class WaitCharge:
-    """Tasks that one request waits for, until its ``end``. ``bounds``: (key, maximum) pairs that it counts towards."""
+    """Tasks that one request waits for, until its ``end``, or that of a `with` block. ``bounds``: (key, maximum) pairs that
+    it counts towards."""
 
     def __init__(self, tasks: Counter[tuple[str, ...]], bounds: Sequence[tuple[tuple[str, ...], int]]) -> None:
         self._tasks = tasks
@@ -65,6 +66,12 @@ class WaitCharge:
                 )
         self._charged += tasks
         self._tasks.update({whose: tasks for whose, _ in self._bounds})
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def end(self) -> None:
         """Release the charge."""

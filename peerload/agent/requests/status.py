@@ -1,4 +1,4 @@
-"""The verbs that look at the node: info, nodes, policy, stats, checkup, settings, usage and overview."""
+"""The verbs that look at the node: info, settings, nodes, policy, stats and checkup."""
 
 from __future__ import annotations
 
@@ -34,22 +34,10 @@ class StatusRequests:
         self._node = node
         self._store = store
         self._inbox = inbox
-        self._agent = agent
-        self._nodes = nodes
+        self.agent = agent
+        self.nodes = nodes
         self._diagnostics = diagnostics
         self._policies: dict[str, list[str]] = {}
-
-    def info(self) -> dict[str, object]:
-        """This agent."""
-        return self._agent.info()
-
-    def nodes(self) -> dict[str, object]:
-        """The nodes known here."""
-        return {"nodes": self._nodes.objects()}
-
-    def settings(self) -> dict[str, object]:
-        """The settings in force, with their sources."""
-        return self._agent.settings()
 
     def policy(self) -> dict[str, object]:
         """The policies there are, and those in force."""
