@@ -374,9 +374,9 @@ class Node:
             case messages.ResultAck():
                 self.executor.ack_received(src, message)
             case messages.RenewOk():
-                self.executor.leases.renewed(src, message)
+                self.executor.renewed(src, message)
             case messages.Park():
-                self.executor.leases.park_received(src, message)
+                self.executor.park_received(src, message)
             case messages.Renew():
                 self.handoff.leases.renew_received(src, message)
             case messages.StateRequest():
@@ -449,7 +449,7 @@ class Node:
             case timers.Probe():
                 self.sharing.probe_timed_out(timer.number)
             case timers.Renew():
-                self.executor.leases.renew()
+                self.executor.renew_leases()
             case timers.Gossip():
                 self.membership.timer(timer.kind, timer.subject)
                 self.peer_events.gossiped()

@@ -17,9 +17,9 @@ from peerload.core.estimates.history import command_keys
 from peerload.model import rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from peerload.core.membership.directory import NamesWithout
     from peerload.core.state import CoreState
+    from peerload.model.messages import Need
     from peerload.model.task import Exit, TaskSpec
 
 COMMANDS_MAX = 1024
@@ -33,15 +33,16 @@ FAILED_ON_MANY = ""
 
 
 class CircuitBreaker:
-    """The breakers of one home for all its peers. ``changed()``: called when a node is skipped from now on, or no more."""
+    """The breakers of one home for all its peers. eligible: what is remembered of the nodes that can be asked, which is
+    cleared whenever a node is skipped from now on, or no more."""
 
-    def __init__(self, state: CoreState, changed: Callable[[], None]) -> None:
+    def __init__(self, state: CoreState, eligible: dict[Need, NamesWithout]) -> None:
         self._state = state
         self._refusals: OrderedDict[str, int] = OrderedDict()
         self._failures: OrderedDict[str, OrderedDict[bytes, int]] = OrderedDict()
         self._failed_on: OrderedDict[bytes, str] = OrderedDict()
         self._skipped: dict[str, tuple[float, str]] = {}
-        self._changed = changed
+        self._eligible = eligible
 
     def is_any(self) -> bool:
         """True if any node is skipped now (the common case is no)."""
@@ -50,7 +51,7 @@ class CircuitBreaker:
         for node in over:
             del self._skipped[node]
         if over:
-            self._changed()
+            self._eligible.clear()
         return bool(self._skipped)
 
     def why(self, node: str) -> str:
@@ -66,7 +67,7 @@ class CircuitBreaker:
         self._refusals.pop(node, None)
         self._failures.pop(node, None)
         if self._skipped.pop(node, None) is not None:
-            self._changed()
+            self._eligible.clear()
 
     def declined(self, node: str, code: str, *, accepts: bool) -> None:
         """Note a declined offer; ``accepts``: though the node says that it takes tasks."""
@@ -123,4 +124,4 @@ class CircuitBreaker:
         if is_new:
             self._state.note("node", "skipped", node=node, reason=because)
             self._state.broken(rules.CLAIMS_HARMLESS, node, because)
-            self._changed()
+            self._eligible.clear()
