@@ -512,13 +512,13 @@ class Daemon:
         self.launcher.log_facts()
         self.notify_hooks.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
-        self.event_log.happened(
+        self.event_log.record(
             "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"
         )
         return service
 
     def _gpu_changed(self, state: str, words: str) -> None:
-        self.event_log.happened("gpu", state, reason=words)
+        self.event_log.record("gpu", state, reason=words)
 
     async def _recovered(self) -> Recovered:
         """Read what was durable, and whether the directories of waiting tasks are here now. A directory that cannot
@@ -570,7 +570,7 @@ class Daemon:
         self.socket.close()
         self.forward_server.close()
         await self.forwards.close()
-        self.event_log.happened("agent", "stopping")
+        self.event_log.record("agent", "stopping")
         self.inbox.put(events.AgentStopping())
         try:
             async with asyncio.timeout(STOP_S_MAX):

@@ -115,7 +115,7 @@ class Performer:
             elif uids := actions.granted(action):
                 self._outbox.renewal(uids, lambda action=action: self._outward(action))  # type: ignore[misc]
             elif isinstance(action, actions.OUTWARD):
-                self._outbox.outward(lambda action=action: self._outward(action))  # type: ignore[misc]
+                self._outbox.when_durable(lambda action=action: self._outward(action))  # type: ignore[misc]
             else:
                 self._inward(action)
         if isinstance(event, events.AgentStarted):
@@ -191,7 +191,7 @@ class Performer:
         self._records.settle()
         while len(inbox) or self._outbox.held:
             durable = asyncio.Event()
-            self._outbox.outward(durable.set)
+            self._outbox.when_durable(durable.set)
             await durable.wait()
             await asyncio.sleep(0)  # the inbox gets its turn
 
@@ -268,12 +268,12 @@ class RecordEffects:
         """Keep rows; completion jobs among them begin when they are durable."""
         self._outbox.keep(rows)
         if any(isinstance(row, actions.PutChores) for row in rows):
-            self._outbox.outward(self._jobs.wake)
+            self._outbox.when_durable(self._jobs.wake)
 
     def note(self, event: actions.PutEvent) -> None:
         """Keep an event; what the core refuses for a security rule is counted and bounded as all such events are."""
         if event.what == "security":
-            self._security.tell(event.state, event.node, event.reason)
+            self._security.report(event.state, event.node, event.reason)
         else:
             self._journal.note(event)
 

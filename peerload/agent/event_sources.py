@@ -235,7 +235,7 @@ class DiskEvents:
     def changed(self, state: str, reason: str) -> None:
         """The state of the disk is another."""
         log.warning("disk state changed: directory=%s state=%s reason=%s", self._info.config.state, state, reason)
-        self._journal.happened("disk", state, reason=reason)
+        self._journal.record("disk", state, reason=reason)
         self._inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
     def lost(self, why: str) -> None:
@@ -276,7 +276,7 @@ class PeerMessages:
         if isinstance(message, DirectoryRequest):
             if self._may_look_up(src):
                 self._background.start(self._answer(src, message))
-        elif isinstance(message, DirectoryTold) and not self._queries.told(src, message):
+        elif isinstance(message, DirectoryTold) and not self._queries.answer_received(src, message):
             self._counters[metrics.DIRECTORY_ANSWERS_UNASKED] += 1
         elif isinstance(message, Offer) and self._has_output(message):
             self._counters[metrics.OFFERS_OF_KEPT_OUTPUT] += 1
@@ -299,7 +299,7 @@ class PeerMessages:
         """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""
         if self._looked_up[src] >= OFFERS_MAX:
             self._counters[metrics.OFFERS_UNANSWERED] += 1
-            self._security.tell(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
+            self._security.report(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return False
         self._looked_up[src] += 1
         return True
@@ -490,7 +490,7 @@ class BusEvents:
         del retained
         if not self._trust.admits(envelope.src, envelope.src_boot):
             self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked node")] += 1
-            self._security.tell("J4", envelope.src, "a message over MQTT, though it was revoked")
+            self._security.report("J4", envelope.src, "a message over MQTT, though it was revoked")
             return
         self._bus_peers.heard(envelope)
         body = envelope.body

@@ -58,7 +58,7 @@ class SecurityEvents:
         self._culprits: OrderedDict[tuple[str, str], _Culprit] = OrderedDict()
         self._noted: dict[str, deque[float]] = {}
 
-    def tell(self, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
+    def report(self, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
         """Count a refusal, and keep an event of it within the bounds. Never raises.
 
         rule: its name in docs/security.md; who: a node, an address without its port, or ``uid 1000``; what: a
@@ -102,4 +102,4 @@ class SecurityEvents:
 
     def _note(self, rule: str, who: str, what: str) -> None:
         _log.warning("rule %s: %s: %s", rule, who or "somebody", what)
-        self._journal.happened("security", rule, node=who, reason=what)
+        self._journal.record("security", rule, node=who, reason=what)

@@ -113,7 +113,7 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
             each[key](one)
 
 
-def told(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]]:
+def describe(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]]:
     """List each setting as `key value origin`, for JSON; brokers without their passwords."""
     return [
         {"key": key, "value": _plain(key, getattr(config, key)), "origin": origins.get(key, loader.BUILT_IN)}

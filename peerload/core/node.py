@@ -266,7 +266,7 @@ class Node:
             case events.MachineSleeping():
                 self.handoff.parking.go_away("this machine goes to sleep")
             case events.MachineWoke():
-                self.handoff.parking.come_back()
+                self.handoff.parking.resume()
                 self.handoff.leases.ask_all()
             case events.AgentStopping():
                 self.handoff.parking.go_away("this agent stops")
@@ -394,7 +394,7 @@ class Node:
             case messages.Return() | messages.NotStarted():
                 to = self.handoff.not_started_received(src, message)
                 if to is not None:
-                    self.dispatch.came_back(message, to)
+                    self.dispatch.returned(message, to)
             case messages.Died():
                 self.handoff.died_received(src, message)
             case messages.Query():

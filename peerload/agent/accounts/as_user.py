@@ -82,7 +82,7 @@ class UserServices:
                 self._told.clear()
             found = self._told[whose, directory] = time.monotonic(), why
             if why.startswith(POLICY) and whose.home != self._info.config.node:
-                self._security.tell("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
+                self._security.report("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
         why = found[1]
         if why.startswith(LATE):
             raise stalled(directory)

@@ -140,7 +140,7 @@ class DirectoryQueries:
         """Answer the question of another node."""
         self._send(node, answer)
 
-    def told(self, node: str, answer: DirectoryTold) -> bool:
+    def answer_received(self, node: str, answer: DirectoryTold) -> bool:
         """A node has answered. False if it was not asked lately."""
         key = (node, answer.directory, answer.user)
         if key not in self._fresh_until_s:

@@ -313,7 +313,7 @@ class Retention:
             self.early += gone.early
             self.early_at, self.early_why = time.time(), why
         log.log(logging.WARNING if gone.early else logging.INFO, "removed: %s, since %s", what, why)
-        self._journal.happened("store", "removed", reason=f"{what}: {why}")
+        self._journal.record("store", "removed", reason=f"{what}: {why}")
 
     async def _prune(self, oldest: float) -> None:
         """Old events, and submissions of which nothing is left: their tokens are remembered for a while."""

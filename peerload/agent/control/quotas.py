@@ -139,7 +139,7 @@ class Quotas:
         used = self._of(caller.counted_as)
         most = self._config.user_connections_max
         if used.connections >= most:
-            self._security.tell("L3", f"uid {caller.uid}", "too many connections of one user")
+            self._security.report("L3", f"uid {caller.uid}", "too many connections of one user")
             return SlowDown("too many connections of one user", why=f"at most {most} at a time")
         used.connections += 1
         return None
@@ -164,7 +164,7 @@ class Quotas:
         wait_s = self.take_tokens(caller, REQUEST_COSTS.get(type(request), 1))
         if wait_s:
             connection.rest(wait_s)
-            self._security.tell("L3", caller.user or f"uid {caller.uid}", "asks too often")
+            self._security.report("L3", caller.user or f"uid {caller.uid}", "asks too often")
             why = f"at most {self._config.user_requests_per_s:g} a second; a long list counts as several"
             raise SlowDown("too many requests of one user", why=why, retry_after_s=round(wait_s, 3))
 
@@ -181,7 +181,7 @@ class Quotas:
         try:
             self._take_tasks(caller.counted_as, tasks)
         except (SlowDown, DiskFull) as error:
-            self._security.tell("L4", caller.user, error.what)
+            self._security.report("L4", caller.user, error.what)
             raise
 
     def _take_tasks(self, who: str, tasks: int) -> None:

@@ -123,22 +123,22 @@ class JoinServer:
 
     def _drop(self, reason: str, address: str) -> None:
         self._counters[metrics.labelled(metrics.JOIN_CONNECTIONS_DROPPED, reason=reason)] += 1
-        self._security.tell(rules.JOINS_LIMITED, address, reason)
+        self._security.report(rules.JOINS_LIMITED, address, reason)
 
     def admit(self, newcomer: JoiningNode, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
         """Let a newcomer in. Raises InvitationRefused."""
         welcome = self._admission.admit(request, certificate, nonce)
         self._counters[metrics.JOINS_ACCEPTED] += 1
-        self._events.happened("join", "welcomed", reason=f"{request.node}, from {newcomer.address}")
+        self._events.record("join", "welcomed", reason=f"{request.node}, from {newcomer.address}")
         _log.info("node joined: node=%s address=%s", request.node, newcomer.address)
         return welcome
 
     def refused(self, newcomer: JoiningNode, why: str) -> None:
         """Count a refusal, and report it now and then."""
         self._counters[metrics.JOINS_REFUSED] += 1
-        self._security.tell(rules.JOINS_LIMITED, newcomer.address, why)
+        self._security.report(rules.JOINS_LIMITED, newcomer.address, why)
         if self.refusals.add(newcomer.address, asyncio.get_running_loop().time()):
-            self._events.happened("join", "refused", reason=f"somebody at {newcomer.address}: {why}")
+            self._events.record("join", "refused", reason=f"somebody at {newcomer.address}: {why}")
             _log.warning("join refused: address=%s reason=%s", newcomer.address, why)
 
     def closed(self, newcomer: JoiningNode) -> None:

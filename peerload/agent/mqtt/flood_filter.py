@@ -79,7 +79,7 @@ class FloodFilter:
 
     def _mute(self, name: str) -> None:
         self._security.counters[metrics.MQTT_PUBLISHERS_MUTED] += 1
-        self._security.tell(
+        self._security.report(
             rules.PEERS_LIMITED, name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s"
         )
         _log.warning("publisher muted for a flood: node=%s muted_s=%g", name, MUTED_S)

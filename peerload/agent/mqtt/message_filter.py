@@ -201,7 +201,7 @@ class AdviceFilter:
             count_dropped(self._security.counters, why)
             if (rule := BROKEN_RULES.get(why)) is not None:
                 tolerated = REPLAYED_MAX if why == "replayed" else 0
-                self._security.tell(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
+                self._security.report(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
             return None
         return envelope
 

@@ -67,7 +67,7 @@ class DuplicateNames:
             return False
         info.notices.append(notice)
         _log.error("%s", notice)
-        self._events.happened("store", "copied", node=other.node, reason=notice)
+        self._events.record("store", "copied", node=other.node, reason=notice)
         return bool(other.address)
 
     def refused(self, by: str) -> None:

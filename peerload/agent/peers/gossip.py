@@ -167,7 +167,7 @@ class GossipSocket(Generic[Sent, Received]):
 
     def _drop(self, reason: str, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
         self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason=reason)] += 1
-        self._security.tell(rule, who, what, tolerated=tolerated)
+        self._security.report(rule, who, what, tolerated=tolerated)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 

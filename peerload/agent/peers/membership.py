@@ -175,7 +175,7 @@ class Members:
         if not self._trust.admits(node, boot):
             reason = metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason="revoked node")
             self._security.counters[reason] += 1
-            self._security.tell("J4", node, "a datagram, though it was revoked")
+            self._security.report("J4", node, "a datagram, though it was revoked")
             return
         self._facts_of(node).datagram_s = time.monotonic()
         self._sources[node] = _Source(address, boot, asyncio.get_running_loop().time())

@@ -66,7 +66,7 @@ class AddressWatch:
             if seen >= GONE_FOR and not self._run.is_stopping:
                 old = self._info.identity.address
                 _log.warning("restarting: listen address changed: old=%s new=%s", old, address)
-                self._events.happened("agent", "restarting", reason=f"its address was {old} and is {address}")
+                self._events.record("agent", "restarting", reason=f"its address was {old} and is {address}")
                 self._run.stop(Ending.RESTART)
                 return
             if not warned and not address and is_gone(config.listen):

@@ -217,7 +217,7 @@ class PeerTable:
         """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
         self._security.counters[metrics.labelled(metrics.PEER_FRAMES_DROPPED, reason=why)] += 1
         if (rule := BROKEN_RULES.get(why.partition(":")[0])) is not None:
-            self._security.tell(rule, who, f"{why}: {detail}" if detail else why)
+            self._security.report(rule, who, f"{why}: {detail}" if detail else why)
 
     # -- handshakes --------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class PeerTable:
             return False
         self._security.counters[metrics.PEER_NAME_CLASHES] += 1
         address = identity.address[:100]
-        self._security.tell(
+        self._security.report(
             rules.NAME_UNIQUE, identity.node, f"another agent has that name; the one at {address} is refused"
         )
         self.clashes = dict([*self.clashes.items(), (identity.node, identity.address)][-CLASHES_MAX:])
@@ -258,7 +258,7 @@ class PeerTable:
         if not self._bans.add((identity.node, identity.boot), asyncio.get_running_loop().time()):
             return False
         self._security.counters[metrics.PEER_BANS] += 1
-        self._security.tell(
+        self._security.report(
             rules.FRAMES_BOUNDED, identity.node, f"{ERRORS_MAX} malformed frames; it is banned for {BAN_S:g} s"
         )
         _log.warning("peer banned for malformed frames: node=%s ban_s=%g", identity.node, BAN_S)

@@ -47,7 +47,7 @@ class ClusterCommands:
         listens_at = self._members.listens_at
         port = int(listens_at.rpartition(":")[2])
         token = self._enrollment.invite(request, (listens_at, *reachable_by_both(self._info.config.listen, port)))
-        self._events.happened("join", "invited", reason=f"{request.uses} to join within {request.ttl_s:g} s")
+        self._events.record("join", "invited", reason=f"{request.uses} to join within {request.ttl_s:g} s")
         answer = {
             "token": token.text(),
             "address": self._info.identity.address,

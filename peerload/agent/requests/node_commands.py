@@ -66,7 +66,7 @@ class NodeCommands:
                 hint="peerload drain --wait  first, and for its own tasks  peerload wait  or  peerload cancel;"
                 "  or  peerload leave --force",
             )
-        self._event_log.happened("agent", "leaving")
+        self._event_log.record("agent", "leaving")
         connection.ok(request.id, {"node": here, "pid": os.getpid(), "left_behind": suffering})
         self._run.stop(Ending.LEAVE)
 
@@ -97,6 +97,6 @@ class NodeCommands:
 
     def restart(self, connection: Connection, request: control.Restart) -> None:
         """Stop, and start in the same process with the settings as they are then."""
-        self._event_log.happened("agent", "restarting", reason=request.reason)
+        self._event_log.record("agent", "restarting", reason=request.reason)
         connection.ok(request.id, {"pid": os.getpid(), "boot": self._node.state.identity.boot})
         self._run.stop(Ending.RESTART)

@@ -107,7 +107,7 @@ class RequestServer:
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         """Count a violation of a security rule."""
         self._security.counters[name] += 1
-        self._security.tell(rule, connection.from_node or f"uid {connection.uid}", what)
+        self._security.report(rule, connection.from_node or f"uid {connection.uid}", what)
 
     def broke(self, why: str) -> None:
         """Stop the agent after a bug."""

@@ -149,16 +149,16 @@ class CleanRequests:
             who="" if connection.caller.sees_all else connection.caller.who,
         )
 
-        async def tell(removed: Removed) -> None:
+        async def stream_names(removed: Removed) -> None:
             names, removed.names = removed.names, []
             await connection.stream(request.id, {"tasks": names})
 
         gone = await self._remover.remove(
-            wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell
+            wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=stream_names
         )
         if gone.tasks and not request.dry_run:
             what = "the outputs of" if request.outputs_only else ""
             reason = f"{what} {gone.tasks} ended tasks, {gone.output_bytes} bytes of output: {REASON}".strip()
-            self._reads.event_log.happened("store", "removed", reason=reason)
+            self._reads.event_log.record("store", "removed", reason=reason)
         counts = {"outputs": gone.outputs, "output_bytes": gone.output_bytes, "in_use": gone.in_use}
         connection.ok(request.id, {"removed": gone.tasks, **counts})

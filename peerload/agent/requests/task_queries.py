@@ -91,7 +91,7 @@ class TaskQueries:
         ended_after = now().wall_s - request.ended_within_s
         is_large = request.limit > LISTED_HERE_MAX or request.gathered
         if is_large or not connection.caller.sees_all or not criteria.is_of_columns:
-            listed = functools.partial(store.listed_beside, gathered=request.gathered)
+            listed = functools.partial(store.listed_in_thread, gathered=request.gathered)
             found, truncated = await asyncio.to_thread(listed, whole.path, ended_after, request.limit, criteria)
         else:
             found, truncated = store.listed(ended_after, request.limit, states=criteria.states, node=request.node)
@@ -131,7 +131,7 @@ class TaskQueries:
         means_all = caller.sees_all and (request.all_users or request.tasks)
         store = whole if means_all else whole.only_of(caller.who)
         criteria = Criteria.of(request, map(self._task_ids.parse, request.tasks))
-        found = await asyncio.to_thread(store.selected_beside, whole.path, criteria)
+        found = await asyncio.to_thread(store.selected_in_thread, whole.path, criteria)
         states = found.states
         for counter, member, uid, attempt in found.leased:
             task = self._node.home.tasks.get(uid)

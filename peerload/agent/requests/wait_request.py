@@ -32,7 +32,7 @@ class TaskEnds:
         self._jobs = jobs
         self._output_bytes_max = output_bytes_max
 
-    def told(self, record: TaskRecord, *, with_output: bool) -> dict[str, object]:
+    def describe(self, record: TaskRecord, *, with_output: bool) -> dict[str, object]:
         """How a task ended, with its output if that is asked; or that it is unknown."""
         told = views.ended_object(record)
         if with_output:
@@ -181,5 +181,5 @@ class WaitRequest:
     def _send_end(self, record: TaskRecord) -> None:
         if self._request.files and record.state.is_final and self._ends.has_files(record):
             self._to_be_saved.append(record)
-        told = self._ends.told(record, with_output=self._request.outputs)
+        told = self._ends.describe(record, with_output=self._request.outputs)
         self._connection.more(self._request.id, told)

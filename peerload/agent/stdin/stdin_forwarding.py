@@ -135,7 +135,7 @@ class StdinForwarding:
         else:
             self._fetches.fed(key, offset, is_closed=is_closed)
 
-    def came(self, record: TaskRecord, source: StoredStdin) -> None:
+    def note_input(self, record: TaskRecord, source: StoredStdin) -> None:
         """Have the record say that something has come, if it has."""
         if source.size_bytes and not record.input_came:
             self._inbox.put(InputCame(record.uid))
@@ -152,7 +152,7 @@ class StdinForwarding:
             source = self._inputs.get(record.input)
             source.uid = record.uid
             source.is_cut = record.input_is_cut
-            self.came(record, source)
+            self.note_input(record, source)
         current = f"{record.uid.hex()}-{record.attempt}" if record.node == self._node.state.identity.node else ""
         for key in [key for key in self._here if key.startswith(record.uid.hex()) and key != current]:
             del self._here[key]

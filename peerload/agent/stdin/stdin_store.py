@@ -115,7 +115,7 @@ class StoredStdin:
         except OSError as error:
             raise _full(error) from None
         self.size_bytes += len(data)
-        self.tell()
+        self.notify()
 
     def _hold_back(self, bytes_: int) -> None:
         if self.has_room:
@@ -148,7 +148,7 @@ class StoredStdin:
 
     def _ended(self) -> None:
         self.has_ended = True
-        self.tell()
+        self.notify()
 
     async def finish(self) -> None:
         """End the input, durably. Raises StdinFull."""
@@ -221,7 +221,7 @@ class StoredStdin:
         self.is_closed = self.is_closed or is_closed
         if self.is_cut and self.taken_bytes - self._punched_bytes >= PUNCH_BYTES:
             self._punch()
-        self.tell()
+        self.notify()
 
     def _punch(self) -> None:
         """Drop what was taken."""
@@ -231,7 +231,7 @@ class StoredStdin:
     def resize(self, rows: int, columns: int) -> None:
         """The window of its client is another."""
         self.window = (rows, columns)
-        self.tell()
+        self.notify()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
@@ -243,7 +243,7 @@ class StoredStdin:
         finally:
             self._watchers.discard(event)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake whoever watches the input."""
         for event in self._watchers:
             event.set()
@@ -272,7 +272,7 @@ class StdinStore:
         known = self._open.pop(name, None)
         if known is not None:
             known.is_closed = known.is_dropped = True
-            known.tell()
+            known.notify()
         for suffix in (_SUFFIX, _ENDED, _LEFT):
             remove(self._directory / f"{name}{suffix}")
 

@@ -138,10 +138,10 @@ class SettingsReload:
             hint = f" ({error.hint})" if error.hint else ""
             says = f"not reloaded, what was in force stays: {error}{hint}"
             log.error("%s; look:  peerload config check", says)  # noqa: TRY400 -- theirs, and no bug of ours
-            self._journal.happened("agent", "not reloaded", reason=str(error))
+            self._journal.record("agent", "not reloaded", reason=str(error))
         else:
             log.info("%s", says)
-            self._journal.happened("agent", "reloaded", reason=says)
+            self._journal.record("agent", "reloaded", reason=says)
         return says
 
     def _reloaded(self) -> str:

@@ -13,7 +13,7 @@ from peerload import __version__
 from peerload.agent.accounts.accounts import members
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
-from peerload.config.check import told
+from peerload.config.check import describe
 from peerload.security.broker_address import without_password
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class AgentView:
 
     def settings(self) -> dict[str, object]:
         """The answer to `settings`."""
-        return {"settings": told(self._info.config, self._info.origins)}
+        return {"settings": describe(self._info.config, self._info.origins)}
 
 
 DAMAGED_TOLD_MAX = 100

@@ -55,7 +55,7 @@ def main(words: list[str]) -> int:
 
 def _show(flags: Namespace) -> int:
     from peerload.config import loader
-    from peerload.config.check import told
+    from peerload.config.check import describe
     from peerload.model.errors import ConfigError
 
     mistake: ConfigError | None = None
@@ -69,7 +69,7 @@ def _show(flags: Namespace) -> int:
     if running is None and config is None:
         assert mistake is not None
         raise mistake
-    rows = compared(running if running is not None else told(_known(config), origins), config, origins)
+    rows = compared(running if running is not None else describe(_known(config), origins), config, origins)
     if flags.json:
         print_json({"agent": node, "settings": rows})
         return 0

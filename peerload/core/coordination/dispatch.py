@@ -104,7 +104,7 @@ class TaskDispatch:
         self._queue.remove(task)
         self.arrives(task)
 
-    def came_back(self, message: Return | NotStarted, to: str) -> None:
+    def returned(self, message: Return | NotStarted, to: str) -> None:
         """A node has promised never to start its attempt. With ``to``, a better node that it suggests, the task is offered
         there at once, without a search; else it is an arrival."""
         task = self._home.tasks.get(message.uid)

@@ -52,7 +52,7 @@ class TaskParking:
             for first in range(0, len(parkings), RENEWALS_MAX):
                 self._state.send(node, Park(tuple(parkings[first : first + RENEWALS_MAX])))
 
-    def come_back(self) -> None:
+    def resume(self) -> None:
         """Awake again."""
         self.is_away = False
 

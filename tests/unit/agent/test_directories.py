@@ -167,7 +167,7 @@ class Asked:
         self.asked.append(node)
         if node in self.codes:
             answer = DirectoryTold(request.directory, request.user, self.codes[node])
-            asyncio.get_running_loop().call_soon(self.nodes.told, node, answer)
+            asyncio.get_running_loop().call_soon(self.nodes.answer_received, node, answer)
 
     async def about(self, directory: bytes) -> list[str]:
         """Ask y and z → whom it was sent to."""
@@ -200,7 +200,7 @@ def test_a_silent_node_holds_up_one_submission_only(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(directory_cache, "ANSWER_S_MAX", PATIENCE_S)
         async with asyncio.timeout(PATIENCE_S / 2):
             assert await others.about(b"/data") == []
-        assert others.nodes.told("z", DirectoryTold(b"/data")), "a late answer counts"
+        assert others.nodes.answer_received("z", DirectoryTold(b"/data")), "a late answer counts"
 
     asyncio.run(story())
 
@@ -208,7 +208,7 @@ def test_a_silent_node_holds_up_one_submission_only(monkeypatch: pytest.MonkeyPa
 def test_an_answer_to_no_question_is_not_believed_and_few_are_kept() -> None:
     async def story() -> None:
         others = Asked(y="", z="")
-        assert not others.nodes.told("y", DirectoryTold(b"/data"))
+        assert not others.nodes.answer_received("y", DirectoryTold(b"/data"))
         for number in range(ANSWERS_KEPT_MAX // 2 + 1):
             await others.about(b"/%d" % number)
         assert len(others.nodes._fresh_until_s) == ANSWERS_KEPT_MAX

@@ -36,7 +36,7 @@ def _links(sent: list[tuple[str, messages.Message]]) -> Any:
     )
 
 
-EVENTS: Any = SimpleNamespace(happened=lambda *_words, **_more: None)
+EVENTS: Any = SimpleNamespace(record=lambda *_words, **_more: None)
 
 
 def link_of(
