@@ -43,6 +43,7 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.event_loop import Workers
 from peerload.agent.event_sources import (
     BusEvents,
     BusPeers,
@@ -112,7 +113,6 @@ from peerload.agent.store.write_ahead import Outbox
 from peerload.agent.systemd.health import HealthCheck
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import Service, SettingsReload
-from peerload.agent.thread_pool import Workers
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.node import NodesView
 from peerload.config import loader

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from peerload.agent.accounts.as_user import TaskUser
-from peerload.agent.background import BackgroundTasks
+from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.mqtt.message_filter import SOURCES_MAX

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.accounts import output_files
 from peerload.agent.accounts.directory_cache import FileSystemStalled, stalled
-from peerload.agent.thread_pool import in_own_thread
+from peerload.agent.event_loop import in_own_thread
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system.write_as_user import GONE, FileChanged
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -29,9 +29,9 @@ POLICY = "policy: "
 """Prefix of the launcher's answers that this node does not run tasks of a user."""
 BUSY = "busy: "
 LATE = "it was not done within "
-KEPT_S = 2.0
+ANSWER_KEPT_S = 2.0
 """Lifetime of an answer, so that a burst of tasks asks once."""
-KEPT_MAX = 4096
+USER_ANSWERS_KEPT_MAX = 4096
 
 
 class TaskUser(NamedTuple):
@@ -65,7 +65,7 @@ class UserServices:
         if not self.is_system:
             return self._directories.seen_lately(directory)
         found = self._told.get((whose, directory))
-        return found is not None and not found[1] and time.monotonic() - found[0] < KEPT_S
+        return found is not None and not found[1] and time.monotonic() - found[0] < ANSWER_KEPT_S
 
     async def objection(self, whose: TaskUser, directory: bytes) -> tuple[str, bool]:
         """The reason why this node runs no tasks of that user ("" = it does), and whether the directory is there for
@@ -74,11 +74,11 @@ class UserServices:
         if not self.is_system:
             return "", await self._directories.look(directory)
         found = self._told.get((whose, directory))
-        if found is None or time.monotonic() - found[0] >= KEPT_S:
+        if found is None or time.monotonic() - found[0] >= ANSWER_KEPT_S:
             why = await self._launcher.ask(DirectoryCheck(directory, *whose))
             if why.startswith(BUSY):
                 raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
-            if len(self._told) >= KEPT_MAX:
+            if len(self._told) >= USER_ANSWERS_KEPT_MAX:
                 self._told.clear()
             found = self._told[whose, directory] = time.monotonic(), why
             if why.startswith(POLICY) and whose.home != self._info.config.node:

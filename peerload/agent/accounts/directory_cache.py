@@ -12,8 +12,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.agent.loop_timeout import done_within
-from peerload.agent.thread_pool import in_own_thread
+from peerload.agent.event_loop import done_within, in_own_thread
 from peerload.model.errors import SlowDown
 from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH

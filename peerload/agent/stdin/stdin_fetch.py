@@ -11,7 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from peerload.agent.background import BackgroundTasks
+from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.output.spool import remove
 from peerload.agent.stdin.stdin_store import opened
 from peerload.launcher.process import HolePuncher

@@ -9,7 +9,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from peerload.agent.background import BackgroundTasks
+from peerload.agent.event_loop import BackgroundTasks
 from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow
 from peerload.model.task import TaskState, execution_key
 

@@ -20,7 +20,7 @@ from peerload.agent.accounts.directory_cache import (
     DirectoryQueries,
     FileSystemStalled,
 )
-from peerload.agent.loop_timeout import STEP_S
+from peerload.agent.event_loop import STEP_S
 from peerload.model.errors import SlowDown
 from peerload.model.messages import DirectoryRequest, DirectoryTold, Message
 from peerload.model.task import SCRATCH
