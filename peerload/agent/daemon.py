@@ -22,8 +22,7 @@ import msgspec
 
 from peerload import __version__
 from peerload.agent import exit_reason, memory, state_copies
-from peerload.agent.accounts.as_user import TaskUser, UserServices
-from peerload.agent.accounts.directory_cache import DirectoryCache, DirectoryQueries
+from peerload.agent.accounts.as_user import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs
 from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.retention import Retention, TaskRemover

@@ -38,8 +38,7 @@ from peerload.model.task import Exit, execution_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.accounts.as_user import UserServices
-    from peerload.agent.accounts.directory_cache import DirectoryQueries
+    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
     from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.renewal import CertificateRenewal

@@ -12,8 +12,7 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from peerload.agent.accounts.as_user import UserServices
-    from peerload.agent.accounts.directory_cache import DirectoryQueries
+    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.quotas import Quotas

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent.accounts import directory_cache
-from peerload.agent.accounts.directory_cache import (
+from peerload.agent.accounts.as_user import (
     ANSWERS_KEPT_MAX,
     KEPT_MAX,
     LOOKS_MAX,
