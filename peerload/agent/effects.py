@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
-from peerload.agent.accounts.environment import variables_of
 from peerload.agent.event_loop import BackgroundTasks
-from peerload.agent.launcher.task_environment import given
+from peerload.agent.launcher.task_environment import given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
 from peerload.agent.node_info import now
 from peerload.agent.store.disk_space import cannot_write

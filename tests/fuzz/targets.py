@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent.accounts.environment import variables_of
 from peerload.agent.joining.join_server import JoiningNode, JoinServer
+from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader

@@ -34,7 +34,7 @@ DECODERS = {
     "security/cluster_dir.py:read": "cluster",
     "agent/control/connection.py:LocalConnection._take_frames": "control-link",
     "agent/control/connection.py:request_number": "control-link",
-    "agent/accounts/environment.py:variables_of": "environment",
+    "agent/launcher/task_environment.py:variables_of": "environment",
     "agent/forwarding/response_validation.py:MergedListing.read": "listing",
     "agent/systemd/health.py:_socket_answers": OUR_OWN,
     "security/invitations.py:Invitations.__init__": "state",

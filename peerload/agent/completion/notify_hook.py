@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.accounts.environment import variables_of
+from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import SINGLE
 from peerload.model.actions import SpawnTask

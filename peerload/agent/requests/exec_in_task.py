@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from peerload.agent.accounts.environment import variables_of
+from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.requests.live_usage import running_here
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from peerload.agent.accounts import output_files
-from peerload.agent.accounts.environment import variables_of
+from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.stdin.stdin_store import input_name
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskSubmitted
