@@ -14,9 +14,9 @@ from peerload.agent.event_loop import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_
 from peerload.agent.joining.join_server import JoinServer
 from peerload.agent.peers import backpressure, read_timeout
 from peerload.agent.peers import listener as peer_listen
-from peerload.agent.peers.backpressure import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.peers.listener import Listener
+from peerload.agent.peers.peer_table import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure
 from peerload.model import metrics
 from tests.each import each
 from tests.fuzz.more_targets import Deaf
