@@ -67,11 +67,11 @@ from peerload.agent.launcher.process import LauncherProcess, LauncherService
 from peerload.agent.node_info import NodeInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
+from peerload.agent.peers.addresses import AddressWatch
 from peerload.agent.peers.duplicate_node_name import DuplicateNames
 from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.local_node import LocalNode, profile_of, speed_file, speed_of
 from peerload.agent.peers.membership import Members
-from peerload.agent.peers.own_address import AddressWatch
 from peerload.agent.peers.peer_table import PeerBackpressure
 from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder

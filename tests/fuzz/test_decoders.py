@@ -26,7 +26,7 @@ OUR_OWN = "bytes of this very program, or of the kernel"
 USERS_OWN = "the user's own file or words, read by that user's own command: it may fail, and says so"
 
 DECODERS = {
-    "agent/peers/address_file.py:_read": "state",
+    "agent/peers/addresses.py:_read": "state",
     "security/certificates.py:_of_der": "certificate",
     "security/certificates.py:_of_pem": "cluster",
     "security/certificates.py:private_key": "certificate",

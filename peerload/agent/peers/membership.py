@@ -12,7 +12,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.peers.address_file import AddressFile
+from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.gossip import GossipSocket, LagWatch
 from peerload.core.membership.membership import PeerState
 from peerload.model import events, metrics
