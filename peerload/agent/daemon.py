@@ -78,15 +78,13 @@ from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.requests.cancel_wait import CancelWaits
 from peerload.agent.requests.client_events import ClientEvents, TaskWatches
-from peerload.agent.requests.cluster_commands import ClusterCommands
 from peerload.agent.requests.durable_reads import DurableReads
 from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
 from peerload.agent.requests.live_usage import LiveUsage
-from peerload.agent.requests.node_commands import NodeCommands
+from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
 from peerload.agent.requests.output_stream import OutputRequests, OutputSource
 from peerload.agent.requests.overview import OverviewCache, OverviewViews
 from peerload.agent.requests.server import Gates, RequestServer, Verbs
-from peerload.agent.requests.status import StatusRequests
 from peerload.agent.requests.submissions import Submissions
 from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
 from peerload.agent.requests.task_queries import EventRequests, TaskQueries

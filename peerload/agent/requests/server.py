@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from peerload.agent.control.quotas import Quotas
     from peerload.agent.forwarding.request_router import RequestRouter
     from peerload.agent.requests.attach import AttachRequests
-    from peerload.agent.requests.cluster_commands import ClusterCommands
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.requests.exec_in_task import ExecRequests
     from peerload.agent.requests.live_usage import LiveUsage
-    from peerload.agent.requests.node_commands import NodeCommands
+    from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
     from peerload.agent.requests.output_stream import OutputRequests
     from peerload.agent.requests.overview import OverviewCache
-    from peerload.agent.requests.status import StatusRequests
     from peerload.agent.requests.submissions import Submissions
     from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
     from peerload.agent.requests.task_queries import EventRequests, TaskQueries
