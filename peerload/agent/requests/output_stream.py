@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_files
-from peerload.agent.output.tail import tail_start
+from peerload.agent.output.spool import tail_start
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
