@@ -97,9 +97,7 @@ from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
-from peerload.agent.stdin.stdin_fetch import StdinFetches
-from peerload.agent.stdin.stdin_forwarding import StdinForwarding
-from peerload.agent.stdin.stdin_serve import StdinServer
+from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding, StdinServer
 from peerload.agent.stdin.stdin_store import StdinStore
 from peerload.agent.store import damage_report
 from peerload.agent.store.disk_space import DiskSpace

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.stdin.stdin_fetch import StdinFetches
-    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import Outbox

@@ -8,7 +8,7 @@ An input whose end, or leaving, is acknowledged to its client is on the disk as 
 file (the machine stopped in between) does not count. A file is open only while it is written to: there may be many thousands.
 
 The name is made of the submission's token, so that the file exists before the task does. A task that runs here is fed from
-this file, one elsewhere from a copy that its node fetches (`stdin_fetch.py`). A client may send only so much more than was
+this file, one elsewhere from a copy that its node fetches (`stdin_forwarding.py`). A client may send only so much more than was
 taken. Up to INPUT_KEPT_BYTES_MAX the whole input is kept, and another attempt reads it from the beginning; beyond that, taken
 data is dropped, and the task has this one attempt.
 """
