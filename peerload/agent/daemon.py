@@ -105,9 +105,8 @@ from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Outbox
-from peerload.agent.systemd.health import HealthCheck
 from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import Service, SettingsReload
+from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.node import NodesView
 from peerload.config import loader

@@ -36,7 +36,7 @@ DECODERS = {
     "agent/control/connection.py:request_number": "control-link",
     "agent/launcher/task_environment.py:variables_of": "environment",
     "agent/forwarding/response_validation.py:MergedListing.read": "listing",
-    "agent/systemd/health.py:_socket_answers": OUR_OWN,
+    "agent/systemd/service.py:_socket_answers": OUR_OWN,
     "security/invitations.py:Invitations.__init__": "state",
     "security/join_client.py:_exchange": "join-node",
     "security/join_client.py:_proven": "certificate",
