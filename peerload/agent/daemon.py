@@ -59,8 +59,7 @@ from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
 from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustDistribution
-from peerload.agent.joining.enrollment import Enrollment
-from peerload.agent.joining.join_server import JoinServer
+from peerload.agent.joining.enrollment import Enrollment, JoinServer
 from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess, LauncherService

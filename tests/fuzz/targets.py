@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent.joining.join_server import JoiningNode, JoinServer
+from peerload.agent.joining.enrollment import JoiningNode, JoinServer
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store

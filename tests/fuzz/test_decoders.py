@@ -40,7 +40,7 @@ DECODERS = {
     "security/invitations.py:Invitations.__init__": "state",
     "security/join_client.py:_exchange": "join-node",
     "security/join_client.py:_proven": "certificate",
-    "agent/joining/join_server.py:JoiningNode.data_received": "join-door",
+    "agent/joining/enrollment.py:JoiningNode.data_received": "join-door",
     "security/node_identity_file.py:read": "joined",
     "launcher/system/account_resolver.py:_validated": OUR_OWN,
     "agent/launcher/connect.py:read_frame": "launcher-event",

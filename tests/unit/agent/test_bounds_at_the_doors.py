@@ -11,7 +11,7 @@ import pytest
 
 from peerload.agent.control.connection import LocalConnection
 from peerload.agent.event_loop import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
-from peerload.agent.joining.join_server import JoinServer
+from peerload.agent.joining.enrollment import JoinServer
 from peerload.agent.peers import backpressure, read_timeout
 from peerload.agent.peers import listener as peer_listen
 from peerload.agent.peers.connection import PeerConnection
