@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # which aiomqtt is made of
 
-from peerload.agent.mqtt.flood_filter import FloodFilter
-from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, Received, Topics
+from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, FloodFilter, Received, Topics
 from peerload.model import metrics
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Message, State
