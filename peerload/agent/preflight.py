@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.control.local_socket import check_socket
 from peerload.agent.peers.listener import check_listening
 from peerload.security.address import parse_address
-from peerload.security.broker_address import BrokerUrl
-from peerload.security.broker_tls import check_ca
+from peerload.security.broker import BrokerUrl, check_ca
 
 if TYPE_CHECKING:
     from peerload.agent.systemd.notify import ServiceManager

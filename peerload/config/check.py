@@ -19,7 +19,7 @@ from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from peerload.security.address import parse_address
-from peerload.security.broker_address import BrokerUrl, without_password
+from peerload.security.broker import BrokerUrl, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -52,7 +52,7 @@ DECODERS = {
     "launcher/system/accounts.py:GuestIds.take": OUR_OWN,
     "agent/launcher/client.py:_environment": "environment",
     "agent/launcher/connect.py:exit_of": "exit",
-    "security/broker_tls.py:BrokerTls.context": USERS_OWN,
+    "security/broker.py:BrokerTls.context": USERS_OWN,
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:GpuFaults._stored": "state",
     "cli/demo/played_nvml.py:PlayedNvml._machine": USERS_OWN,

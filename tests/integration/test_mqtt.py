@@ -31,7 +31,7 @@ from peerload.model.messages import (
     StateRequest,
 )
 from peerload.model.resources import Profile
-from peerload.security.broker_address import BrokerUrl
+from peerload.security.broker import BrokerUrl
 from peerload.wire import peer
 from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
     BusNode,

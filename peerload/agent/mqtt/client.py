@@ -22,8 +22,7 @@ from peerload.model import metrics
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Message, State
 from peerload.security.address import open_tcp
-from peerload.security.broker_address import BrokerUrl
-from peerload.security.broker_tls import SecuredBroker, broker_error_text, secured
+from peerload.security.broker import BrokerUrl, SecuredBroker, broker_error_text, secured
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.config import AgentConfig
-    from peerload.security.broker_tls import BrokerTls
+    from peerload.security.broker import BrokerTls
 
 CONNECT_S = 5.0
 """Timeout of connection and subscription."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from peerload.model import metrics, rules
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
-from peerload.security.broker_address import ROOT
+from peerload.security.broker import ROOT
 from peerload.wire import peer
 
 if TYPE_CHECKING:

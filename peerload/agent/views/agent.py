@@ -14,7 +14,7 @@ from peerload.agent.accounts.accounts import members
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
 from peerload.config.check import describe
-from peerload.security.broker_address import without_password
+from peerload.security.broker import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

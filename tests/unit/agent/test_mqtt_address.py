@@ -11,8 +11,7 @@ from peerload.cli.common.agent_flags import agent_options, given_settings
 from peerload.config import loader
 from peerload.model.errors import ConfigError
 from peerload.security import broker_address
-from peerload.security.broker_address import BrokerUrl, read_password
-from peerload.security.broker_tls import BrokerTls, check_ca
+from peerload.security.broker import BrokerTls, BrokerUrl, check_ca, read_password
 from tests.each import each
 from tests.support import cluster_of
 
