@@ -119,9 +119,8 @@ from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.security import cluster_dir, node_identity_file
 from peerload.security.broker import BrokerTls
-from peerload.security.keyring import Keyring
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
-from peerload.security.revocation import Trust
+from peerload.security.revocation import Keyring, Trust
 from peerload.security.tls import Credentials
 from peerload.wire import recording
 

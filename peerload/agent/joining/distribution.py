@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.event_log import EventLog
     from peerload.model.messages import Hello
-    from peerload.security.keyring import Keyring
+    from peerload.security.revocation import Keyring
     from peerload.security.tls import Credentials
 
 PASSED_ON_TO = 4
