@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent import state_copies
-from peerload.agent.state_copies import claim, end_strange_launcher
+from peerload.agent.preflight import claim, end_strange_launcher
 from peerload.launcher.control_socket import claim_store
 from peerload.model.errors import StoreError
 
