@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from peerload.agent.log_format import LogLines
+from peerload.agent.main import LogLines
 from peerload.agent.security_events import CULPRITS_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
 from peerload.agent.store.event_log import EventLog
 from peerload.model.rules import SECURITY_RULES
