@@ -17,9 +17,8 @@ import msgspec
 
 from peerload.core import validation
 from peerload.core.coordination.clients import ClientRequests
-from peerload.core.coordination.dispatch import TaskDispatch
 from peerload.core.coordination.drain import NodeDrain
-from peerload.core.coordination.intake import Intake
+from peerload.core.coordination.intake import Intake, TaskDispatch
 from peerload.core.coordination.leaving import TaskEvacuation
 from peerload.core.coordination.peer_events import PeerEvents
 from peerload.core.coordination.runs import RunningTasks
