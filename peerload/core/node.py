@@ -17,12 +17,10 @@ import msgspec
 
 from peerload.core import validation
 from peerload.core.coordination.clients import ClientRequests
-from peerload.core.coordination.drain import NodeDrain
+from peerload.core.coordination.evacuation import NodeDrain, ResourceShortage, TaskEvacuation
 from peerload.core.coordination.intake import Intake, TaskDispatch
-from peerload.core.coordination.leaving import TaskEvacuation
 from peerload.core.coordination.peer_events import PeerEvents
 from peerload.core.coordination.runs import RunningTasks
-from peerload.core.coordination.shortage import ResourceShortage
 from peerload.core.coordination.termination_tracker import TERMINATION_MESSAGES, TerminationTracker
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
