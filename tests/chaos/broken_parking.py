@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.parking import TaskParking
+from peerload.core.handoff.leases import TaskParking
 from peerload.core.handoff.remote_tasks import ExecutorLeases
 from peerload.core.work import HomeTask, RemotePhase, RemoteTask
 from peerload.model import actions, messages
