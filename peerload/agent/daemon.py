@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import exit_reason, memory, state_copies
+from peerload.agent import exit_reason, memory, preflight
 from peerload.agent.accounts.as_user import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs
 from peerload.agent.completion.notify_hook import NotifyHooks
@@ -72,7 +72,6 @@ from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.local_node import LocalNode, profile_of, speed_file, speed_of
 from peerload.agent.peers.membership import Members
 from peerload.agent.peers.peer_table import PeerBackpressure
-from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.requests.cancel_wait import CancelWaits
@@ -189,11 +188,11 @@ class Daemon:
     async def _run(self, loop: asyncio.AbstractEventLoop) -> int:
         config = self.config
         state = private_directory(Path(config.state))
-        state_copies.check_origin(state)
+        preflight.check_origin(state)
         for name in IN_THE_STATE:
             directory_in(state, name)
         cluster = cluster_dir.find(config.cluster, os.environ)
-        check_addresses(config, loopback_only=cluster.is_local)
+        preflight.check_addresses(config, loopback_only=cluster.is_local)
         preset = registry.preset_source(config.policy)
         policies = registry.build_preset(*preset.tables())
         self.disk = DiskSpace(state)
@@ -204,11 +203,11 @@ class Daemon:
         claim: socket.socket | None = None
         device_locks = DeviceLocks(Path(config.gpu_claims) if config.gpu_claims else None)
         try:
-            claim = state_copies.claim(self.store.store_id, state)
+            claim = preflight.claim(self.store.store_id, state)
             self._damage: list[str] = []
-            if await asyncio.to_thread(state_copies.end_strange_launcher, self.store.store_id, state / "launcher"):
+            if await asyncio.to_thread(preflight.end_strange_launcher, self.store.store_id, state / "launcher"):
                 self._damage.append(damage_report.begin_as_copy(self.store, config))
-            await check_places(config, self._manager, loopback_only=cluster.is_local)
+            await preflight.check_places(config, self._manager, loopback_only=cluster.is_local)
             if notice := damage_report.begin_anew(self.store, config, traces):
                 self._damage.append(notice)
             identity = Identity(

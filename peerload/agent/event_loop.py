@@ -17,7 +17,6 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Coroutine
     from typing import Any
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from peerload.security.broker import BrokerUrl
 
 PORT, TLS_PORT = 1883, 8883
 ROOT = "peerload"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from peerload.security.revocation import Trust
     from peerload.security.tls import Credentials
     from peerload.wire.control import Invite
-    from peerload.wire.join import JoinRequest, JoinWelcome
+    from peerload.wire.join import JoinRequest
 
 INVITES_FILE = "invites"
 PEERS_SENT_MAX = 8

@@ -27,7 +27,6 @@ from peerload.security.address import PORT_MAX, join_address, parse_address, rea
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.peers.local_node import LocalNode

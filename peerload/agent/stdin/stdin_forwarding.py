@@ -24,7 +24,6 @@ from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWin
 from peerload.model.task import TaskState, execution_key
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
     from pathlib import Path
 

@@ -20,7 +20,6 @@ from peerload.model.actions import Answer, PutDrain
 from peerload.model.errors import BadRequest, SlowDown
 
 if TYPE_CHECKING:
-    from peerload.core.coordination.evacuation import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.membership.membership import Membership
     from peerload.core.membership.own_profile import OwnProfile
