@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
@@ -81,26 +82,17 @@ class ClientNotifier(Protocol):
         """A task has ended elsewhere, and its result cannot be brought here for now."""
 
 
+@dataclass(eq=False, repr=False)
 class Performer:
     """Dispatches the actions of one agent."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        timers: Timers,
-        records: RecordEffects,
-        tasks: TaskEffects,
-        peers: PeerEffects,
-        results: ResultEffects,
-        clients: ClientNotifier,
-    ) -> None:
-        self._outbox = outbox
-        self._timers = timers
-        self._records = records
-        self._tasks = tasks
-        self._peers = peers
-        self._results = results
-        self._clients = clients
+    _outbox: Outbox
+    _timers: Timers
+    _records: RecordEffects
+    _tasks: TaskEffects
+    _peers: PeerEffects
+    _results: ResultEffects
+    _clients: ClientNotifier
 
     def perform(self, event: Event, decided: list[Action]) -> None:
         """Carry out what was decided about an event."""
@@ -306,26 +298,17 @@ class RecordEffects:
         await self._background.close()
 
 
+@dataclass(eq=False, repr=False)
 class PeerEffects:
     """Effects on other nodes: messages, gossip, connections."""
 
-    def __init__(
-        self,
-        info: NodeInfo,
-        inbox: Inbox,
-        node: Node,
-        links: PeerLinks,
-        members: Members,
-        bus: MqttBus | None,
-        bus_peers: BusPeers,
-    ) -> None:
-        self._info = info
-        self._inbox = inbox
-        self._node = node
-        self._links = links
-        self._members = members
-        self._bus = bus
-        self._bus_peers = bus_peers
+    _info: NodeInfo
+    _inbox: Inbox
+    _node: Node
+    _links: PeerLinks
+    _members: Members
+    _bus: MqttBus | None
+    _bus_peers: BusPeers
 
     def send(self, dst: str, message: Message) -> None:
         """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
@@ -373,24 +356,16 @@ class PeerEffects:
         self._bus_peers.forget(action.node)
 
 
+@dataclass(eq=False, repr=False)
 class TaskStarter:
     """Orders the launcher to start attempts."""
 
-    def __init__(
-        self,
-        info: NodeInfo,
-        node: Node,
-        spool: Spool,
-        stdin: StdinForwarding,
-        launcher: LauncherLink,
-        settler: ExitSettler,
-    ) -> None:
-        self._info = info
-        self._node = node
-        self._spool = spool
-        self._stdin = stdin
-        self._launcher = launcher
-        self._settler = settler
+    _info: NodeInfo
+    _node: Node
+    _spool: Spool
+    _stdin: StdinForwarding
+    _launcher: LauncherLink
+    _settler: ExitSettler
 
     def start(self, action: actions.SpawnTask) -> bool:
         """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
@@ -438,26 +413,17 @@ class TaskStarter:
         return {name.encode(): value.encode() for name, value in variables.items()}
 
 
+@dataclass(eq=False, repr=False)
 class TaskEffects:
     """Effects on the processes of this node and on their files."""
 
-    def __init__(
-        self,
-        starter: TaskStarter,
-        launcher: LauncherLink,
-        stdin: StdinForwarding,
-        fetches: StdinFetches,
-        spool: Spool,
-        output: TaskOutputs,
-        gpus: Gpus,
-    ) -> None:
-        self._starter = starter
-        self._launcher = launcher
-        self._stdin = stdin
-        self._fetches = fetches
-        self._spool = spool
-        self._output = output
-        self._gpus = gpus
+    _starter: TaskStarter
+    _launcher: LauncherLink
+    _stdin: StdinForwarding
+    _fetches: StdinFetches
+    _spool: Spool
+    _output: TaskOutputs
+    _gpus: Gpus
 
     def resume(self) -> None:
         """Let the launcher carry on: the core knows what it has."""

@@ -69,7 +69,7 @@ class BrokerUrl(NamedTuple):
         return cls(f"{scheme}://{shown}:{port}", host, port, user, password, tls)
 
     def known_as(self, password_file: str) -> BrokerUrl:
-        """The same address with the user and password of a file, if it has none itself. Raises ConfigError."""
+        """This address with the user and password of a file, if it has none itself. Raises ConfigError."""
         if not password_file or self.password is not None:
             return self
         user, password = read_password(Path(password_file))

@@ -231,8 +231,7 @@ class Trust:
     @property
     def newest_key(self) -> bytes:
         """The newest seal key, for newcomers: all members have it, or will have it soon."""
-        seals = self._seals()
-        return seals[0][0].key if seals else self._cluster.key
+        return self._cluster.key if self.newest is None else self.newest.key
 
     @property
     def newest(self) -> SealKey | None:
@@ -243,14 +242,7 @@ class Trust:
     @property
     def number(self) -> int:
         """Number of the newest seal key; 0: that of the cluster directory."""
-        seals = self._seals()
-        return seals[0][0].number if seals else 0
-
-    @property
-    def sealed_since(self) -> float | None:
-        """Time at which the newest seal key was made (Unix s); None: with the cluster."""
-        seals = self._seals()
-        return seals[0][0].at if seals else None
+        return 0 if self.newest is None else self.newest.number
 
     # -- new statements ------------------------------------------------------------------------------------------------
 

@@ -265,7 +265,8 @@ def _at_the_door(raw: bytes) -> object:
     authority: Any = SimpleNamespace(certificate=b"ca")
     tls: Any = SimpleNamespace(certificate=b"certificate", cluster=SimpleNamespace(authority=authority))
     events: Any = SimpleNamespace(record=lambda *_, **__: None)
-    door = JoinServer(Door(), tls, events, security_events(Counter()))
+    enrollment: Any = Door()
+    door = JoinServer(enrollment, tls, events, security_events(Counter()))
     newcomer = JoiningNode(door, lambda _newcomer: None)
     newcomer.connection_made(more_targets.Deaf())
     for first in range(0, len(raw), 7):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.accounts import output_files
 from peerload.agent.event_loop import done_within, in_own_thread
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system.write_as_user import GONE, FileChanged
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH
@@ -124,7 +124,7 @@ class DirectoryQueries:
 
     def __init__(self, send: Callable[[str, Message], None]) -> None:
         self._send = send
-        self._fresh_until_s: OrderedDict[tuple[str, bytes, str], float] = OrderedDict()
+        self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
         self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
 
     async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
@@ -160,9 +160,6 @@ class DirectoryQueries:
 
     def _keep(self, key: tuple[str, bytes, str], seconds: float) -> None:
         self._fresh_until_s[key] = time.monotonic() + seconds
-        self._fresh_until_s.move_to_end(key)
-        if len(self._fresh_until_s) > ANSWERS_KEPT_MAX:
-            self._fresh_until_s.popitem(last=False)
 
 
 def _may_enter(directory: bytes) -> bool:

@@ -18,6 +18,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from peerload.agent.store.pruning import (
@@ -95,18 +96,16 @@ class WatchedTasks(Protocol):
         """True if a client watches this task right now."""
 
 
+@dataclass(eq=False, repr=False)
 class TaskRemover:
     """Removes ended tasks of one agent, or their outputs alone; from the loop's thread only."""
 
-    def __init__(
-        self, store: Store, spool: Spool, node: Node, output: TaskOutputs, watches: WatchedTasks, run: RunState
-    ) -> None:
-        self._store = store
-        self._spool = spool
-        self._node = node
-        self._output = output
-        self._watches = watches
-        self._run = run
+    _store: Store
+    _spool: Spool
+    _node: Node
+    _output: TaskOutputs
+    _watches: WatchedTasks
+    _run: RunState
 
     async def remove(
         self,

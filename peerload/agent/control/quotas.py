@@ -41,7 +41,7 @@ REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
 WAITED_MAX = 1_000_000
 """Bound on tasks that the requests of one user wait for, in system mode."""
 WAITED_BY_NODE_MAX = 2_000_000
-"""The same for all users of one other node, in any mode, since a node could invent users."""
+"""Bound for all users of one other node, in any mode, since a node could invent users."""
 WAITED_RETRY_S = 60.0
 """Retry time for a client that waits for too many tasks; when one ends is not known."""
 

@@ -10,14 +10,15 @@ import asyncio
 import logging
 import os
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from peerload.agent.node_info import now
 from peerload.core.membership.membership import PeerState
 from peerload.model import metrics, rules
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, ProtocolError, StoreError
 from peerload.security import certificates
 from peerload.security.address import network_of, plain_host
@@ -181,28 +182,18 @@ HEADER_BYTES = 4
 _log = logging.getLogger("peerload.join")
 
 
-class Admission(Protocol):
-    """Admission of newcomers."""
-
-    def admit(self, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
-        """Let a newcomer in, which was shown this certificate and nonce. Raises InvitationRefused."""
-        raise NotImplementedError
-
-
 class Refusals:
     """Recent refusals by address. They protect this node's time only: an address proves nothing."""
 
     def __init__(self) -> None:
-        self._at: OrderedDict[str, deque[float]] = OrderedDict()
+        self._at: BoundedDict[str, deque[float]] = BoundedDict(ADDRESSES_MAX)
 
     def add(self, address: str, now_s: float) -> bool:
         """Count a refusal. True if the one before it was NOTICE_EVERY_S ago or earlier."""
-        times = self._at.setdefault(network_of(address), deque(maxlen=REFUSALS_MAX))
+        network = network_of(address)
+        times = self._at[network] = self._at.get(network) or deque(maxlen=REFUSALS_MAX)
         is_news = not times or now_s - times[-1] >= NOTICE_EVERY_S
         times.append(now_s)
-        self._at.move_to_end(network_of(address))
-        if len(self._at) > ADDRESSES_MAX:
-            self._at.popitem(last=False)
         return is_news
 
     def are_too_many(self, address: str, now_s: float) -> bool:
@@ -214,8 +205,8 @@ class Refusals:
 class JoinServer:
     """Serves the newcomers of one node. ``tls``: shows the node's certificate."""
 
-    def __init__(self, admission: Admission, tls: Credentials, events: EventLog, security: SecurityEvents) -> None:
-        self._admission = admission
+    def __init__(self, enrollment: Enrollment, tls: Credentials, events: EventLog, security: SecurityEvents) -> None:
+        self._enrollment = enrollment
         self._tls = tls
         self._events = events
         self._security = security
@@ -262,7 +253,7 @@ class JoinServer:
 
     def admit(self, newcomer: JoiningNode, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
         """Let a newcomer in. Raises InvitationRefused."""
-        welcome = self._admission.admit(request, certificate, nonce)
+        welcome = self._enrollment.admit(request, certificate, nonce)
         self._counters[metrics.JOINS_ACCEPTED] += 1
         self._events.record("join", "welcomed", reason=f"{request.node}, from {newcomer.address}")
         _log.info("node joined: node=%s address=%s", request.node, newcomer.address)

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from peerload.model import metrics, rules
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
 from peerload.security.broker import ROOT
@@ -58,18 +59,13 @@ class FloodFilter:
     def __init__(self, security: SecurityEvents, own: str = "") -> None:
         self._security = security
         self._own = own
-        self._publishers: OrderedDict[str, _Publisher] = OrderedDict()
+        self._publishers: BoundedDict[str, _Publisher] = BoundedDict(PUBLISHERS_MAX)
 
     def admits(self, name: str, now_s: float) -> bool:
         """Count a message. False if its publisher is muted."""
         if name == self._own:
             return True
-        publisher = self._publishers.get(name)
-        if publisher is None:
-            publisher = self._publishers[name] = _Publisher(now_s)
-            if len(self._publishers) > PUBLISHERS_MAX:
-                self._publishers.popitem(last=False)
-        self._publishers.move_to_end(name)
+        publisher = self._publishers[name] = self._publishers.get(name) or _Publisher(now_s)
         if now_s - publisher.began_s >= WINDOW_S:
             if publisher.floods:
                 if now_s >= publisher.muted_until_s:
@@ -239,7 +235,7 @@ class AdviceFilter:
         self._topics = topics
         self._identity = identity
         self._sealer = sealer
-        self._states: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
+        self._states: BoundedDict[str, tuple[int, str, int]] = BoundedDict(SOURCES_MAX)
 
     def accept(self, topic: str, payload: bytes) -> Envelope | None:
         """Open a payload → its envelope; None, counted, if it is not believed. Raises nothing."""
@@ -326,7 +322,4 @@ class AdviceFilter:
             if identity.incarnation < incarnation or (identity.boot == boot and envelope.seq <= seq):
                 return False
         self._states[envelope.src] = (identity.incarnation, identity.boot, envelope.seq)
-        self._states.move_to_end(envelope.src)
-        if len(self._states) > SOURCES_MAX:
-            self._states.popitem(last=False)
         return True

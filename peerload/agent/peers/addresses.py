@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,14 +120,14 @@ def followed(config: AgentConfig, origins: Mapping[str, str]) -> AgentConfig:
     return msgspec.structs.replace(config, listen=address)
 
 
+@dataclass(eq=False, repr=False)
 class AddressWatch:
     """Restarts the agent when the address of this machine has changed."""
 
-    def __init__(self, info: NodeInfo, local: LocalNode, run: RunState, events: EventLog) -> None:
-        self._info = info
-        self._local = local
-        self._run = run
-        self._events = events
+    _info: NodeInfo
+    _local: LocalNode
+    _run: RunState
+    _events: EventLog
 
     async def run(self) -> None:
         """Check until the agent restarts."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from peerload.model import metrics, rules
+from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
@@ -279,21 +280,16 @@ class Bans:
     """Malformed frames and bans by (node, boot id). Not by network address: many nodes may share one."""
 
     def __init__(self) -> None:
-        self._errors: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
-        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._errors: BoundedDict[tuple[str, str], deque[float]] = BoundedDict(BANS_MAX)
+        self._until: BoundedDict[tuple[str, str], float] = BoundedDict(BANS_MAX)
 
     def add(self, who: tuple[str, str], now_s: float) -> bool:
         """Count one error. True if that was one too many."""
-        times = self._errors.setdefault(who, deque(maxlen=ERRORS_MAX))
+        times = self._errors[who] = self._errors.get(who) or deque(maxlen=ERRORS_MAX)
         times.append(now_s)
-        self._errors.move_to_end(who)
-        if len(self._errors) > BANS_MAX:
-            self._errors.popitem(last=False)
         if len(times) < ERRORS_MAX or now_s - times[0] > ERRORS_WITHIN_S:
             return False
         self._until[who] = now_s + BAN_S
-        if len(self._until) > BANS_MAX:
-            self._until.popitem(last=False)
         return True
 
     def holds(self, who: tuple[str, str], now_s: float) -> bool:

@@ -37,7 +37,7 @@ class DurableReads:
         return store
 
     async def readable(self, connection: Connection, *, events: bool = False) -> Store:
-        """The same, once the client has read most of the earlier responses. ``events``: with all events so far."""
+        """As `durable`, once the client has read most of the earlier responses. ``events``: with all events so far."""
         if events:
             self.event_log.settle()
         await self.durable()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -146,26 +147,17 @@ class InsideCommands:
         self._spool.drop(key)
 
 
+@dataclass(eq=False, repr=False)
 class ExecRequests:
     """The verb `exec`, and the input of its commands."""
 
-    def __init__(
-        self,
-        commands: InsideCommands,
-        node: Node,
-        task_ids: TaskIds,
-        output: TaskOutputs,
-        stdin: StdinStore,
-        forwarding: StdinForwarding,
-        disk: DiskSpace,
-    ) -> None:
-        self.commands = commands
-        self._node = node
-        self._task_ids = task_ids
-        self._output = output
-        self._stdin = stdin
-        self._forwarding = forwarding
-        self._disk = disk
+    commands: InsideCommands
+    _node: Node
+    _task_ids: TaskIds
+    _output: TaskOutputs
+    _stdin: StdinStore
+    _forwarding: StdinForwarding
+    _disk: DiskSpace
 
     async def run(self, connection: Connection, request: control.Exec) -> None:
         """Run a command inside a task, and stream its output to the client, then its exit."""

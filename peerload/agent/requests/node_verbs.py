@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.requests.submissions import counted
@@ -86,14 +87,14 @@ class StatusRequests:
         return told if caller.sees_all else told | {"damaged": []}
 
 
+@dataclass(eq=False, repr=False)
 class NodeCommands:
     """Puts changes of the node to the core, or ends the agent."""
 
-    def __init__(self, core: CoreRequests, node: Node, run: RunState, event_log: EventLog) -> None:
-        self._core = core
-        self._node = node
-        self._run = run
-        self._event_log = event_log
+    _core: CoreRequests
+    _node: Node
+    _run: RunState
+    _event_log: EventLog
 
     async def drain(self, connection: Connection, request: control.Drain) -> None:
         """Let this node take no more tasks; with ``wait`` answer when it has none."""
@@ -167,24 +168,16 @@ class NodeCommands:
         self._run.stop(Ending.RESTART)
 
 
+@dataclass(eq=False, repr=False)
 class ClusterCommands:
     """The commands that need the key of the cluster's CA."""
 
-    def __init__(
-        self,
-        info: NodeInfo,
-        node: Node,
-        enrollment: Enrollment,
-        trust: TrustDistribution,
-        members: Members,
-        events: EventLog,
-    ) -> None:
-        self._info = info
-        self._node = node
-        self._enrollment = enrollment
-        self._trust = trust
-        self._members = members
-        self._events = events
+    _info: NodeInfo
+    _node: Node
+    _enrollment: Enrollment
+    _trust: TrustDistribution
+    _members: Members
+    _events: EventLog
 
     def invite(self, connection: Connection, request: control.Invite) -> None:
         """Make a token for a newcomer."""

@@ -47,17 +47,15 @@ class Gates(NamedTuple):
     directories: DirectoryQueries
 
 
+@dataclass(eq=False, repr=False)
 class RequestServer:
     """Serves the clients of one agent: those at its socket, and those of other nodes."""
 
-    def __init__(
-        self, gates: Gates, submissions: Submissions, verbs: Verbs, security: SecurityEvents, run: RunState
-    ) -> None:
-        self._gates = gates
-        self._submissions = submissions
-        self._verbs = verbs
-        self._security = security
-        self._run = run
+    _gates: Gates
+    _submissions: Submissions
+    _verbs: Verbs
+    _security: SecurityEvents
+    _run: RunState
 
     def handle(self, connection: Connection, request: control.Request) -> None:
         """Begin to serve a request, unless its client or its user asks too often."""
@@ -111,7 +109,7 @@ class RequestServer:
         self._run.fail(why)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Verbs:
     """The methods that carry out the verbs, besides those that queue tasks."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -57,26 +58,17 @@ class Submission(NamedTuple):
         return not self.retry_of
 
 
+@dataclass(eq=False, repr=False)
 class Submissions:
     """Puts submissions to the core, whose answer is sent once its decision is durable."""
 
-    def __init__(
-        self,
-        core: CoreRequests,
-        access: Authorization,
-        reads: DurableReads,
-        task_ids: TaskIds,
-        stdin: StdinStore,
-        attach: AttachRequests,
-        node: Node,
-    ) -> None:
-        self._core = core
-        self._access = access
-        self._reads = reads
-        self._task_ids = task_ids
-        self._stdin = stdin
-        self._attach = attach
-        self._node = node
+    _core: CoreRequests
+    _access: Authorization
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _stdin: StdinStore
+    _attach: AttachRequests
+    _node: Node
 
     def candidates(self, spec: TaskSpec) -> Sequence[str]:
         """The other nodes that could run a task, as far as is known."""

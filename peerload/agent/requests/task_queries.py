@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.control.authorization import display_user
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 PAGE_TASKS = 256
 """Tasks in one page; others have their turn between two pages."""
 SHOW_PAGE_TASKS = 50
-"""The same with all details."""
+"""Tasks in one page of `show`, with all details."""
 PAGE_TOKENS = 50
 """Tokens of one page."""
 LISTED_HERE_MAX = 2000
@@ -217,14 +218,14 @@ class TaskQueries:
         return task
 
 
+@dataclass(eq=False, repr=False)
 class EventRequests:
     """The verb `events` of one agent, whose node is called ``node``."""
 
-    def __init__(self, reads: DurableReads, task_ids: TaskIds, access: Authorization, node: str) -> None:
-        self._reads = reads
-        self._task_ids = task_ids
-        self._access = access
-        self._node = node
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _access: Authorization
+    _node: str
 
     async def events(self, connection: Connection, request: control.Events) -> None:
         """Send the newest events, oldest first; with ``follow`` those to come."""

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ async def _within(within_s: float, check: Awaitable[bool]) -> str | None:
 
 
 async def _socket_answers(path: str) -> bool:
-    """Whether the agent answers; any answer counts, even a refusal."""
+    """True if the agent answers; any answer counts, even a refusal."""
     reader, writer = await asyncio.open_unix_connection(path)
     try:
         writer.write(frame.pack({"id": REQUEST_ID, "verb": "info"}))
@@ -88,7 +89,7 @@ async def _socket_answers(path: str) -> bool:
 
 
 async def _store_commits(store: Store) -> bool:
-    """Whether a row reaches the disk. A commit that waits for disk space passes: it is meant to wait, is reported
+    """True if a row reaches the disk. A commit that waits for disk space passes: it is meant to wait, is reported
     elsewhere, and a restart would not help."""
     if store.is_stalled:
         return True
@@ -165,7 +166,7 @@ class Service:
                 self._manager.alive(self._status())
 
     async def _is_healthy(self, within_s: float) -> bool:
-        """Whether the health check passes. Changes are logged; a failure is reported each time."""
+        """True if the health check passes. Changes are logged; a failure is reported each time."""
         trouble = await self._health.trouble(within_s)
         if trouble != self._last_trouble:
             self._last_trouble = trouble
@@ -189,17 +190,15 @@ class Service:
         self._manager.ready(f"{self._status()}; {says}")
 
 
+@dataclass(eq=False, repr=False)
 class SettingsReload:
     """Reload of the settings (``load`` reads them), of the certificate, and of the CA's statements."""
 
-    def __init__(
-        self, load: Load, info: NodeInfo, tls: Credentials, trust: TrustDistribution, journal: EventLog
-    ) -> None:
-        self._load = load
-        self._info = info
-        self._tls = tls
-        self._trust = trust
-        self._journal = journal
+    _load: Load
+    _info: NodeInfo
+    _tls: Credentials
+    _trust: TrustDistribution
+    _journal: EventLog
 
     def reload(self) -> str:
         """Reload everything. What cannot be used changes nothing. → what was done, for people."""
@@ -234,7 +233,7 @@ class SettingsReload:
 
 
 def _has_terminal() -> bool:
-    """Whether this process has a terminal, whose end a SIGHUP reports."""
+    """True if this process has a terminal, whose end a SIGHUP reports."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:

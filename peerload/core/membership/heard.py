@@ -7,7 +7,7 @@ import msgspec
 from peerload.model.load import LoadReport
 
 AHEAD_MAX = 1000
-"""What others tell of a node is no further ahead of the node's own word than this many reports, or it is not true."""
+"""Bound on reports that others tell of a node: they are no further ahead of the node's own word than this many reports, or it is not true."""
 
 
 class HeardReport(msgspec.Struct, frozen=True, gc=False):
