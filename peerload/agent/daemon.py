@@ -42,7 +42,7 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
-from peerload.agent.event_loop import Workers
+from peerload.agent.event_loop import Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
     BusPeers,
@@ -125,7 +125,7 @@ from peerload.wire import recording
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.store.recovery import Recovered
@@ -278,8 +278,8 @@ class Daemon:
         """Start the writer of the store, and build what hands rows and events to it."""
         run = self.run_state
         self.store.start_writer(
-            lambda done: _threadsafe(loop, lambda: [call() for call in done]),
-            lambda error: _threadsafe(loop, lambda: run.fail(f"the store failed: {error}")),
+            lambda done: call_in_loop(loop, lambda: [call() for call in done]),
+            lambda error: call_in_loop(loop, lambda: run.fail(f"the store failed: {error}")),
         )
         self.outbox = Outbox(self.store, run)
         self.event_log = EventLog(self.outbox, run)
@@ -600,9 +600,3 @@ def _core_config(config: AgentConfig) -> CoreConfig:
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)
     return core_config
-
-
-def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Call in the loop's thread; a loop that is closed already needs it no more."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call)

@@ -223,3 +223,9 @@ def in_own_thread(work: Callable[[], R]) -> asyncio.Future[R]:
     except RuntimeError:
         raise BlockingIOError(errno.EAGAIN, "no thread can be made: the limit of processes is reached") from None
     return done
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call in the loop's thread, from another one; a loop that is closed already needs it no more."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)

@@ -12,8 +12,6 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.requests.live_usage import running_here
 from peerload.model.actions import SpawnTask
@@ -80,17 +78,10 @@ class InsideCommands:
             lost = TaskLost(key, "the launcher knows nothing of it any more")
             self.heard(lost if known is None else TaskEnded(key, known))
         mine = running | ended.keys()
-        if not mine:
-            return ready
         for key in mine - self._commands.keys():
             self._launcher.signal(key, SIGKILL)
             self._drop(key)
-        return msgspec.structs.replace(
-            ready,
-            running=tuple(task for task in ready.running if task[0] not in mine),
-            ended=tuple(task for task in ready.ended if task[0] not in mine),
-            frozen=tuple(key for key in ready.frozen if key not in mine),
-        )
+        return ready.without(mine)
 
     def check_room(self) -> None:
         """Raises SlowDown if there are too many commands."""

@@ -16,9 +16,8 @@ import msgspec
 
 from peerload.core.membership.anti_entropy import identity_of
 from peerload.core.membership.circuit_breaker import CircuitBreaker
-from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, NamesWithout
+from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, HeardReport, NamesWithout
 from peerload.core.membership.gossip import Gossip, rumour_of
-from peerload.core.membership.heard import HeardReport
 from peerload.core.resources.admission import why_never
 from peerload.model import metrics
 from peerload.model.actions import ForgetPeer
