@@ -416,9 +416,7 @@ class Daemon:
         )
         launcher.report_to(self.launcher_events.received)
         links.report_to(peer_events)
-        links.streams.serve_outputs(output)
-        links.streams.serve_inputs(self.stdin_server)
-        links.streams.serve_forwards(self.forward_server)
+        links.streams.serve(output, self.stdin_server, self.forward_server)
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
