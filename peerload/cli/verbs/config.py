@@ -55,7 +55,7 @@ def main(words: list[str]) -> int:
 
 def _show(flags: Namespace) -> int:
     from peerload.config import loader
-    from peerload.config.check import told
+    from peerload.config.check import describe
     from peerload.model.errors import ConfigError
 
     mistake: ConfigError | None = None
@@ -70,7 +70,7 @@ def _show(flags: Namespace) -> int:
         if config is None:
             assert mistake is not None
             raise mistake
-        running = told(config, origins)
+        running = describe(config, origins)
     rows = compared(running, config, origins)
     if flags.json:
         print_json({"agent": node, "settings": rows})
