@@ -115,10 +115,11 @@ from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import Service, SettingsReload
 from peerload.agent.thread_pool import Workers
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
+from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
 from peerload.config import loader
 from peerload.core.node import Node
-from peerload.model import events
+from peerload.model import events, metrics
 from peerload.model.config import CoreConfig
 from peerload.model.errors import SlowDown, StoreError
 from peerload.model.gossip import PRESETS
@@ -376,13 +377,16 @@ class Daemon:
         core, decisions = CoreRequests(inbox), Decisions()
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output)
+        timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention)
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
+        histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
+        figures = MetricsView(info, node, inbox, diagnostics, histograms)
         checks = SubmissionChecks(access, quotas, users, disk, queries, node)
         source = OutputSource(info, node, output, spool)
         ends = TaskEnds(store, spool, jobs, config.output_bytes_max)
@@ -404,7 +408,7 @@ class Daemon:
                 EventRequests(reads, task_ids, access, config.node),
                 OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
             ),
-            StatusRequests(info, node, store, inbox, agent_view, nodes_view, diagnostics),
+            StatusRequests(node, agent_view, nodes_view, diagnostics, figures),
             NodeCommands(core, node, run, event_log),
             ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
         )
@@ -423,7 +427,7 @@ class Daemon:
         starter = TaskStarter(info, node, spool, stdin, launcher, settler)
         self.performer = Performer(
             outbox,
-            Timers(inbox, outbox),
+            timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
             TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus),
             peers,

@@ -38,7 +38,7 @@ class RequestServer:
         self._quotas = quotas
         self._router = router
         self._dispatcher = dispatcher
-        self._info = info
+        self.counters = info.counters
         self._security = security
         self._run = run
 
@@ -74,7 +74,7 @@ class RequestServer:
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         """Count a violation of a security rule."""
-        self._info.counters[name] += 1
+        self.counters[name] += 1
         self._security.tell(rule, connection.from_node or f"uid {connection.uid}", what)
 
     def broke(self, why: str) -> None:

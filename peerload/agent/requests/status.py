@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model import metrics
 from peerload.policy import registry
 
 if TYPE_CHECKING:
     from peerload.agent.control.authorization import Principal
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import NodeInfo
-    from peerload.agent.store.store import Store
     from peerload.agent.views.agent import AgentView, DiagnosticsView
+    from peerload.agent.views.metrics import MetricsView
     from peerload.agent.views.node import NodesView
     from peerload.core.node import Node
 
@@ -22,20 +19,16 @@ class StatusRequests:
 
     def __init__(
         self,
-        info: NodeInfo,
         node: Node,
-        store: Store,
-        inbox: Inbox,
         agent: AgentView,
         nodes: NodesView,
         diagnostics: DiagnosticsView,
+        figures: MetricsView,
     ) -> None:
-        self._info = info
         self._node = node
-        self._store = store
-        self._inbox = inbox
         self._agent = agent
         self._nodes = nodes
+        self._metrics = figures
         self._diagnostics = diagnostics
         self._policies: dict[str, list[str]] = {}
 
@@ -63,13 +56,8 @@ class StatusRequests:
         }
 
     def stats(self) -> dict[str, object]:
-        """The counters since the start of the agent."""
-        counters = dict(self._node.state.counts)
-        for name, count in self._info.counters.items():
-            counters[name] = counters.get(name, 0) + count
-        counters[metrics.INBOX_DROPPED] = self._inbox.dropped
-        counters[metrics.COMMITS_STALLED] = int(self._store.is_stalled)
-        return {"counters": counters}
+        """The counters since the start of the agent, its gauges and its histograms."""
+        return self._metrics.stats()
 
     def checkup(self, caller: Principal) -> dict[str, object]:
         """The health of the agent; damaged tasks only for those who may see all tasks."""
