@@ -28,6 +28,7 @@ PREFIX = "peerload_"
 LEFT_OUT = "series_left_out"
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
 ALWAYS = (
+    metrics.AGENT_CPU,
     metrics.TASKS_SUBMITTED,
     metrics.TRANSFERS,
     metrics.TASKS_RETURNED,

@@ -27,6 +27,7 @@ UPDATES_BYTES_MAX = 8 << 20
 ENDED_MAX = 100
 """Ended tasks that are shown."""
 EVENTS_MAX = 50
+FINAL = ("done", "failed", "cancelled")
 KEEP_ALIVE_S = 15.0
 RETRY_MS = 1000
 """Pause of a browser before it comes back."""
@@ -185,7 +186,8 @@ class LiveFeed:
             changes |= {name: new} if new else {}
             changes |= {f"{name}_gone": gone} if gone else {}
         ended = self._rest["ended"]
-        if told["complete"] or "tasks_gone" in changes:
+        has_ended = any(event["what"] == "task" and event["state"] in FINAL for event in told["events"])
+        if told["complete"] or has_ended or "tasks_gone" in changes:  # some come and end between two looks
             found = await self._agent.ask("history", limit=ENDED_MAX)
             ended = [{key: task.get(key) for key in ENDED_KEYS} for task in found["tasks"]]
         rest = {"ended": ended, "counts": told["counts"], "agent": told["agent"], "away": None}
