@@ -148,7 +148,7 @@ class Routes:
                 "labels": {"node": node["node"], "__scheme__": self._scheme},
             }
             for node in nodes
-            if node.get("address") and node["state"] in ("alive", "suspect")
+            if self.port and node.get("address") and node["state"] in ("alive", "suspect")
         ]
 
     # -- acting --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import ssl
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,7 +80,9 @@ async def serve(settings: WebSettings, ready: Callable[[str, Access], None]) -> 
             raise ConfigError("web.tls_cert", "the certificate cannot be used", why=str(error)) from None
     host, port = ("", 0) if settings.is_unix else settings.address()
     hosts = (*settings.hosts, *(() if host in ("", "0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)))  # noqa: S104
-    access = Access(settings.tokens, hosts, f"peerload_{port or 'unix'}", is_secure=tls is not None)
+    access = Access(
+        settings.tokens, hosts, f"peerload_{zlib.crc32(bytes(settings.tokens)):x}", is_secure=tls is not None
+    )
     agent = AgentLink(settings.socket)
     feed = LiveFeed(agent)
     scheme = "https" if tls is not None else "http"
