@@ -106,10 +106,11 @@ from peerload.agent.store.write_ahead import Outbox
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
+from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
 from peerload.config import loader
 from peerload.core.node import Node
-from peerload.model import events
+from peerload.model import events, metrics
 from peerload.model.config import CoreConfig
 from peerload.model.errors import SlowDown, StoreError
 from peerload.model.gossip import PRESETS
@@ -366,13 +367,16 @@ class Daemon:
         core, decisions = CoreRequests(inbox), Decisions()
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output)
+        timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention)
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
+        histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
+        figures = MetricsView(info, node, inbox, diagnostics, histograms)
         verbs = Verbs(
             reads,
             commands=TaskCommands(core, reads, task_ids, cancel_waits, access, node),
@@ -386,7 +390,7 @@ class Daemon:
             why=WhyRequest(node, store, task_ids, decisions, cluster_view),
             usage=LiveUsage(node, launcher, task_ids),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            status=StatusRequests(info, node, store, inbox, agent_view, nodes_view, diagnostics),
+            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
         )
@@ -407,7 +411,7 @@ class Daemon:
         starter = TaskStarter(info, node, spool, stdin, launcher, settler)
         self.performer = Performer(
             outbox,
-            Timers(inbox, outbox),
+            timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
             TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus),
             peers,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 import msgspec
 
 from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.histogram import Histogram
 from peerload.agent.launcher.task_environment import given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
 from peerload.agent.node_info import now
@@ -56,6 +57,9 @@ INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
 FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
+LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+CLOCKS_DIFFER_S = 0.001
+"""Timers that come earlier than this are set again."""
 BULK_TIMERS = (timers.Batch, timers.Eligibility)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
@@ -199,6 +203,8 @@ class Timers:
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
+        self.lag = Histogram(LAG_SECONDS)
+        """Lateness of timers: the lag of the event loop."""
         self._timers: dict[timers.Timer, asyncio.TimerHandle] = {}
 
     def set(self, action: actions.SetTimer) -> None:
@@ -218,9 +224,12 @@ class Timers:
 
     def _expire(self, timer: timers.Timer, at_s: float) -> None:
         del self._timers[timer]
-        if self._clock().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
+        late_s = self._clock().boot_s - at_s
+        if late_s < -CLOCKS_DIFFER_S:  # the loop's clock does not count suspend; BOOTTIME decides
             self.set(actions.SetTimer(timer, at_s))
-        elif isinstance(timer, BULK_TIMERS):
+            return
+        self.lag.observe(max(late_s, 0.0))
+        if isinstance(timer, BULK_TIMERS):
             self._outbox.when_room(lambda: self._inbox.put(events.TimerExpired(timer)))
         else:
             self._inbox.put(events.TimerExpired(timer))

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import tempfile
 import tomllib
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,9 @@ class Deaf(asyncio.Transport):
 
 class _Server:
     """Serves local clients: each request has an answer."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
 
     def admit(self, _connection: object) -> None:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -373,6 +374,7 @@ class _NoServer:
 
     def __init__(self, run: RunState) -> None:
         self._run = run
+        self.counters: Counter[str] = Counter()
 
     def broke(self, why: str) -> None:
         """Stop the agent after a bug."""

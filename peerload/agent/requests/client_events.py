@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.cancel_wait import CancelWaits
+    from peerload.agent.views.metrics import TaskFigures
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.task import TaskRecord
 
@@ -102,6 +103,7 @@ class ClientEvents:
     _cancel_waits: CancelWaits
     _saving: OutputSaver
     _output: TaskOutputs
+    _figures: TaskFigures
 
     def answered(self, answer: Answer) -> None:
         """A request has its answer."""
@@ -111,6 +113,7 @@ class ClientEvents:
         """A task has a new durable record, or runs."""
         self._attach.changed(action)
         self._saving.changed(action)
+        self._figures.changed(action)
         record = action.record
         self._watches.changed(record, running=action.running)
         if record.state.is_final and record.exit is not None:
@@ -128,6 +131,7 @@ class ClientEvents:
     def decided(self, decision: Decided) -> None:
         """A decision was made."""
         self._decisions.add(decision, now().wall_s)
+        self._figures.decided(decision)
 
     def waits(self, task: str, why: str) -> None:
         """A task has ended elsewhere, and its result cannot be fetched for now."""

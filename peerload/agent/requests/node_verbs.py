@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.requests.submissions import counted
 from peerload.agent.run_state import Ending
-from peerload.model import metrics
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, ForgetRequested, UndrainRequested
 from peerload.model.task import TaskState
@@ -25,15 +24,14 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Principal
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.core_requests import CoreRequests
-    from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.enrollment import Enrollment
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.peers.membership import Members
     from peerload.agent.run_state import RunState
     from peerload.agent.store.event_log import EventLog
-    from peerload.agent.store.store import Store
     from peerload.agent.views.agent import AgentView, DiagnosticsView
+    from peerload.agent.views.metrics import MetricsView
     from peerload.agent.views.node import NodesView
     from peerload.core.node import Node
     from peerload.wire import control
@@ -44,21 +42,17 @@ class StatusRequests:
 
     def __init__(
         self,
-        info: NodeInfo,
         node: Node,
-        store: Store,
-        inbox: Inbox,
         agent: AgentView,
         nodes: NodesView,
         diagnostics: DiagnosticsView,
+        figures: MetricsView,
     ) -> None:
-        self._info = info
         self._node = node
-        self._store = store
-        self._inbox = inbox
         self.agent = agent
         self.nodes = nodes
         self._diagnostics = diagnostics
+        self._metrics = figures
         self._policies: dict[str, list[str]] = {}
 
     def policy(self) -> dict[str, object]:
@@ -73,13 +67,8 @@ class StatusRequests:
         }
 
     def stats(self) -> dict[str, object]:
-        """The counters since the start of the agent."""
-        counters = dict(self._node.state.counts)
-        for name, count in self._info.counters.items():
-            counters[name] = counters.get(name, 0) + count
-        counters[metrics.INBOX_DROPPED] = self._inbox.dropped
-        counters[metrics.COMMITS_STALLED] = int(self._store.is_stalled)
-        return {"counters": counters}
+        """The counters since the start of the agent, its gauges and its histograms."""
+        return self._metrics.stats()
 
     def checkup(self, caller: Principal) -> dict[str, object]:
         """The health of the agent; damaged tasks only for those who may see all tasks."""

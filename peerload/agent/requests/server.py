@@ -10,6 +10,7 @@ from peerload.agent.control.quotas import waits_for
 from peerload.wire import control
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Coroutine
 
     from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
@@ -56,6 +57,11 @@ class RequestServer:
     _verbs: Verbs
     _security: SecurityEvents
     _run: RunState
+
+    @property
+    def counters(self) -> Counter[str]:
+        """The counters of this agent."""
+        return self._security.counters
 
     def handle(self, connection: Connection, request: control.Request) -> None:
         """Begin to serve a request, unless its client or its user asks too often."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import time
@@ -15,6 +16,7 @@ from peerload.agent.accounts.accounts import members
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
 from peerload.config.check import describe
+from peerload.model import metrics
 from peerload.security.broker import without_password
 
 if TYPE_CHECKING:
@@ -142,6 +144,11 @@ class PeerLinksView:
             "refused_by": list(self._info.refused_by),
         }
 
+    def gauges(self) -> dict[str, float]:
+        """Gauges of links and broker."""
+        told: dict[str, float] = {metrics.PEER_LINKS: len(self._links.linked())}
+        return told if self._bus is None else told | {metrics.MQTT_CONNECTED: int(self._bus.connected)}
+
     def _broker(self) -> dict[str, object] | None:
         if self._bus is None:
             return None
@@ -228,6 +235,14 @@ class StorageView:
     _store: Store
     _retention: Retention
 
+    def gauges(self) -> dict[str, float]:
+        """Gauges of disk and database; without those of a disk that cannot be looked at."""
+        told: dict[str, float] = {metrics.COMMITS_STALLED: int(self._store.is_stalled)}
+        with contextlib.suppress(OSError):
+            told[metrics.DISK_FREE] = self._disk.free_bytes()
+            told[metrics.DISK_SIZE] = self._disk.total_bytes
+        return told
+
     def checkup(self) -> dict[str, object]:
         """The part of `checkup` that is about storage."""
         disk, store, retention = self._disk, self._store, self._retention
@@ -253,13 +268,19 @@ class StorageView:
 
 @dataclass(eq=False, repr=False)
 class DiagnosticsView:
-    """Answer to `checkup`: the health of the agent, its links and its storage."""
+    """Answer to `checkup`: the health of the agent, its links and its storage. The gauges of these, for `stats`."""
 
     _node: Node
     _launcher: LauncherLink
     _storage: StorageView
     _cluster: ClusterView
     _links: PeerLinksView
+
+    def gauges(self) -> dict[str, float]:
+        """Gauges of launcher, storage and links."""
+        expiry = self._cluster.info()["certificate_ends_at"]
+        told = {metrics.LAUNCHER_UP: int(not self._launcher.is_silent)} | self._storage.gauges() | self._links.gauges()
+        return told | {metrics.CERTIFICATE_EXPIRY: expiry} if isinstance(expiry, float) else told
 
     def checkup(self) -> dict[str, object]:
         """The answer to `checkup`."""

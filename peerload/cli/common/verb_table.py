@@ -25,6 +25,7 @@ GROUPS = {
         "history": "list ended tasks: when, how long, where, what they used",
         "events": "list what happened: every change with its reason and time",
         "top": "watch nodes and tasks live",
+        "web": "show the cluster in a browser; metrics for Prometheus",
     },
     "Change tasks": {
         "cancel": "stop tasks",

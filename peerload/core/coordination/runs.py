@@ -195,6 +195,8 @@ class RunningTasks:
         if isinstance(work, RemoteTask):
             reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
             state = "frozen" if frozen else "thawed"
+            if frozen:
+                self._state.count(metrics.LEASES_FROZEN)
             (self.frozen.froze if frozen else self.frozen.thawed)(key)
             self._state.note_guest(work, state, reason)
 

@@ -121,6 +121,8 @@ class HomeHandoff:
             grants=(*task.record.grants, Grant(message.attempt, src))[-GRANTS_KEPT_MAX:],
         )
         self._state.count(metrics.TRANSFERS)
+        kind = "asked" if not offering.searches_on else "chosen" if offering.is_voluntary else "needed"
+        self._state.count(metrics.labelled(metrics.PLACEMENTS, kind=kind))
         self._mediator.task_placed(task, src)
         self._commit(task, message.ts)
 
