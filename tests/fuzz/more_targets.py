@@ -23,7 +23,7 @@ from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, exit_of, read_frame
-from peerload.agent.peers.address_file import AddressFile
+from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.gpu_health import GpuFaults

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from peerload.agent.control.authorization import NOBODY
-from peerload.agent.peers.read_timeout import ReadTimeout
+from peerload.agent.event_loop import ReadTimeout
 from peerload.model import metrics
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError, SlowDown
 from peerload.wire import control
@@ -40,7 +40,9 @@ CLOSE_GRACE_S = 0.5
 class Server(Protocol):
     """Serves the requests of connections."""
 
-    counters: Counter[str]
+    @property
+    def counters(self) -> Counter[str]:
+        """The counters of the agent."""
 
     def refused(self, connection: Connection, name: str, rule: str, what: str, /) -> None:
         """Count a violation of a security rule by this client under this metric."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.node_info import now
@@ -91,28 +92,18 @@ class TaskWatches:
         return task in self._watches
 
 
+@dataclass(eq=False, repr=False)
 class ClientEvents:
     """Passes answers and changes on to the clients that wait for them."""
 
-    def __init__(
-        self,
-        core: CoreRequests,
-        decisions: Decisions,
-        watches: TaskWatches,
-        attach: AttachRequests,
-        cancel_waits: CancelWaits,
-        saving: OutputSaver,
-        output: TaskOutputs,
-        figures: TaskFigures,
-    ) -> None:
-        self._core = core
-        self._decisions = decisions
-        self._watches = watches
-        self._attach = attach
-        self._cancel_waits = cancel_waits
-        self._saving = saving
-        self._output = output
-        self._figures = figures
+    _core: CoreRequests
+    _decisions: Decisions
+    _watches: TaskWatches
+    _attach: AttachRequests
+    _cancel_waits: CancelWaits
+    _saving: OutputSaver
+    _output: TaskOutputs
+    _figures: TaskFigures
 
     def answered(self, answer: Answer) -> None:
         """A request has its answer."""

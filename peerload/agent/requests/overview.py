@@ -10,7 +10,6 @@ import os
 import pwd
 import secrets
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.control.authorization import display_user
@@ -18,6 +17,7 @@ from peerload.agent.node_info import now
 from peerload.agent.views import node as node_views
 from peerload.agent.views import task as views
 from peerload.core.work import HomePhase, RemotePhase
+from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,7 +112,7 @@ class OverviewCache:
         self._access = access
         self._views = views
         self._all = OverviewBuilder(node, access, store, self._views, None)
-        self._each: OrderedDict[str, OverviewBuilder] = OrderedDict()
+        self._each: BoundedDict[str, OverviewBuilder] = BoundedDict(VIEWERS_KEPT_MAX)
 
     def of(self, caller: Principal) -> OverviewBuilder:
         """The overview of this caller."""
@@ -122,10 +122,7 @@ class OverviewCache:
         if found is None:
             store = self._access.store(caller)
             found = OverviewBuilder(self._node, self._access, store, self._views, caller)
-            self._each[caller.who] = found
-            if len(self._each) > VIEWERS_KEPT_MAX:
-                self._each.popitem(last=False)
-        self._each.move_to_end(caller.who)
+        self._each[caller.who] = found
         return found
 
 

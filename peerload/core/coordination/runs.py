@@ -21,7 +21,7 @@ from peerload.model.task import TIME_LIMIT_EXIT_CODE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.core.coordination.shortage import ResourceShortage
+    from peerload.core.coordination.evacuation import ResourceShortage
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.handoff.leases import HomeLeases, granted
-from peerload.core.handoff.parking import TaskParking
+from peerload.core.handoff.leases import HomeLeases, TaskParking, granted
 from peerload.core.resources.effective_request import asked_of
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering
