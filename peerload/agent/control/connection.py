@@ -42,7 +42,7 @@ class Server(Protocol):
 
     @property
     def counters(self) -> Counter[str]:
-        """The counters of this agent."""
+        """The counters of the agent."""
 
     def refused(self, connection: Connection, name: str, rule: str, what: str, /) -> None:
         """Count a violation of a security rule by this client under this metric."""

@@ -49,10 +49,10 @@ class StatusRequests:
         figures: MetricsView,
     ) -> None:
         self._node = node
+        self._metrics = figures
         self.agent = agent
         self.nodes = nodes
         self._diagnostics = diagnostics
-        self._metrics = figures
         self._policies: dict[str, list[str]] = {}
 
     def policy(self) -> dict[str, object]:

@@ -60,7 +60,7 @@ class RequestServer:
 
     @property
     def counters(self) -> Counter[str]:
-        """The counters of this agent."""
+        """The counters of the agent."""
         return self._security.counters
 
     def handle(self, connection: Connection, request: control.Request) -> None:
