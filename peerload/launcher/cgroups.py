@@ -166,7 +166,7 @@ class Cgroup2:
         path = self._paths.get(key)
         if path is None:
             return True
-        if os.path.isdir(path) and b"populated 0" not in read(path + "/cgroup.events"):  # noqa: PTH112 -- gone: with the unit it was inside of
+        if b"populated 0" not in read(path + "/cgroup.events") and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
             kill_cgroup(path)
             return False
         if key in self._frozen:

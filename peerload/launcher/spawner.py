@@ -87,8 +87,7 @@ class Spawner:
         if inside:
             request = self._inside_task(request)
         if request.environment is not None:
-            mark = f"{self._run}/{PREFIX}{key}".encode()
-            request = request.replace(environment={**request.environment, b"PEERLOAD_UNIT": mark})
+            request.environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
         if self._units.is_proc_scan:  # if we are killed now, its output files identify it
             self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
         try:
