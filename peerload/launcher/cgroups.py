@@ -29,10 +29,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WARM_S = 0.01
-"""A move between cgroups waits for a grace period of RCU, some 10 ms, unless the last one was so short a time ago."""
-FORKS_IN_A_ROW_MAX = 4
-"""Starts by fork before a burst is started by moves, which then cost less than a fork."""
+PAUSE_S = 0.04
+"""After so long without a start a process is forked: a move between cgroups would wait for a grace period of RCU, 10 ms or
+more. A stream of starts is made by moves, which cost a tenth of the processor time."""
+FORKS_IN_A_ROW_MAX = 2
+"""Starts by fork before a burst goes on by moves."""
 SYS_CLONE3 = 435
 CLONE_INTO_CGROUP = 0x2_0000_0000
 _OUTSIDE = (
@@ -128,7 +129,7 @@ class Cgroup2:
         fork costs more processor time, the first move after a pause 10 ms. Never beside another thread: the child would
         wait for it."""
         now_s = time.monotonic()
-        self._in_a_row = self._in_a_row + 1 if now_s - self._started_s < WARM_S else 0
+        self._in_a_row = self._in_a_row + 1 if now_s - self._started_s < PAUSE_S else 0
         self._started_s = now_s
         return self._clone is not None and self._in_a_row < FORKS_IN_A_ROW_MAX and not _thread._count()  # noqa: SLF001 -- as above
 
