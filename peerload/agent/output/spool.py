@@ -70,6 +70,7 @@ class Spool:
         self._holes = HolePuncher()
         self._directory = state / "spool"
         self._scratch = state / "scratch"
+        self._scratch_name = str(self._scratch)
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         self.inotify: Inotify | None = None
@@ -269,11 +270,14 @@ class Spool:
 
     def drop_scratch(self, key: str) -> None:
         """Remove the scratch directory of an attempt, if there is one."""
-        path = self._scratch / key
-        if path.is_symlink():  # its task has put a link in its place: what that leads to is none of ours
-            remove(path)
-        elif path.is_dir():
-            _remove_tree(path)
+        try:
+            mode = os.lstat(f"{self._scratch_name}/{key}").st_mode
+        except OSError:  # most tasks have none
+            return
+        if stat.S_ISDIR(mode):
+            _remove_tree(self._scratch / key)
+        else:  # its task has put a link in its place: what that leads to is none of ours
+            remove(self._scratch / key)
 
 
 def remove(path: Path) -> None:
