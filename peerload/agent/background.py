@@ -1,4 +1,4 @@
-"""Background tasks of the event loop: a bug in one of them stops the agent (crash-only)."""
+"""Background tasks of the event loop: a bug in one of them stops the agent (crash-only); and the common tick of periodic work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from peerload.agent.run_state import RunState
 
 log = logging.getLogger("peerload.agent")
+
+
+async def next_tick(every_s: float) -> None:
+    """Sleep until the next multiple of ``every_s`` on the loop's clock. Periodic work whose intervals are multiples of one
+    another wakes the process together: an idle agent pays for each wake-up, not for what it looks at."""
+    now_s = asyncio.get_running_loop().time()
+    await asyncio.sleep(every_s - now_s % every_s)
 
 
 class BackgroundTasks:

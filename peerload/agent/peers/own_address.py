@@ -6,7 +6,6 @@ more, and the agent restarts in its process; tasks go on. An address from a flag
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import socket
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.background import next_tick
 from peerload.agent.run_state import Ending
 from peerload.model.errors import ConfigError
 from peerload.security import node_identity_file
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.event_log import EventLog
     from peerload.model.config import AgentConfig
 
-CHECK_EVERY_S = 3.0
+CHECK_EVERY_S = 4.0
 GONE_FOR = 2
 """Checks in a row that have to agree: an address is missing for a moment while its interface is configured."""
 
@@ -59,7 +59,7 @@ class AddressWatch:
         """Check until the agent restarts."""
         config, warned, seen = self._info.config, False, 0
         while True:
-            await asyncio.sleep(CHECK_EVERY_S)
+            await next_tick(CHECK_EVERY_S)
             others = [address for address in self._local.peer_addresses() if address]
             address = _moved(config, self._info.origins, [*others, *config.peer]) or self._seen_otherwise()
             seen = seen + 1 if address else 0
