@@ -474,7 +474,6 @@ class Daemon:
                 work.append(self.bus.run())
             background = [group.create_task(one) for one in work]
             self.keyring.refresh()
-            self.members.start()
             await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.remove(self.config.socket)
             background.append(group.create_task(self.socket.watch()))

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 
+async def next_tick(every_s: float) -> None:
+    """Sleep until the next multiple of ``every_s`` on the loop's clock. Periodic work whose intervals are multiples of one
+    another wakes the process together: an idle agent pays for each wake-up, not for what it looks at."""
+    now_s = asyncio.get_running_loop().time()
+    await asyncio.sleep(every_s - now_s % every_s)
+
+
 class BackgroundTasks:
     """The tasks of one owner. `close` cancels those that are left."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # which aiomqtt is made of
 
+from peerload.agent.event_loop import next_tick
 from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, FloodFilter, Received, Topics
 from peerload.model import metrics
 from peerload.model.errors import ConfigError
@@ -40,6 +41,8 @@ CONNECT_S = 5.0
 """Timeout of connection and subscription."""
 KEEPALIVE_S = 10
 """A silent broker is noticed within twice this."""
+MISC_EVERY_S = 2.0
+"""Interval at which the keep-alive is looked after."""
 CLOSE_S = 1.0
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 15.0
@@ -101,6 +104,11 @@ class _Client(aiomqtt.Client):
             for wait in waits:
                 if not wait.cancel() and not wait.cancelled():
                     wait.exception()  # has been reported
+
+    async def _misc_loop(self) -> None:
+        """Look after the keep-alive. The library does so each second."""
+        while self._client.loop_misc() == mqtt.MQTT_ERR_SUCCESS:
+            await next_tick(MISC_EVERY_S)
 
     async def subscribe_all(self, topics: Sequence[str]) -> bool:
         """Subscribe with QoS 0. Returns whether the broker grants all topics. Raises MqttError."""

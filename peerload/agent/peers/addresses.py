@@ -9,7 +9,6 @@ process; tasks go on. An address from a flag, a variable or a file is left alone
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import os
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.event_loop import next_tick
 from peerload.agent.run_state import Ending
 from peerload.model.errors import ConfigError
 from peerload.model.messages import Identity
@@ -103,7 +103,7 @@ def _read(path: Path) -> _Content:
         return _Content()
 
 
-CHECK_EVERY_S = 3.0
+CHECK_EVERY_S = 4.0
 GONE_FOR = 2
 """Checks in a row that have to agree: an address is missing for a moment while its interface is configured."""
 
@@ -133,7 +133,7 @@ class AddressWatch:
         """Check until the agent restarts."""
         config, warned, seen = self._info.config, False, 0
         while True:
-            await asyncio.sleep(CHECK_EVERY_S)
+            await next_tick(CHECK_EVERY_S)
             others = [address for address in self._local.peer_addresses() if address]
             address = _moved(config, self._info.origins, [*others, *config.peer]) or self._seen_otherwise()
             seen = seen + 1 if address else 0

@@ -39,9 +39,6 @@ that is looked up when something is sent there again."""
 NAME_S = 60.0
 """Life of a cached address of a host name."""
 
-LAG_TICK_S = 0.5
-"""Interval of the lag checks: a stall is reported too short by at most this."""
-
 _log = logging.getLogger("peerload.gossip")
 
 Sent = TypeVar("Sent")
@@ -224,31 +221,34 @@ class GossipSocket(Generic[Sent, Received]):
 
 class LagWatch:
     """Reports when the event loop did not run for longer than ``lag_s``: the machine was asleep, the process was stopped, or
-    the loop was busy. ``lagged`` is called with the duration in s."""
+    the loop was busy. ``lagged`` is called with the duration in s.
 
-    def __init__(self, lag_s: float, lagged: Callable[[float], None]) -> None:
+    It watches for ``span_s`` after each datagram: a node without peers does not wake up for it, nor does one that has
+    datagrams more often. A stall is reported too short by at most ``span_s``."""
+
+    def __init__(self, lag_s: float, span_s: float, lagged: Callable[[float], None]) -> None:
         self._lag_s = lag_s
+        self._span_s = span_s
         self._lagged = lagged
         self._due_s = 0.0
         self._handle: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Start watching."""
-        self._due_s = _boot_s() + LAG_TICK_S
-        self._handle = asyncio.get_running_loop().call_later(LAG_TICK_S, self._tick)
-
-    def _tick(self) -> None:
-        self.check()
-        self.close()
-        self.start()
 
     def check(self) -> None:
         """Report a stall now, if there was one: before the input that has piled up meanwhile is handled."""
         late_s = _boot_s() - self._due_s
         if late_s > self._lag_s and self._handle is not None:
             self.close()
-            self.start()
             self._lagged(late_s)
+
+    def watch(self) -> None:
+        """Watch for ``span_s`` from now on."""
+        self.close()
+        self._due_s = _boot_s() + self._span_s
+        self._handle = asyncio.get_running_loop().call_later(self._span_s, self._over)
+
+    def _over(self) -> None:
+        self.check()
+        self._handle = None
 
     def close(self) -> None:
         """Stop watching."""

@@ -97,7 +97,10 @@ class Members:
             security,
             loopback_only=local.cluster.is_local,
         )
-        self._lag = LagWatch(node.state.config.gossip.lag_s, lambda lag_s: inbox.put(events.LoopLagged(lag_s)))
+        preset = node.state.config.gossip
+        self._lag = LagWatch(
+            preset.lag_s, 1.1 * preset.probe_s, lambda lag_s: inbox.put(events.LoopLagged(lag_s))
+        )  # a healthy node probes once in probe_s
         self._write_timer: asyncio.TimerHandle | None = None
         self._sources: BoundedDict[str, _Source] = BoundedDict(SOURCES_MAX)
         self._facts: BoundedDict[str, PeerFacts] = BoundedDict(FACTS_MAX)
@@ -144,12 +147,9 @@ class Members:
             self._socket.close()
             raise
 
-    def start(self) -> None:
-        """Begin to watch for stalls of the agent."""
-        self._lag.start()
-
     def send(self, action: SendGossip) -> None:
         """Send a datagram to a peer."""
+        self._lag.watch()
         self._socket.send(action.node, self._source_of(action.node) or action.address, action.messages)
 
     def _source_of(self, node: str) -> str:
@@ -172,6 +172,7 @@ class Members:
 
     def _received(self, node: str, boot: str, address: str, datagram: Datagram) -> None:
         self._lag.check()
+        self._lag.watch()
         if not self._trust.admits(node, boot):
             reason = metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason="revoked node")
             self._security.counters[reason] += 1
