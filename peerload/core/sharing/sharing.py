@@ -141,7 +141,7 @@ class Sharing:
         if report.gives or is_overloaded:
             if is_overloaded and self._hints.leaves_footprints:
                 return True
-            return self._has_receiver and self.receiver.wants_more()
+            return self._has_receiver and self.receiver.heeds(report)
         return src in self._hints.busy
 
     def answer_received(self, src: str, answer: StateAnswer) -> None:
