@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from peerload.sim.statistics import Sample, half_width
+from peerload.sim.statistics import Sample, batch_half_width, half_width
 from tests.theory.mapping import NotYet, Parameters, setup_of
 from tests.theory.replicate import replicate
 
@@ -46,10 +46,12 @@ def combine(samples: list[Sample]) -> dict[str, list[float]]:
     combined: dict[str, list[float]] = {}
     for metric in samples[0].values:
         value = fmean(sample.values[metric] for sample in samples if metric in sample.values)
-        spread = [batch for sample in samples for batch in sample.batches.get(metric, ())]
         if metric in METRICS_OF_THE_WHOLE:
-            spread = [sample.values[metric] for sample in samples]
-        combined[metric] = [value, half_width(spread)]
+            half = half_width([sample.values[metric] for sample in samples])
+        else:
+            known = [sample for sample in samples if metric in sample.values]
+            half = batch_half_width([sample.batches.get(metric) or [sample.values[metric]] for sample in known])
+        combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
     return combined
