@@ -2,7 +2,9 @@
 
 In real life nodes meet one by one, and each keeps what it knows of each other: N² entries in all. Where N nodes live in
 one process and were introduced before anything happened, they share one `Directory` instead, and each keeps of its own
-only what it has heard since (`membership.py`)."""
+only what it has heard since (`membership.py`). What a member tells everybody stands in the `Directory`, once: only the
+nodes that do something about it have to be told (`Sharing.heeds`).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from peerload.model.load import LoadReport
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from peerload.core.membership.heard import HeardReport
     from peerload.model.messages import Identity, Need
     from peerload.model.resources import Profile
 
@@ -86,15 +89,16 @@ class NamesWithout(Sequence[str]):
 
 
 class Directory:
-    """All nodes by name; it never changes."""
+    """All nodes by name, which never change. announced: the report that each told everybody last."""
 
-    __slots__ = ("_eligible", "members", "names")
+    __slots__ = ("_eligible", "announced", "members", "names")
 
     def __init__(self, members: Iterable[tuple[Identity, Profile]]) -> None:
         self.members: Mapping[str, tuple[Identity, Profile]] = {
             identity.node: (identity, profile) for identity, profile in members
         }
         self.names = tuple(sorted(self.members))
+        self.announced: dict[str, HeardReport] = {}
         self._eligible: dict[tuple[Need, str], tuple[str, ...]] = {}
 
     def eligible(self, need: Need, home: str) -> tuple[str, ...]:

@@ -226,6 +226,7 @@ class Membership:
         self._believed_s = min(believed_s, state.config.report_age_s_max)
         self._peers: dict[str, PeerInfo] = {}
         self._directory = NOBODY
+        self._announced = NOBODY.announced
         self._met_s = 0.0
         self._names: Sequence[str] = ()
         self._reports: dict[str, HeardReport] = {}
@@ -264,6 +265,9 @@ class Membership:
     def report(self, node: str) -> KnownReport | None:
         """The newest report of a peer, unless it is too old to be believed."""
         heard = self._reports.get(node)
+        announced = self._announced.get(node)
+        if announced is not None and (heard is None or heard.report.sequence < announced.report.sequence):
+            heard = announced  # all members of a directory are in their first run
         if heard is None:
             return None
         age_s = self._state.now.boot_s - heard.at_s
@@ -305,6 +309,7 @@ class Membership:
     def meet_all(self, directory: Directory) -> None:
         """Everybody in it, at once; it may name this node, too. Only before anybody else was met."""
         self._directory = directory
+        self._announced = directory.announced
         self._met_s = self._state.now.boot_s
         self._names = NamesWithout(directory.names, without=self._state.node)
         self._eligible.clear()
