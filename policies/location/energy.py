@@ -41,7 +41,7 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if asked:
             return Probe(asked)
         loads: dict[str, LoadReport | None] = {
-            name: reply.report for name, reply in last.items() if reply.accepts and reply.report is not None
+            name: reply.report for name, reply in last.items() if reply.accepts and reply.report and view.profile(name)
         }
         here = view.node
         if view.starts_here:
@@ -144,4 +144,4 @@ def _candidate(view: NodeView, report: LoadReport | None, name: str, cpus: float
     top = curve.threads_under_cap(profile.cpus)
     room = max(int((top - busy) / cpus + ROUNDING), 1)
     wake_s = curve.wake_s if report is not None and report.is_asleep else 0.0
-    return Candidate(name, curve, busy, room, max(int(top), 1), profile.speed, wake_s, profile.cpus)
+    return Candidate(name, curve, busy, room, max(int(top), 1), profile.speed, wake_s, max(profile.cpus, 1e-9))
