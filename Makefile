@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-sentences recording bench bench-guard theory golden lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-sentences recording bench bench-guard energy theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 6
@@ -105,6 +105,11 @@ bench: setup  ## measure, on a quiet machine
 
 bench-guard: setup  ## compare counts and processor time, not elapsed time, with tests/bench/guard.json; RECORD=1 records them
 	@.venv/bin/python tests/bench/bench_guard.py $(if $(RECORD),--record)
+
+energy: CASES = tests/energy/cases.json
+energy: OUT = build/energy.json
+energy: setup  ## play energy cases (CASES=FILE OUT=FILE)
+	@mkdir -p $(dir $(OUT)) && .venv/bin/peerload sim --energy $(CASES) --json > $(OUT)
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)

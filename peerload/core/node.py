@@ -254,6 +254,8 @@ class Node:
                 self.executor.home_revoked(event.node)
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)
+            case events.PricesRead():
+                self.state.prices = event.prices
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
                 self.own_profile.trouble("disk", event.trouble)
@@ -261,8 +263,10 @@ class Node:
                     self.shortage.try_again()
                 self.sharing.information.announce()
             case events.MachineSleeping():
+                self.state.is_asleep = True
                 self.handoff.parking.go_away("this machine goes to sleep")
             case events.MachineWoke():
+                self.state.is_asleep = False
                 self.handoff.parking.resume()
                 self.handoff.leases.ask_all()
             case events.AgentStopping():
@@ -557,6 +561,7 @@ class _Mediator:
     def task_left(self, task: HomeTask) -> None:
         self._node.eligibility.left(task)
         self._node.client_binding.left(task)
+        self._node.sharing.sender.place_next()
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:
         self._node.intake.accepted(event)

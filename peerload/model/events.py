@@ -309,6 +309,12 @@ class DiskRoomChanged(_Event, frozen=True):
     trouble: str = ""
 
 
+class PricesRead(_Event, frozen=True):
+    """Price of energy, or its carbon, over time: (from when, Unix s, value per kWh), ascending; empty: none is known."""
+
+    prices: tuple[tuple[float, float], ...]
+
+
 class MachineSleeping(_Event, frozen=True):
     """This machine is about to sleep: tasks of this home that are elsewhere are parked."""
 
@@ -531,6 +537,7 @@ Event = (
     | NodeRevoked
     | RemoteCancelRequested
     | DiskRoomChanged
+    | PricesRead
     | MachineSleeping
     | MachineWoke
     | PeerMet

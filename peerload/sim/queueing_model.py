@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
-from peerload.core.membership.directory import Directory
-from peerload.core.membership.heard import HeardReport
+from peerload.core.membership.directory import Directory, HeardReport
 from peerload.core.node import Node
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig

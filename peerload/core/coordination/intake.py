@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.resources.admission import why_never
 from peerload.core.work import HomePhase
+from peerload.energy.price import cheapest_start
 from peerload.model import metrics
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
@@ -60,7 +61,7 @@ class TaskDispatch:
 
     def arrives(self, task: HomeTask) -> None:
         """Dispatch an arriving task: it waits here, or looks for a place elsewhere. The load that decides does not count it."""
-        if self._home.rests_until_sure(task) or not self._eligibility.admits(task):
+        if self._home.rests_until_sure(task) or not self._eligibility.admits(task) or self._rests_for_price(task):
             return
         spec = task.spec
         cannot = task.cannot_here or why_never(self._state.profile, spec.request, spec.placement, self._state.node)
@@ -71,6 +72,18 @@ class TaskDispatch:
         self._queue.add(task)
         if sends:
             self._sharing.sender.search_for(task)
+
+    def _rests_for_price(self, task: HomeTask) -> bool:
+        """Have a task rest that may start later, until its cheapest hours. → whether it does."""
+        state, start_by = self._state, task.terms.start_by
+        now = state.now.wall_s
+        if start_by <= now or not state.prices:
+            return False
+        duration_s = task.spec.est_s or state.history.expected_s(state.history.keys(task.spec)) or state.history.mean_s
+        start_s = cheapest_start(state.prices, now, start_by, duration_s)
+        if start_s > now:
+            self._home.rest(task, start_s - now)
+        return start_s > now
 
     def judge_again(self) -> None:
         """This node has other devices than before. Its own tasks that wait for some wait here if it can run them now, else

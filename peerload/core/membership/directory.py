@@ -20,7 +20,6 @@ from peerload.model.load import LoadReport
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from peerload.core.membership.heard import HeardReport
     from peerload.model.messages import Identity, Need
     from peerload.model.resources import Profile
 

@@ -207,7 +207,7 @@ class Receiver:
         self._donor.give(work, src, f"{src} has room")
 
     def _choose(self, src: str, request: GiveRequest) -> Work | None:
-        if not self._membership.is_usable(src):
+        if not self._membership.is_usable(src) or getattr(self._state.policies.sender, "places_all", False):
             return None
         stranded = self._donor.stranded_for(request.profile)
         if stranded is not None:
