@@ -5,6 +5,8 @@ Names are in the past tense; each is a frozen value that also lies in recordings
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from peerload.model.devices import Device, DeviceReading
@@ -15,6 +17,9 @@ from peerload.model.resources import Profile
 from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
 from peerload.model.timers import Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -423,6 +428,14 @@ class LauncherReady(_Event, frozen=True):
     running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()
     frozen: tuple[str, ...] = ()
+
+    def without(self, keys: AbstractSet[str]) -> LauncherReady:
+        """The list without these attempts."""
+        return LauncherReady(
+            tuple(run for run in self.running if run[0] not in keys),
+            tuple(end for end in self.ended if end[0] not in keys),
+            tuple(key for key in self.frozen if key not in keys),
+        )
 
 
 class OutputArrived(_Event, frozen=True):

@@ -133,7 +133,7 @@ class LinkNode:
 
         self.links = loop.run(make())
         self.links.report_to(self.events)
-        self.links.streams.serve_outputs(self.events)
+        self.links.streams.serve(self.events)
         self.address = loop.run(self.links.start(host, 0))
 
     @property

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts.accounts import group_number
-from peerload.agent.background import next_tick
 from peerload.agent.control.connection import LocalConnection
+from peerload.agent.event_loop import next_tick
 from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class LocalSocket:
             return error
         most = self._info.config.clients_max + (ADMIN_PLACES if self._access.is_system and connection.uid == 0 else 0)
         if len(self._connections) >= most:
-            self._security.tell("L3", f"uid {connection.uid}", "too many clients at a time")
+            self._security.report("L3", f"uid {connection.uid}", "too many clients at a time")
             return SlowDown("too many clients", why=f"at most {most} at a time")
         refusal = self._quotas.connected(caller)
         if refusal is None:

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # which aiomqtt is made of
 
-from peerload.agent.background import next_tick
-from peerload.agent.mqtt.flood_filter import FloodFilter
-from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, Received, Topics
+from peerload.agent.event_loop import next_tick
+from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, FloodFilter, Received, Topics
 from peerload.model import metrics
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Message, State
 from peerload.security.address import open_tcp
-from peerload.security.broker_address import BrokerUrl
-from peerload.security.broker_tls import SecuredBroker, broker_error_text, secured
+from peerload.security.broker import BrokerUrl, SecuredBroker, broker_error_text, secured
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.config import AgentConfig
-    from peerload.security.broker_tls import BrokerTls
+    from peerload.security.broker import BrokerTls
 
 CONNECT_S = 5.0
 """Timeout of connection and subscription."""

@@ -11,10 +11,10 @@ import ipaddress
 import logging
 import socket
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from peerload.model import metrics, rules
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.security.address import ANY, join_address, plain_host, resolve
@@ -72,7 +72,7 @@ class GossipSocket(Generic[Sent, Received]):
         self._loopback_only = loopback_only
         self._socket: socket.socket | None = None
         self._is_both = False
-        self._names: OrderedDict[str, tuple[str | None, float]] = OrderedDict()
+        self._names: BoundedDict[str, tuple[str | None, float]] = BoundedDict(NAMES_MAX)
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._has_logged = False
 
@@ -164,7 +164,7 @@ class GossipSocket(Generic[Sent, Received]):
 
     def _drop(self, reason: str, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
         self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason=reason)] += 1
-        self._security.tell(rule, who, what, tolerated=tolerated)
+        self._security.report(rule, who, what, tolerated=tolerated)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -216,10 +216,7 @@ class GossipSocket(Generic[Sent, Received]):
         except (OSError, ValueError):  # ValueError: not a host name
             self._counters[metrics.GOSSIP_NAMES_UNRESOLVED] += 1
             found = self._names.get(host, (None, 0.0))[0]  # the last known address is better than none
-        self._names.pop(host, None)
         self._names[host] = (found, loop.time() + NAME_S)
-        if len(self._names) > NAMES_MAX:
-            self._names.popitem(last=False)
 
 
 class LagWatch:

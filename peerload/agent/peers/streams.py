@@ -86,17 +86,12 @@ class Streams:
         """Connections that other nodes made, with the task that writes an output; None: no output was requested."""
         self._unasked: dict[PeerConnection, str] = {}
 
-    def serve_outputs(self, server: OutputServer) -> None:
-        """Serve the outputs of attempts that ran here from now on."""
-        self._outputs = server
-
-    def serve_forwards(self, server: StreamServer) -> None:
-        """Serve the clients of other nodes from now on."""
-        self._forwards = server
-
-    def serve_inputs(self, server: StreamServer) -> None:
-        """Serve the standard input of tasks that run elsewhere from now on."""
-        self._inputs = server
+    def serve(
+        self, outputs: OutputServer, inputs: StreamServer | None = None, forwards: StreamServer | None = None
+    ) -> None:
+        """Serve from now on the outputs of attempts that ran here, the standard input of tasks that run elsewhere, and the
+        clients of other nodes."""
+        self._outputs, self._inputs, self._forwards = outputs, inputs, forwards
 
     async def open(
         self, dst: str, address: str, kinds: tuple[type[Message], ...]

@@ -1,9 +1,8 @@
-"""Many members that know one another from the start, kept once for all of them.
+"""Knowledge of members: their reports of load as they were heard, and a directory of many members that is kept once for all.
 
 In real life nodes meet one by one, and each keeps what it knows of each other: N² entries in all. Where N nodes live in
 one process and were introduced before anything happened, they share one `Directory` instead, and each keeps of its own
-only what it has heard since (`membership.py`).
-"""
+only what it has heard since (`membership.py`)."""
 
 from __future__ import annotations
 
@@ -11,13 +10,38 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
+import msgspec
+
 from peerload.core.resources.admission import why_never
+from peerload.model.load import LoadReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from peerload.model.messages import Identity, Need
     from peerload.model.resources import Profile
+
+AHEAD_MAX = 1000
+"""Bound on reports that others tell of a node: they are no further ahead of the node's own word than this many reports, or it is not true."""
+
+
+class HeardReport(msgspec.Struct, frozen=True, gc=False):
+    """A report and the boot time when it came; by_itself: from the node that it is about."""
+
+    report: LoadReport
+    at_s: float
+    by_itself: bool = True
+
+    def gives_way_to(self, other: HeardReport, incarnation: int) -> bool:
+        """True if the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
+        keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
+        mine, its = self.report, other.report
+        if (its.incarnation, its.sequence) > (mine.incarnation, mine.sequence):
+            return True
+        if self.by_itself or not other.by_itself or its.incarnation != incarnation:
+            return False
+        return mine.incarnation > its.incarnation or mine.sequence > its.sequence + AHEAD_MAX
+
 
 ELIGIBLE_KEPT_MAX = 1024
 """Distinct needs whose eligible nodes are remembered."""

@@ -16,9 +16,8 @@ import msgspec
 
 from peerload.core.membership.anti_entropy import identity_of
 from peerload.core.membership.circuit_breaker import CircuitBreaker
-from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, NamesWithout
+from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, HeardReport, NamesWithout
 from peerload.core.membership.gossip import Gossip, rumour_of
-from peerload.core.membership.heard import HeardReport
 from peerload.core.resources.admission import why_never
 from peerload.model import metrics
 from peerload.model.actions import ForgetPeer
@@ -40,7 +39,7 @@ from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.directory import Directory
@@ -132,12 +131,13 @@ class Profiles:
     """The fetching of profiles: gossip tells the version of a member's profile, the profile itself is fetched over the peer link.
     Whoever told of the member is asked first, for all it told of at once; then the member itself, for ever, less and less often.
 
-    Those that are wanted: at most one per member. ``changed`` is called when one has come that is new."""
+    Those that are wanted: at most one per member. eligible: what is remembered of the nodes that could run a task, which is
+    cleared when a new profile has come."""
 
-    def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], changed: Callable[[], object]) -> None:
+    def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], eligible: dict[Need, NamesWithout]) -> None:
         self._shared = shared
         self._peers = peers
-        self._changed = changed
+        self._eligible = eligible
         self._wanted: dict[str, _Wanted] = {}
 
     def want(self, node: str, teller: str) -> None:
@@ -211,7 +211,7 @@ class Profiles:
         if was_known and not is_new and profile == peer.profile:
             return False
         peer.profile = profile
-        self._changed()
+        self._eligible.clear()
         return True
 
 
@@ -236,8 +236,8 @@ class Membership:
         self._told_itself = state.profile.version, state.identity.boot
         self._mediator = mediator
         self.gossip = Gossip(state, self)
-        self.circuit_breaker = CircuitBreaker(state, self._eligible.clear)
-        self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible.clear)
+        self.circuit_breaker = CircuitBreaker(state, self._eligible)
+        self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible)
 
     def __iter__(self) -> Iterator[PeerInfo]:
         yield from self._peers.values()
