@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-sentences recording bench theory golden lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-sentences recording bench bench-guard energy theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 6
@@ -50,6 +50,7 @@ test: setup  ## the gate: lint beside the tests that every change has to pass (P
 test-long: setup  ## the soak, chaos, property, model, fidelity and timing tests, up to an hour
 	FORKS=0 .venv/bin/python -m pytest -m 'long and not timed' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
 	FORKS=0 .venv/bin/python -m pytest -m 'long and timed' -n $(WORKERS) $(PYTEST_ARGS) tests
+	$(MAKE) --no-print-directory bench-guard
 
 test-sample: setup  ## the fixed part of `make test-long` that .ci/run plays: 40 chaos seeds, theory, one kill -9 campaign
 	.venv/bin/python -m pytest -m 'long and sample' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
@@ -101,6 +102,14 @@ demo: setup  ## three agents and a broker on this machine, sharing real commands
 
 bench: setup  ## measure, on a quiet machine
 	@for bench in cli latency throughput queue handoff tls spread idle idle_while_waiting sim gpu mixed why map top ls kept run_stream revoke; do .venv/bin/python tests/bench/bench_$$bench.py; done
+
+bench-guard: setup  ## compare counts and processor time, not elapsed time, with tests/bench/guard.json; RECORD=1 records them
+	@.venv/bin/python tests/bench/bench_guard.py $(if $(RECORD),--record)
+
+energy: CASES = tests/energy/cases.json
+energy: OUT = build/energy.json
+energy: setup  ## play energy cases (CASES=FILE OUT=FILE)
+	@mkdir -p $(dir $(OUT)) && .venv/bin/peerload sim --energy $(CASES) --json > $(OUT)
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)

@@ -14,6 +14,7 @@ EXTRAS = {
     "broker": ("amqtt>=0.12.1,<0.13",),
     "plot": ("matplotlib>=3.9,<4",),
     "top": ("textual>=8,<9",),
+    "web": ("h11>=0.16,<1", "prometheus-client>=0.22,<1"),
 }
 """The packages of each extra of pyproject.toml."""
 

@@ -56,7 +56,7 @@ def picture() -> str:
         lines = "".join(f"epoch {number}: loss 0.{185 - number}\n" for number in range(67, 76))
         app.world.take_usage([usage(f"ws1/{number}", 1.0) for number in range(1, 6)] + [usage("lab3/9", 1.8)])
         app.tail.take("ws1/1", [{"stream": 1, "offset": 0, "data": lines.encode()}], NOW)
-        app.main.paint()
+        app.paint()
         await pilot.pause()
         shown.append(app.export_screenshot(title="peerload top"))
 

@@ -151,4 +151,4 @@ def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
 
 def security_events(counters: Counter[str]) -> SecurityEvents:
     """Security events that are counted, and kept nowhere."""
-    return SecurityEvents(counters, cast("Any", SimpleNamespace(happened=lambda *_, **__: None)))
+    return SecurityEvents(counters, cast("Any", SimpleNamespace(record=lambda *_, **__: None)))

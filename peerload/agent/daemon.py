@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import exit_reason, memory, state_copies
-from peerload.agent.accounts.as_user import TaskUser, UserServices
-from peerload.agent.accounts.directory_cache import DirectoryCache, DirectoryQueries
+from peerload.agent import exit_reason, memory, preflight
+from peerload.agent.accounts.as_user import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs
 from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.retention import Retention, TaskRemover
@@ -43,6 +42,7 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
     BusPeers,
@@ -60,36 +60,31 @@ from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
 from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustDistribution
-from peerload.agent.joining.enrollment import Enrollment
-from peerload.agent.joining.join_server import JoinServer
+from peerload.agent.joining.enrollment import Enrollment, JoinServer
 from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess, LauncherService
 from peerload.agent.node_info import NodeInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
-from peerload.agent.peers.backpressure import PeerBackpressure
+from peerload.agent.peers.addresses import AddressWatch
 from peerload.agent.peers.duplicate_node_name import DuplicateNames
 from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.local_node import LocalNode, profile_of, speed_file, speed_of
 from peerload.agent.peers.membership import Members
-from peerload.agent.peers.own_address import AddressWatch
-from peerload.agent.preflight import check_addresses, check_places
+from peerload.agent.peers.peer_table import PeerBackpressure
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.requests.cancel_wait import CancelWaits
 from peerload.agent.requests.client_events import ClientEvents, TaskWatches
-from peerload.agent.requests.cluster_commands import ClusterCommands
-from peerload.agent.requests.dispatch import Dispatcher, Queries, TaskRequests
 from peerload.agent.requests.durable_reads import DurableReads
 from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
 from peerload.agent.requests.live_usage import LiveUsage
-from peerload.agent.requests.node_commands import NodeCommands
+from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
 from peerload.agent.requests.output_stream import OutputRequests, OutputSource
 from peerload.agent.requests.overview import OverviewCache, OverviewViews
-from peerload.agent.requests.server import RequestServer
-from peerload.agent.requests.status import StatusRequests
-from peerload.agent.requests.submissions import FileRequests, SubmissionChecks, Submissions
+from peerload.agent.requests.server import Gates, RequestServer, Verbs
+from peerload.agent.requests.submissions import FileRequests, Submissions
 from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
 from peerload.agent.requests.task_queries import EventRequests, TaskQueries
 from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
@@ -101,9 +96,7 @@ from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
-from peerload.agent.stdin.stdin_fetch import StdinFetches
-from peerload.agent.stdin.stdin_forwarding import StdinForwarding
-from peerload.agent.stdin.stdin_serve import StdinServer
+from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding, StdinServer
 from peerload.agent.stdin.stdin_store import StdinStore
 from peerload.agent.store import damage_report
 from peerload.agent.store.disk_space import DiskSpace
@@ -111,15 +104,14 @@ from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Outbox
-from peerload.agent.systemd.health import HealthCheck
 from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import Service, SettingsReload
-from peerload.agent.thread_pool import Workers
+from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
+from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
 from peerload.config import loader
 from peerload.core.node import Node
-from peerload.model import events
+from peerload.model import events, metrics
 from peerload.model.config import CoreConfig
 from peerload.model.errors import SlowDown, StoreError
 from peerload.model.gossip import PRESETS
@@ -127,17 +119,16 @@ from peerload.model.messages import BlocksRequest, Identity, OutputRequest
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.security import cluster_dir, node_identity_file
-from peerload.security.broker_tls import BrokerTls
-from peerload.security.keyring import Keyring
+from peerload.security.broker import BrokerTls
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
-from peerload.security.revocation import Trust
+from peerload.security.revocation import Keyring, Trust
 from peerload.security.tls import Credentials
 from peerload.text import units
 from peerload.wire import recording
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.store.recovery import Recovered
@@ -200,11 +191,11 @@ class Daemon:
     async def _run(self, loop: asyncio.AbstractEventLoop) -> int:
         config = self.config
         state = private_directory(Path(config.state))
-        state_copies.check_origin(state)
+        preflight.check_origin(state)
         for name in IN_THE_STATE:
             directory_in(state, name)
         cluster = cluster_dir.find(config.cluster, os.environ)
-        check_addresses(config, loopback_only=cluster.is_local)
+        preflight.check_addresses(config, loopback_only=cluster.is_local)
         preset = registry.preset_source(config.policy)
         policies = registry.build_preset(*preset.tables())
         self.disk = DiskSpace(state)
@@ -215,11 +206,11 @@ class Daemon:
         claim: socket.socket | None = None
         device_locks = DeviceLocks(Path(config.gpu_claims) if config.gpu_claims else None)
         try:
-            claim = state_copies.claim(self.store.store_id, state)
+            claim = preflight.claim(self.store.store_id, state)
             self._damage: list[str] = []
-            if await asyncio.to_thread(state_copies.end_strange_launcher, self.store.store_id, state / "launcher"):
+            if await asyncio.to_thread(preflight.end_strange_launcher, self.store.store_id, state / "launcher"):
                 self._damage.append(damage_report.begin_as_copy(self.store, config))
-            await check_places(config, self._manager, loopback_only=cluster.is_local)
+            await preflight.check_places(config, self._manager, loopback_only=cluster.is_local)
             if notice := damage_report.begin_anew(self.store, config, traces):
                 self._damage.append(notice)
             identity = Identity(
@@ -290,8 +281,8 @@ class Daemon:
         """Start the writer of the store, and build what hands rows and events to it."""
         run = self.run_state
         self.store.start_writer(
-            lambda done: _threadsafe(loop, lambda: [call() for call in done]),
-            lambda error: _threadsafe(loop, lambda: run.fail(f"the store failed: {error}")),
+            lambda done: call_in_loop(loop, lambda: [call() for call in done]),
+            lambda error: call_in_loop(loop, lambda: run.fail(f"the store failed: {error}")),
         )
         self.outbox = Outbox(self.store, run)
         self.event_log = EventLog(self.outbox, run)
@@ -380,42 +371,39 @@ class Daemon:
         core, decisions = CoreRequests(inbox), Decisions()
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output)
+        timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention)
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
-        checks = SubmissionChecks(access, quotas, users, disk, queries, node, files)
-        source = OutputSource(info, node, output, spool)
-        ends = TaskEnds(store, spool, jobs, config.output_bytes_max)
-        dispatcher = Dispatcher(
-            TaskRequests(
-                Submissions(core, checks, reads, task_ids, inputs, attach, node),
-                TaskCommands(core, reads, task_ids, cancel_waits, access, node),
-                CleanRequests(remover, reads, task_ids, node),
-                WaitRequests(reads, task_ids, watches, quotas, ends),
-                OutputRequests(reads, task_ids, watches, source, node),
-                ExecRequests(commands, node, task_ids, output, inputs, stdin, disk),
-                attach,
-            ),
-            Queries(
-                reads,
-                TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
-                WhyRequest(node, store, task_ids, decisions, cluster_view),
-                LiveUsage(node, launcher, task_ids),
-                EventRequests(reads, task_ids, access, config.node),
-                OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            ),
-            StatusRequests(info, node, store, inbox, agent_view, nodes_view, diagnostics),
-            NodeCommands(core, node, run, event_log),
-            ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
-            FileRequests(files),
+        histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
+        figures = MetricsView(info, node, inbox, diagnostics, histograms)
+        verbs = Verbs(
+            reads,
+            commands=TaskCommands(core, reads, task_ids, cancel_waits, access, node),
+            clean=CleanRequests(remover, reads, task_ids, node),
+            waits=WaitRequests(reads, task_ids, watches, quotas, TaskEnds(store, spool, jobs, config.output_bytes_max)),
+            outputs=OutputRequests(reads, task_ids, watches, OutputSource(info, node, output, spool), node),
+            execs=ExecRequests(commands, node, task_ids, output, inputs, stdin, disk),
+            attach=attach,
+            tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
+            events=EventRequests(reads, task_ids, access, config.node),
+            why=WhyRequest(node, store, task_ids, decisions, cluster_view),
+            usage=LiveUsage(node, launcher, task_ids),
+            overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
+            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures),
+            node=NodeCommands(core, node, run, event_log),
+            cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
+            files=FileRequests(files),
         )
+        submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
-        router = RequestRouter(dispatcher, self.forwards, task_ids, access, store, node, run)
-        server = RequestServer(access, quotas, router, dispatcher, info, security, run)
+        router = RequestRouter(verbs, self.forwards, task_ids, access, store, node, run)
+        gates = Gates(quotas, access, router, users, disk, files, queries)
+        server = RequestServer(gates, submissions, verbs, security, run)
         self.forward_server = ForwardServer(server, access)
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
@@ -428,9 +416,9 @@ class Daemon:
         starter = TaskStarter(info, node, spool, stdin, launcher, settler)
         self.performer = Performer(
             outbox,
-            Timers(inbox, outbox),
+            timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus, files, settler, run),
+            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus, files, settler, BackgroundTasks(run)),
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,
@@ -438,10 +426,8 @@ class Daemon:
         )
         launcher.report_to(self.launcher_events.received)
         links.report_to(peer_events)
-        links.streams.serve_pieces(OutputRequest, output.serve_output)
-        links.streams.serve_pieces(BlocksRequest, files.transfer.serve)
-        links.streams.serve_inputs(self.stdin_server)
-        links.streams.serve_forwards(self.forward_server)
+        pieces = {OutputRequest: output.serve_output, BlocksRequest: files.transfer.serve}
+        links.streams.serve(pieces, self.stdin_server, self.forward_server)
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
@@ -495,7 +481,6 @@ class Daemon:
                 work.append(self.bus.run())
             background = [group.create_task(one) for one in work]
             self.keyring.refresh()
-            self.members.start()
             await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.remove(self.config.socket)
             background.append(group.create_task(self.socket.watch()))
@@ -526,13 +511,13 @@ class Daemon:
         self.launcher.log_facts()
         self.notify_hooks.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
-        self.event_log.happened(
+        self.event_log.record(
             "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"
         )
         return service
 
     def _gpu_changed(self, state: str, words: str) -> None:
-        self.event_log.happened("gpu", state, reason=words)
+        self.event_log.record("gpu", state, reason=words)
 
     async def _recovered(self) -> Recovered:
         """Read what was durable, and whether the directories of waiting tasks are here now. A directory that cannot
@@ -584,7 +569,7 @@ class Daemon:
         self.socket.close()
         self.forward_server.close()
         await self.forwards.close()
-        self.event_log.happened("agent", "stopping")
+        self.event_log.record("agent", "stopping")
         self.inbox.put(events.AgentStopping())
         try:
             async with asyncio.timeout(STOP_S_MAX):
@@ -623,9 +608,3 @@ def _core_config(config: AgentConfig) -> CoreConfig:
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)
     return core_config
-
-
-def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Call in the loop's thread; a loop that is closed already needs it no more."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call)

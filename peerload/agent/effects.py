@@ -9,13 +9,14 @@ import asyncio
 import itertools
 import logging
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
-from peerload.agent.accounts.environment import variables_of
-from peerload.agent.background import BackgroundTasks
-from peerload.agent.launcher.task_environment import given
+from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.histogram import Histogram
+from peerload.agent.launcher.task_environment import given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
 from peerload.agent.node_info import now
 from peerload.agent.store.disk_space import cannot_write
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.stdin.stdin_fetch import StdinFetches
-    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import Outbox
@@ -58,6 +58,9 @@ INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
 FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
+LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+CLOCKS_DIFFER_S = 0.001
+"""Timers that come earlier than this are set again."""
 BULK_TIMERS = (timers.Batch, timers.Eligibility)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
@@ -84,29 +87,19 @@ class ClientNotifier(Protocol):
         """A task has ended elsewhere, and its result cannot be brought here for now."""
 
 
+@dataclass(eq=False, repr=False)
 class Performer:
     """Dispatches the actions of one agent."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        timers: Timers,
-        records: RecordEffects,
-        tasks: TaskEffects,
-        peers: PeerEffects,
-        results: ResultEffects,
-        clients: ClientNotifier,
-        keys: Callable[[], Collection[str]],
-    ) -> None:
-        """keys: gives the attempts that the core knows on this node."""
-        self._outbox = outbox
-        self._timers = timers
-        self._records = records
-        self._tasks = tasks
-        self._peers = peers
-        self._results = results
-        self._clients = clients
-        self._keys = keys
+    _outbox: Outbox
+    _timers: Timers
+    _records: RecordEffects
+    _tasks: TaskEffects
+    _peers: PeerEffects
+    _results: ResultEffects
+    _clients: ClientNotifier
+    _keys: Callable[[], Collection[str]]
+    """The attempts that the core knows on this node."""
 
     def perform(self, event: Event, decided: list[Action]) -> None:
         """Carry out what was decided about an event."""
@@ -119,7 +112,7 @@ class Performer:
             elif uids := actions.granted(action):
                 self._outbox.renewal(uids, lambda action=action: self._outward(action))  # type: ignore[misc]
             elif isinstance(action, actions.OUTWARD):
-                self._outbox.outward(lambda action=action: self._outward(action))  # type: ignore[misc]
+                self._outbox.when_durable(lambda action=action: self._outward(action))  # type: ignore[misc]
             else:
                 self._inward(action)
         if isinstance(event, events.AgentStarted):
@@ -197,7 +190,7 @@ class Performer:
         self._records.settle()
         while len(inbox) or self._outbox.held:
             durable = asyncio.Event()
-            self._outbox.outward(durable.set)
+            self._outbox.when_durable(durable.set)
             await durable.wait()
             await asyncio.sleep(0)  # the inbox gets its turn
 
@@ -216,6 +209,8 @@ class Timers:
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
+        self.lag = Histogram(LAG_SECONDS)
+        """Lateness of timers: the lag of the event loop."""
         self._timers: dict[timers.Timer, asyncio.TimerHandle] = {}
 
     def set(self, action: actions.SetTimer) -> None:
@@ -235,9 +230,12 @@ class Timers:
 
     def _expire(self, timer: timers.Timer, at_s: float) -> None:
         del self._timers[timer]
-        if self._clock().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
+        late_s = self._clock().boot_s - at_s
+        if late_s < -CLOCKS_DIFFER_S:  # the loop's clock does not count suspend; BOOTTIME decides
             self.set(actions.SetTimer(timer, at_s))
-        elif isinstance(timer, BULK_TIMERS):
+            return
+        self.lag.observe(max(late_s, 0.0))
+        if isinstance(timer, BULK_TIMERS):
             self._outbox.when_room(lambda: self._inbox.put(events.TimerExpired(timer)))
         else:
             self._inbox.put(events.TimerExpired(timer))
@@ -275,12 +273,12 @@ class RecordEffects:
         """Keep rows; completion jobs among them begin when they are durable."""
         self._outbox.keep(rows)
         if any(isinstance(row, actions.PutChores) for row in rows):
-            self._outbox.outward(self._jobs.wake)
+            self._outbox.when_durable(self._jobs.wake)
 
     def note(self, event: actions.PutEvent) -> None:
         """Keep an event; what the core refuses for a security rule is counted and bounded as all such events are."""
         if event.what == "security":
-            self._security.tell(event.state, event.node, event.reason)
+            self._security.report(event.state, event.node, event.reason)
         else:
             self._journal.note(event)
 
@@ -315,26 +313,17 @@ class RecordEffects:
         await self._background.close()
 
 
+@dataclass(eq=False, repr=False)
 class PeerEffects:
     """Effects on other nodes: messages, gossip, connections."""
 
-    def __init__(
-        self,
-        info: NodeInfo,
-        inbox: Inbox,
-        node: Node,
-        links: PeerLinks,
-        members: Members,
-        bus: MqttBus | None,
-        bus_peers: BusPeers,
-    ) -> None:
-        self._info = info
-        self._inbox = inbox
-        self._node = node
-        self._links = links
-        self._members = members
-        self._bus = bus
-        self._bus_peers = bus_peers
+    _info: NodeInfo
+    _inbox: Inbox
+    _node: Node
+    _links: PeerLinks
+    _members: Members
+    _bus: MqttBus | None
+    _bus_peers: BusPeers
 
     def send(self, dst: str, message: Message) -> None:
         """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
@@ -382,24 +371,16 @@ class PeerEffects:
         self._bus_peers.forget(action.node)
 
 
+@dataclass(eq=False, repr=False)
 class TaskStarter:
     """Orders the launcher to start attempts."""
 
-    def __init__(
-        self,
-        info: NodeInfo,
-        node: Node,
-        spool: Spool,
-        stdin: StdinForwarding,
-        launcher: LauncherLink,
-        settler: ExitSettler,
-    ) -> None:
-        self._info = info
-        self._node = node
-        self._spool = spool
-        self._stdin = stdin
-        self._launcher = launcher
-        self._settler = settler
+    _info: NodeInfo
+    _node: Node
+    _spool: Spool
+    _stdin: StdinForwarding
+    _launcher: LauncherLink
+    _settler: ExitSettler
 
     def start(self, action: actions.SpawnTask) -> bool:
         """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
@@ -447,32 +428,20 @@ class TaskStarter:
         return {name.encode(): value.encode() for name, value in variables.items()}
 
 
+@dataclass(eq=False, repr=False)
 class TaskEffects:
     """Effects on the processes of this node and on their files."""
 
-    def __init__(
-        self,
-        starter: TaskStarter,
-        launcher: LauncherLink,
-        stdin: StdinForwarding,
-        fetches: StdinFetches,
-        spool: Spool,
-        output: TaskOutputs,
-        gpus: Gpus,
-        files: AttemptFiles,
-        settler: ExitSettler,
-        run: RunState,
-    ) -> None:
-        self._starter = starter
-        self._launcher = launcher
-        self._stdin = stdin
-        self._fetches = fetches
-        self._spool = spool
-        self._output = output
-        self._gpus = gpus
-        self._files = files
-        self._settler = settler
-        self._background = BackgroundTasks(run)
+    _starter: TaskStarter
+    _launcher: LauncherLink
+    _stdin: StdinForwarding
+    _fetches: StdinFetches
+    _spool: Spool
+    _output: TaskOutputs
+    _gpus: Gpus
+    _files: AttemptFiles
+    _settler: ExitSettler
+    _background: BackgroundTasks
 
     def resume(self) -> None:
         """Let the launcher carry on: the core knows what it has."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from peerload.agent.accounts.as_user import TaskUser
-from peerload.agent.background import BackgroundTasks
+from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
@@ -22,6 +23,7 @@ from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
 from peerload.model import events, metrics, rules
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import SlowDown
 from peerload.model.messages import (
     WHY_LENGTH_MAX,
@@ -38,8 +40,7 @@ from peerload.model.task import Exit, execution_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.accounts.as_user import UserServices
-    from peerload.agent.accounts.directory_cache import DirectoryQueries
+    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustDistribution
@@ -53,8 +54,7 @@ if TYPE_CHECKING:
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.stdin.stdin_fetch import StdinFetches
-    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
+    from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
@@ -239,19 +239,19 @@ class LauncherEvents:
 # -- the disk ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, repr=False)
 class DiskEvents:
     """The receiver of what the watch of the disk reports."""
 
-    def __init__(self, info: NodeInfo, inbox: Inbox, journal: EventLog, run: RunState) -> None:
-        self._info = info
-        self._inbox = inbox
-        self._journal = journal
-        self._run = run
+    _info: NodeInfo
+    _inbox: Inbox
+    _journal: EventLog
+    _run: RunState
 
     def changed(self, state: str, reason: str) -> None:
         """The state of the disk is another."""
         log.warning("disk state changed: directory=%s state=%s reason=%s", self._info.config.state, state, reason)
-        self._journal.happened("disk", state, reason=reason)
+        self._journal.record("disk", state, reason=reason)
         self._inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
     def lost(self, why: str) -> None:
@@ -292,7 +292,7 @@ class PeerMessages:
         if isinstance(message, DirectoryRequest):
             if self._may_look_up(src):
                 self._background.start(self._answer(src, message))
-        elif isinstance(message, DirectoryTold) and not self._queries.told(src, message):
+        elif isinstance(message, DirectoryTold) and not self._queries.answer_received(src, message):
             self._counters[metrics.DIRECTORY_ANSWERS_UNASKED] += 1
         elif isinstance(message, Offer) and self._has_output(message):
             self._counters[metrics.OFFERS_OF_KEPT_OUTPUT] += 1
@@ -315,7 +315,7 @@ class PeerMessages:
         """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""
         if self._looked_up[src] >= OFFERS_MAX:
             self._counters[metrics.OFFERS_UNANSWERED] += 1
-            self._security.tell(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
+            self._security.report(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return False
         self._looked_up[src] += 1
         return True
@@ -386,24 +386,16 @@ class TrustMessages:
         return True
 
 
+@dataclass(eq=False, repr=False)
 class PeerEvents:
     """The `LinkOwner`: receives what comes over the peer links."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        trust: TrustMessages,
-        messages: PeerMessages,
-        members: Members,
-        duplicates: DuplicateNames,
-        counters: Counter[str],
-    ) -> None:
-        self._inbox = inbox
-        self._trust = trust
-        self._messages = messages
-        self._members = members
-        self._duplicates = duplicates
-        self._counters = counters
+    _inbox: Inbox
+    _trust: TrustMessages
+    _messages: PeerMessages
+    _members: Members
+    _duplicates: DuplicateNames
+    _counters: Counter[str]
 
     def deliver(self, src: str, message: Message) -> None:
         """A message of a peer came."""
@@ -443,15 +435,12 @@ class BusPeers:
     """Which peers are on MQTT, as far as this node hears them there: advice for them may go that way."""
 
     def __init__(self) -> None:
-        self._peers: dict[str, tuple[str, int]] = {}
+        self._peers: BoundedDict[str, tuple[str, int]] = BoundedDict(SOURCES_MAX)
         """Boot id of each node, and the number of advice messages since it was heard."""
 
     def heard(self, envelope: Envelope) -> None:
         """A peer is on MQTT."""
-        self._peers.pop(envelope.src, None)
         self._peers[envelope.src] = (envelope.src_boot, 0)
-        if len(self._peers) > SOURCES_MAX:  # whoever was not heard for longest is told over the peer link
-            del self._peers[next(iter(self._peers))]
 
     def boot_of(self, node: str) -> str | None:
         """The boot id of a peer that advice may be sent to; None if the peer link is to be used."""
@@ -471,26 +460,17 @@ class BusPeers:
         return node in self._peers
 
 
+@dataclass(eq=False, repr=False)
 class BusEvents:
     """The `BusOwner`: receives what comes over the broker."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        trust: TrustStore,
-        links: PeerLinks,
-        members: Members,
-        duplicates: DuplicateNames,
-        security: SecurityEvents,
-        bus_peers: BusPeers,
-    ) -> None:
-        self._inbox = inbox
-        self._trust = trust
-        self._links = links
-        self._members = members
-        self._duplicates = duplicates
-        self._security = security
-        self._bus_peers = bus_peers
+    _inbox: Inbox
+    _trust: TrustStore
+    _links: PeerLinks
+    _members: Members
+    _duplicates: DuplicateNames
+    _security: SecurityEvents
+    _bus_peers: BusPeers
 
     def bus_changed(self, *, connected: bool) -> None:
         """A broker can be reached, or no longer."""
@@ -501,12 +481,11 @@ class BusEvents:
         if self._duplicates.copy_reported(other):
             self._links.dial_copy(other.address)
 
-    def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
+    def from_bus(self, envelope: Envelope, *, retained: bool) -> None:  # noqa: ARG002 -- it counts as much
         """Advice came over the broker. It counts if its sender does."""
-        del retained
         if not self._trust.admits(envelope.src, envelope.src_boot):
             self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked node")] += 1
-            self._security.tell("J4", envelope.src, "a message over MQTT, though it was revoked")
+            self._security.report("J4", envelope.src, "a message over MQTT, though it was revoked")
             return
         self._bus_peers.heard(envelope)
         body = envelope.body

@@ -14,16 +14,46 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from peerload.agent.log_format import LogLines
-from peerload.agent.peers.own_address import followed
+from peerload.agent.peers.addresses import followed
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import check_service_places
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
+from peerload.model.text import printable
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from peerload.agent.systemd.service import Load
     from peerload.model.config import AgentConfig
+
+FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+MESSAGE_CHARS_MAX = 4000
+"""Bound on a message; a longer one is cut off."""
+TRACEBACK_LINES_MAX = 200
+INDENT = "    "
+"""The lines of a traceback begin so; no record does, so that none can be forged from within an exception's text."""
+
+
+class LogLines(logging.Formatter):
+    """Writes a record as one line; a traceback below it, indented."""
+
+    def __init__(self) -> None:
+        super().__init__(FORM)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- the base class's
+        """The line, foreign characters in it escaped."""
+        record.message = printable(record.message[:MESSAGE_CHARS_MAX])
+        return super().formatMessage(record)
+
+    def formatException(  # noqa: N802 -- the base class's
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+    ) -> str:
+        """The traceback, each line of it escaped and indented."""
+        lines = super().formatException(ei).split("\n")[:TRACEBACK_LINES_MAX]
+        return "\n".join(INDENT + printable(line) for line in lines)
+
 
 log = logging.getLogger("peerload.agent")
 

@@ -13,6 +13,8 @@ import ctypes
 import gc
 from typing import TYPE_CHECKING
 
+from peerload.agent.event_loop import next_tick
+
 if TYPE_CHECKING:
     from peerload.core.node import Node
 
@@ -27,8 +29,9 @@ YOUNG = 1
 async def watch(node: Node) -> None:
     """Look every LOOK_EVERY_S whether many tasks have come, or many have ended and no more are ending just now; until cancelled."""
     most = before = frozen = 0
+    await _trim()  # what the start has freed
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await next_tick(LOOK_EVERY_S)
         now = len(node.home.tasks)
         most = max(most, now)
         if now - frozen >= TASKS_MIN:
@@ -42,7 +45,12 @@ async def watch(node: Node) -> None:
                 gc.unfreeze()
             gc.collect()  # it empties the free lists of the interpreter, too, which keep whole arenas
             gc.freeze()
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
-            if trim is not None:
-                await asyncio.to_thread(trim, 0)
+            await _trim()
         before = now
+
+
+async def _trim() -> None:
+    """Give freed memory of the C library back to the machine."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+    if trim is not None:
+        await asyncio.to_thread(trim, 0)

@@ -1,14 +1,34 @@
-"""Preflight checks: an agent that cannot serve on this machine ends before it starts a process."""
+"""Preflight checks: an agent that cannot serve on this machine, or has a copy of another's state, ends before it starts a process.
+
+An agent does not start with a copy of a state directory while the agent of the original may run the same tasks. On another
+machine: the file STATE/origin names the machine and the file's own inode. A copy on another machine differs in both. Another
+machine with the same inode is the same disk (a file system that several machines share, a disk that was moved, a machine that
+gets a new id with each boot); another inode on the same machine is a directory that was moved by copying.
+
+On the same machine: an agent, and its launcher, bind an abstract socket that is named for the id of the database, since the
+lock file of a state directory is copied with it. The kernel frees the name when the process ends. Copies that are used on two
+machines all the same are noticed by their peers (`duplicate_node_name.py`)."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import signal
+import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.agent.control.local_socket import check_socket
+from peerload.agent.launcher.process import is_alive, wait_gone
 from peerload.agent.peers.listener import check_listening
+from peerload.launcher.control_socket import claim_name
+from peerload.launcher.server import STOP_GRACE_S
+from peerload.model.errors import StoreError
 from peerload.security.address import parse_address
-from peerload.security.broker_address import BrokerUrl
-from peerload.security.broker_tls import check_ca
+from peerload.security.broker import BrokerUrl, check_ca
 
 if TYPE_CHECKING:
     from peerload.agent.systemd.notify import ServiceManager
@@ -38,3 +58,138 @@ async def check_places(config: AgentConfig, manager: ServiceManager, *, loopback
     else:
         check_socket(config)
     await check_listening(*parse_address("listen", config.listen, loopback_only=loopback_only))
+
+
+STOP_S_MAX = STOP_GRACE_S + 10.0
+"""A launcher that is told to stop has ended its tasks, and itself, within this."""
+ORIGIN_FILE = "origin"
+MACHINE_ID = Path("/etc/machine-id")
+ID_DIGITS = 32
+LINE_BYTES_MAX = 200
+
+
+# -- on another machine ------------------------------------------------------------------------------------------------
+
+
+def check_origin(state: Path) -> None:
+    """Refuse a copy, else keep where the directory is now. Without a machine id, or a file that can be read, nothing is
+    refused. Raises StoreError."""
+    machine = _machine()
+    path = state / ORIGIN_FILE
+    with contextlib.suppress(OSError):
+        found = _read(path)
+        if machine and found is not None and found[0] != machine and found[1] != path.stat().st_ino:
+            raise StoreError(
+                f"the state directory {state} is a copy that was made on another machine",
+                why="an agent there may run the same tasks: each of them would run twice",
+                hint=f"a new node:  peerload up --node NAME --state NEW_DIR        if no agent runs with the original any more: "
+                f" rm {path}",
+            )
+        _write(path, machine)
+
+
+def _machine() -> str:
+    """The id of this machine, hashed as its manual page asks for; "" if it has none."""
+    try:
+        found = MACHINE_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    if len(found) != ID_DIGITS:  # "uninitialized", or nothing
+        return ""
+    return hashlib.sha256(f"peerload {found}".encode()).hexdigest()[:ID_DIGITS]
+
+
+def _read(path: Path) -> tuple[str, int] | None:
+    """(machine, inode) as they were kept; None: nothing that can be read."""
+    try:
+        machine, inode = path.read_text(encoding="ascii")[:LINE_BYTES_MAX].split()
+        return machine, int(inode)
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path: Path, machine: str) -> None:
+    """Write the file, without a sync: a file that is lost refuses nothing."""
+    if not machine:
+        return
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        line = f"{machine} {os.fstat(fd).st_ino}\n".encode("ascii")
+        os.pwrite(fd, line, 0)
+        os.ftruncate(fd, len(line))
+    finally:
+        os.close(fd)
+
+
+# -- on the same machine -----------------------------------------------------------------------------------------------
+
+
+def claim(store: str, state: Path) -> socket.socket:
+    """Hold the claim for as long as the socket is open. Raises StoreError: another agent here has a copy of this state."""
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        held.bind(claim_name("agent", store))  # nobody may connect: it does not listen
+    except OSError as error:
+        held.close()
+        if error.errno != errno.EADDRINUSE:
+            raise StoreError(f"the database in {state} cannot be claimed", why=str(error.strerror)) from None
+        pid, _ = _holder("agent", store)
+        raise StoreError(
+            f"another agent (pid {pid or '?'}) works with a copy of {state}: both would run the same tasks",
+            why="both have the same database id",
+            hint="another node on this machine begins with a state of its own:  peerload up --node NAME --state NEW_DIR",
+        ) from None
+    return held
+
+
+def end_strange_launcher(store: str, launcher: Path) -> bool:
+    """End a launcher that runs tasks for this database and belongs to another directory (this directory was copied,
+    or put back from a copy, while tasks ran), with its tasks: no agent here knows them. → whether there was one.
+    Blocks; raises StoreError if it does not end."""
+    if _is_locked(launcher / "launcher.lock"):
+        return False
+    pid, uid = _holder("launcher", store)
+    if not pid or uid != os.geteuid():
+        return False
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return True
+    wait_gone(pid, STOP_S_MAX)
+    if is_alive(pid):
+        raise StoreError(
+            f"the launcher of another copy of this state directory (pid {pid}) runs tasks and does not end",
+            hint=f"kill -9 {pid}, then start again",
+        )
+    return True
+
+
+def _holder(what: str, store: str) -> tuple[int, int]:
+    """(pid, uid) of the process that holds a claim, as far as we may see it; zeros: nobody does."""
+    shown = claim_name(what, store).replace("\0", "@")
+    lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
+    inodes = {f"socket:[{line.split()[6]}]" for line in lines if line.endswith(f" {shown}")}
+    for process in Path("/proc").iterdir() if inodes else ():
+        if not process.name.isdigit():
+            continue
+        try:
+            if any(str(fd.readlink()) in inodes for fd in (process / "fd").iterdir()):
+                return int(process.name), process.stat().st_uid
+        except OSError:
+            continue  # it is another user's, or has ended
+    return 0, 0
+
+
+def _is_locked(path: Path) -> bool:
+    """True if the launcher of this very directory is alive."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

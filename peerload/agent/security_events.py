@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING
 
 from peerload.model import metrics
 from peerload.model.actions import EVENTS
+from peerload.model.bounded import BoundedDict
 from peerload.model.text import printable
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ class SecurityEvents:
         self.counters = counters
         self._journal = journal
         self._clock = clock
-        self._culprits: OrderedDict[tuple[str, str], _Culprit] = OrderedDict()
+        self._culprits: BoundedDict[tuple[str, str], _Culprit] = BoundedDict(CULPRITS_MAX)
         self._noted: dict[str, deque[float]] = {}
 
-    def tell(self, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
+    def report(self, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
         """Count a refusal, and keep an event of it within the bounds. Never raises.
 
         rule: its name in docs/security.md; who: a node, an address without its port, or ``uid 1000``; what: a
@@ -83,12 +84,7 @@ class SecurityEvents:
         self._note(rule, who, what + more)
 
     def _culprit(self, rule: str, who: str, now_s: float) -> _Culprit:
-        known = self._culprits.get((rule, who))
-        if known is None:
-            known = self._culprits[rule, who] = _Culprit(now_s)
-            if len(self._culprits) > CULPRITS_MAX:
-                self._culprits.popitem(last=False)
-        self._culprits.move_to_end((rule, who))
+        known = self._culprits[rule, who] = self._culprits.get((rule, who)) or _Culprit(now_s)
         if now_s - known.began_s >= NOTICE_EVERY_S:
             known.began_s, known.seen = now_s, 0
         return known
@@ -102,4 +98,4 @@ class SecurityEvents:
 
     def _note(self, rule: str, who: str, what: str) -> None:
         _log.warning("rule %s: %s: %s", rule, who or "somebody", what)
-        self._journal.happened("security", rule, node=who, reason=what)
+        self._journal.record("security", rule, node=who, reason=what)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
     from types import TracebackType
 
-    from peerload.client import values
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -186,6 +185,6 @@ class AsyncTask(operations.Handle):
     info = _of_task(operations.info)
     why = _of_task(operations.why)
 
-    def follow(self) -> AsyncIterator[values.Piece]:
+    def follow(self) -> AsyncIterator[operations.Piece]:
         """Its output as it comes, until it has ended."""
         return self._client.follow(self)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
-    from peerload.client import values
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -133,6 +132,6 @@ class Task(operations.Handle):
     info = _of_task(operations.info)
     why = _of_task(operations.why)
 
-    def follow(self) -> Iterator[values.Piece]:
+    def follow(self) -> Iterator[operations.Piece]:
         """Its output as it comes, until it has ended."""
         return self._client.follow(self)

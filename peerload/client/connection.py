@@ -166,7 +166,7 @@ class Client:
                 raise TimeoutError
 
     def _is_being_started(self) -> bool:
-        """Whether the process that listened at this socket is gone: a service manager holds it and starts an agent for it."""
+        """True if the process that listened at this socket is gone: a service manager holds it and starts an agent for it."""
         pid = self._pid()
         if pid == SERVICE_MANAGER:
             return os.path.isdir("/run/systemd/system")  # noqa: PTH112 -- pathlib is slow to load

@@ -311,7 +311,7 @@ class _Session:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether calls wait to be submitted."""
+        """True if calls wait to be submitted."""
         return bool(self._waiting)
 
     def over(self) -> list[Call]:

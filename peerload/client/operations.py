@@ -1,15 +1,148 @@
-"""The Python interface, once: each operation is a request and how its answer is read. `blocking.py` and `asynchronous.py` make
-methods of them."""
+"""The Python interface, once: each operation is a request and how its answer is read; the values that are returned.
+
+`blocking.py` and `asynchronous.py` make methods of the operations. In values, times are Unix seconds, sizes bytes, durations
+seconds; None means unknown or not applicable."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Unpack
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, Unpack
 
-from peerload.client import request, values
+from peerload.client import request
 from peerload.client.protocol import OutputGaps, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+
+class _FromReply:
+    """A value made of a reply of the agent; keys that this version does not know are left out."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """The value with these keys."""
+        found: dict[str, Any] = {}
+        for field in fields(cls):  # type: ignore[arg-type]
+            value = body.get(field.name)
+            found[field.name] = tuple(value or ()) if str(field.type).startswith("tuple") else value
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo(_FromReply):
+    """A task as `peerload ls` shows it. state: held, queued, leased, running, done, failed, cancelled or unknown."""
+
+    id: str
+    name: str
+    user: str
+    state: str
+    node: str | None
+    home: str
+    argv: tuple[str, ...]
+    cpus: float
+    mem_bytes: int
+    gpus: float
+    attempt: int
+    migrations: int
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    device_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(_FromReply):
+    """The end of a task. state: done, failed or cancelled; out_of: ``"memory"`` or ``"gpu memory"`` if it ran out of that."""
+
+    id: str
+    state: str
+    exit_code: int | None
+    signal: int | None
+    node: str | None
+    reason: str
+    out_of: str | None
+
+    @property
+    def succeeded(self) -> bool:
+        """True if it ran with exit code 0."""
+        return self.state == "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The output of a task, as far as it was captured."""
+
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a task's output. stream: 1 is stdout, 2 is stderr; offset: its place in that."""
+
+    stream: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo(_FromReply):
+    """A node as `peerload nodes` shows it. state: alive, suspect, dead or left; region: underloaded, normal or overloaded;
+    cpus_foreign: cores that other programs than tasks keep busy; gpus: one mapping each (docs/json.md has its
+    keys); age_s: how old that is."""
+
+    node: str
+    state: str
+    load: float | None
+    region: str | None
+    slots: int
+    cpus: float
+    cpus_busy: float | None
+    cpus_foreign: float | None
+    mem_bytes: int
+    mem_used_bytes: int | None
+    tasks_running: int | None
+    tasks_queued: int | None
+    gpus: tuple[Mapping[str, Any], ...]
+    labels: tuple[str, ...]
+    drained: bool
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event(_FromReply):
+    """An event. number: grows with time; what: task, attempt, node, agent …"""
+
+    number: int
+    at: float
+    what: str
+    state: str
+    task: str | None
+    attempt: int | None
+    node: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why(_FromReply):
+    """Why a task waits, or why it went where it went. nodes: whether each known node could ever run it and why not now,
+    as mappings (docs/json.md has their keys); change: the smallest change that would let it start."""
+
+    id: str
+    state: str
+    says: str
+    summary: str
+    node: str | None
+    could_ever: int | None
+    nodes: tuple[Mapping[str, Any], ...]
+    change: Any
+    decision: Any
+
 
 Parts = list[dict[str, Any]]
 """The parts of an answer that come before its final reply."""
@@ -95,11 +228,11 @@ def wait(
     *,
     timeout_s: float | None = None,
     any: bool = False,  # noqa: A002 -- the flag's name
-) -> Call[list[values.Ended]]:
+) -> Call[list[Ended]]:
     """Return when these tasks, and all members of arrays among them, have ended; with ``any``: one of them. → each end, the
     first first. Raises TimeoutError."""
 
-    def read(parts: Parts, reply: Reply) -> list[values.Ended]:
+    def read(parts: Parts, reply: Reply) -> list[Ended]:
         found = [end for part in parts for end in _ended(part)]
         if reply.get("timed_out"):
             raise TimeoutError(f"{len(found)} had ended after {timeout_s:g} s")
@@ -109,7 +242,7 @@ def wait(
     return Call("wait" if names else "", {"tasks": names, "any": any, "timeout_s": timeout_s}, read)
 
 
-def wait_one(task: Handle, timeout_s: float | None = None) -> Call[values.Ended]:
+def wait_one(task: Handle, timeout_s: float | None = None) -> Call[Ended]:
     """Return when it has ended. Raises TimeoutError; ValueError for an array (the client's `wait` takes one)."""
     if task.members:
         raise ValueError(f"{task.id} is an array of {len(task.members)} tasks: client.wait(task.members)")
@@ -117,38 +250,38 @@ def wait_one(task: Handle, timeout_s: float | None = None) -> Call[values.Ended]
     return Call(verb, fields, lambda parts, reply: read(parts, reply)[0])
 
 
-def ended(tasks: Iterable[Named]) -> Stream[values.Ended]:
+def ended(tasks: Iterable[Named]) -> Stream[Ended]:
     """Each end as it comes."""
     return Stream("wait", {"tasks": list(map(_name, tasks))}, _ended, lambda _: ())
 
 
-def _ended(part: Reply) -> list[values.Ended]:
-    return [values.Ended.of(part)] if part.get("state") != "unknown" else []
+def _ended(part: Reply) -> list[Ended]:
+    return [Ended.of(part)] if part.get("state") != "unknown" else []
 
 
-def output(task: Named) -> Call[values.Output]:
+def output(task: Named) -> Call[Output]:
     """The output that a task has written so far. Raises OutputIncomplete if not all of it is there (any more)."""
 
-    def read(parts: Parts, reply: Reply) -> values.Output:
+    def read(parts: Parts, reply: Reply) -> Output:
         written, gaps = {1: bytearray(), 2: bytearray()}, OutputGaps()
         for part in parts:
             if "data" in part:  # other parts say why some of it may be missing
                 gaps.add(part)
                 written[part["stream"]] += part["data"]
         gaps.require_all(reply)
-        return values.Output(bytes(written[1]), bytes(written[2]))
+        return Output(bytes(written[1]), bytes(written[2]))
 
     return Call("output", {"task": _name(task)}, read)
 
 
-def follow(task: Named) -> Stream[values.Piece]:
+def follow(task: Named) -> Stream[Piece]:
     """A task's output as it comes, until it has ended. Raises OutputIncomplete then if not all of it came."""
     gaps = OutputGaps()
 
-    def items(part: Reply) -> Iterator[values.Piece]:
+    def items(part: Reply) -> Iterator[Piece]:
         if "data" in part:
             gaps.add(part)
-            yield values.Piece(part["stream"], part["offset"], part["data"])
+            yield Piece(part["stream"], part["offset"], part["data"])
 
     def end(reply: Reply) -> tuple[()]:
         gaps.require_all(reply)
@@ -172,34 +305,32 @@ def cancel_one(task: Handle, *, signal: int = 15, force: bool = False) -> Call[b
     return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)))
 
 
-def info(task: Named) -> Call[values.TaskInfo]:
+def info(task: Named) -> Call[TaskInfo]:
     """The facts known of a task now."""
-    return Call("show", {"tasks": [_name(task)]}, lambda _, reply: values.TaskInfo.of(reply["tasks"][0]))
+    return Call("show", {"tasks": [_name(task)]}, lambda _, reply: TaskInfo.of(reply["tasks"][0]))
 
 
-def tasks(
-    *, states: Sequence[str] = (), ended_within_s: float = 86_400.0, limit: int = 10_000
-) -> Call[list[values.TaskInfo]]:
+def tasks(*, states: Sequence[str] = (), ended_within_s: float = 86_400.0, limit: int = 10_000) -> Call[list[TaskInfo]]:
     """My tasks: unfinished ones, and those that ended lately."""
     fields: dict[str, object] = {"states": list(states), "ended_within_s": ended_within_s, "limit": limit}
-    return Call("tasks", fields, lambda parts, reply: list(map(values.TaskInfo.of, joined(parts, reply)["tasks"])))
+    return Call("tasks", fields, lambda parts, reply: list(map(TaskInfo.of, joined(parts, reply)["tasks"])))
 
 
-def nodes() -> Call[list[values.NodeInfo]]:
+def nodes() -> Call[list[NodeInfo]]:
     """Every node known, this one first."""
-    return Call("nodes", {}, lambda parts, reply: list(map(values.NodeInfo.of, joined(parts, reply)["nodes"])))
+    return Call("nodes", {}, lambda parts, reply: list(map(NodeInfo.of, joined(parts, reply)["nodes"])))
 
 
-def why(task: Named) -> Call[values.Why]:
+def why(task: Named) -> Call[Why]:
     """Why a task waits, or why it went where it went."""
-    return Call("why", {"task": _name(task)}, lambda parts, reply: values.Why.of(joined(parts, reply)))
+    return Call("why", {"task": _name(task)}, lambda parts, reply: Why.of(joined(parts, reply)))
 
 
-def events(*, follow: bool = False, limit: int = 50, tasks: Iterable[Named] = ()) -> Stream[values.Event]:
+def events(*, follow: bool = False, limit: int = 50, tasks: Iterable[Named] = ()) -> Stream[Event]:
     """Events: the newest ``limit``, oldest first; with ``follow`` also those that happen from now on."""
 
-    def items(part: Reply) -> Iterator[values.Event]:
-        return map(values.Event.of, part.get("events", ()))
+    def items(part: Reply) -> Iterator[Event]:
+        return map(Event.of, part.get("events", ()))
 
     fields: dict[str, object] = {"follow": follow, "limit": limit, "tasks": list(map(_name, tasks))}
     return Stream("events", fields, items, items)

@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from peerload.model.errors import (
-    AgentUnavailable,
-    BadRequest,
-    NeverRunnable,
-    NoSuchTask,
-    OutputIncomplete,
-)
+from peerload.model.errors import AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, OutputIncomplete
 from peerload.wire import frame
 
 if TYPE_CHECKING:
@@ -92,7 +86,7 @@ class Protocol:
 
 
 def follows(verb: str, fields: dict[str, object]) -> bool:
-    """Whether the answer to a request may take for ever, since it tells what happens from now on."""
+    """True if the answer to a request may take for ever, since it tells what happens from now on."""
     return verb == "wait" or bool(fields.get("follow"))
 
 

@@ -20,7 +20,6 @@ Word = str | bytes
 GPU_WAITS = ("schedule", "queue")
 GPU_SHARES = ("auto", "exclusive", "time")
 """The values of peerload.model."""
-INTERPRETERS = ("python", "bash", "sh", "env")
 
 
 class RunRequest(TypedDict, total=False):

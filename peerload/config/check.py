@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.config import loader
-from peerload.config.configured_devices import configured_devices
+from peerload.config.loader import configured_devices
 from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from peerload.security.address import parse_address
-from peerload.security.broker_address import BrokerUrl, without_password
+from peerload.security.broker import BrokerUrl, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,7 +113,7 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
             each[key](one)
 
 
-def told(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]]:
+def describe(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]]:
     """List each setting as `key value origin`, for JSON; brokers without their passwords."""
     return [
         {"key": key, "value": _plain(key, getattr(config, key)), "origin": origins.get(key, loader.BUILT_IN)}

@@ -1,8 +1,7 @@
 """Settings in force: flag, `PEERLOAD_*` variable, user file, conf.d, system file, built-in, in that order.
 
 Every key of `AgentConfig` can be set in each of these places. A key that does not exist or a value that cannot be
-used raises ConfigError naming the key and where it stands.
-"""
+used raises ConfigError naming the key and where it stands."""
 
 from __future__ import annotations
 
@@ -19,16 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.config.configured_devices import configured_devices
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
+from peerload.model.devices import DEVICES_MAX, GPU, Device
 from peerload.model.errors import ConfigError
 from peerload.security import node_identity_file
 from peerload.text import units
 from peerload.wire.expected import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from peerload.model.config import DeviceConfig
+
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
@@ -190,7 +192,7 @@ def files(named: str | None, environment: dict[str, str], *, is_system: bool = F
 
 
 def _is_there(path: Path) -> bool:
-    """Whether this is a file. `Path.is_file` differs between versions of Python for directories that may not be
+    """True if this is a file. `Path.is_file` differs between versions of Python for directories that may not be
     entered."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
@@ -228,3 +230,18 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
 def environment_now() -> dict[str, str]:
     """Environment of this process."""
     return dict(os.environ)
+
+
+def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
+    """Devices of the configuration. Raises ConfigError if one is named twice, or there are too many."""
+    found: dict[str, Device] = {}
+    for one in config:
+        for number, name in enumerate(one.ids):
+            device = Device(f"{one.kind}:{name}", one.kind, number)
+            if device.id in found or one.kind == GPU:
+                why = "a GPU is found by itself" if one.kind == GPU else "it is named twice"
+                raise ConfigError("device", f"{one.kind} {name} cannot be used", why=why)
+            found[device.id] = device
+    if len(found) > DEVICES_MAX // 2:
+        raise ConfigError("device", f"{len(found)} devices are named", why=f"at most {DEVICES_MAX // 2} can be")
+    return tuple(found.values())

@@ -17,13 +17,10 @@ import msgspec
 
 from peerload.core import validation
 from peerload.core.coordination.clients import ClientRequests
-from peerload.core.coordination.dispatch import TaskDispatch
-from peerload.core.coordination.drain import NodeDrain
-from peerload.core.coordination.intake import Intake
-from peerload.core.coordination.leaving import TaskEvacuation
+from peerload.core.coordination.evacuation import NodeDrain, ResourceShortage, TaskEvacuation
+from peerload.core.coordination.intake import Intake, TaskDispatch
 from peerload.core.coordination.peer_events import PeerEvents
 from peerload.core.coordination.runs import RunningTasks
-from peerload.core.coordination.shortage import ResourceShortage
 from peerload.core.coordination.termination_tracker import TERMINATION_MESSAGES, TerminationTracker
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
@@ -260,6 +257,8 @@ class Node:
                 self.executor.home_revoked(event.node)
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)
+            case events.PricesRead():
+                self.state.prices = event.prices
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
                 self.own_profile.trouble("disk", event.trouble)
@@ -267,9 +266,11 @@ class Node:
                     self.shortage.try_again()
                 self.sharing.information.announce()
             case events.MachineSleeping():
+                self.state.is_asleep = True
                 self.handoff.parking.go_away("this machine goes to sleep")
             case events.MachineWoke():
-                self.handoff.parking.come_back()
+                self.state.is_asleep = False
+                self.handoff.parking.resume()
                 self.handoff.leases.ask_all()
             case events.AgentStopping():
                 self.handoff.parking.go_away("this agent stops")
@@ -379,9 +380,9 @@ class Node:
             case messages.ResultAck():
                 self.executor.ack_received(src, message)
             case messages.RenewOk():
-                self.executor.leases.renewed(src, message)
+                self.executor.renewed(src, message)
             case messages.Park():
-                self.executor.leases.park_received(src, message)
+                self.executor.park_received(src, message)
             case messages.Renew():
                 self.handoff.leases.renew_received(src, message)
             case messages.StateRequest():
@@ -399,7 +400,7 @@ class Node:
             case messages.Return() | messages.NotStarted():
                 to = self.handoff.not_started_received(src, message)
                 if to is not None:
-                    self.dispatch.came_back(message, to)
+                    self.dispatch.returned(message, to)
             case messages.Died():
                 self.handoff.died_received(src, message)
             case messages.Query():
@@ -454,7 +455,7 @@ class Node:
             case timers.Probe():
                 self.sharing.probe_timed_out(timer.number)
             case timers.Renew():
-                self.executor.leases.renew()
+                self.executor.renew_leases()
             case timers.Gossip():
                 self.membership.timer(timer.kind, timer.subject)
                 self.peer_events.gossiped()
@@ -565,6 +566,7 @@ class _Mediator:
     def task_left(self, task: HomeTask) -> None:
         self._node.eligibility.left(task)
         self._node.client_binding.left(task)
+        self._node.sharing.sender.place_next()
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:
         self._node.intake.accepted(event)

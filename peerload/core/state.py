@@ -48,9 +48,11 @@ class CoreState:
         "has_disk_room",
         "history",
         "identity",
+        "is_asleep",
         "is_stuck",
         "now",
         "policies",
+        "prices",
         "profile",
         "rng",
         "runs_frozen_only",
@@ -79,6 +81,8 @@ class CoreState:
         self.has_disk_room = True
         self.runs_frozen_only = False
         self.is_stuck = False
+        self.is_asleep = False
+        self.prices: tuple[tuple[float, float], ...] = ()
         self.turned_away: Offer | None = None
         self.unsure_until_s = 0.0
         self.attempts_from, self.attempts_up_to = 1, 0

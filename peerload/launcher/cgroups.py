@@ -6,8 +6,10 @@ that cgroup hold for tasks too. Used by the launcher alone; the imports are few.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
+import signal
 import time
 
 from peerload.launcher.containment import REPORT_S, kill_one, read, write
@@ -23,6 +25,17 @@ IDLE_MAX = 64
 END_LOOK_S_MAX = 0.05
 SUBGROUP = "peerload-agent"
 """The cgroup that the service of an agent has for the agent and its launcher, beside those of tasks."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAUSE_S = 0.04
+"""After so long without a start a process is forked: a move between cgroups would wait for a grace period of RCU, 10 ms or
+more. A stream of starts is made by moves, which cost a tenth of the processor time."""
+FORKS_IN_A_ROW_MAX = 2
+"""Starts by fork before a burst goes on by moves."""
+SYS_CLONE3 = 435
+CLONE_INTO_CGROUP = 0x2_0000_0000
 _OUTSIDE = (
     "a process that its user, or root, moves to another cgroup or has started by a service (systemd-run, at, docker)"
 )
@@ -51,6 +64,10 @@ class Cgroup2:
         self._made = 0
         self._frozen: set[str] = set()
         self._fresh: set[str] = set()
+        self._birthplace = -1
+        self._started_s = 0.0
+        self._in_a_row = 0
+        self._clone: Callable[[int], int] | None = None
         self._home = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._make_root()
@@ -59,6 +76,7 @@ class Cgroup2:
             except OSError:
                 kill_and_remove(self.root)
                 raise
+            self._try_clone()
         except OSError:
             os.close(self._home)
             raise
@@ -87,6 +105,40 @@ class Cgroup2:
         if not self.close("trial"):
             raise OSError(errno.EBUSY, "a unit does not become empty")
 
+    def _try_clone(self) -> None:
+        """Find out whether a process can be started in another cgroup; a container may forbid that."""
+        if _thread._count():  # noqa: SLF001 -- see prefers_fork
+            return
+        self._clone = _clone_into()
+        self.enter("trial", forks=True)
+        try:
+            pid = self.fork()
+            if pid == 0:
+                os._exit(0)
+            if os.waitpid(pid, 0)[1]:  # see kill
+                self._clone = None
+        except OSError as error:
+            log_line(f"processes cannot be started in another cgroup: error={error.strerror}")
+            self._clone = None
+        finally:
+            self.leave()
+            self.close("trial")
+
+    def prefers_fork(self) -> bool:
+        """Whether the next process had better be started by `fork`, which moves nothing, than by entering its unit: a
+        fork costs more processor time, the first move after a pause 10 ms. Never beside another thread: the child would
+        wait for it."""
+        now_s = time.monotonic()
+        self._in_a_row = self._in_a_row + 1 if now_s - self._started_s < PAUSE_S else 0
+        self._started_s = now_s
+        return self._clone is not None and self._in_a_row < FORKS_IN_A_ROW_MAX and not _thread._count()  # noqa: SLF001 -- as above
+
+    def fork(self) -> int:
+        """Fork into the unit that was entered with ``forks`` → the pid; 0 in the child, which may only exec or end.
+        Raises OSError."""
+        assert self._clone is not None
+        return self._clone(self._birthplace)
+
     def orphans(self) -> set[int]:
         """See `Units`. Orphans go to the reaper they went to before."""
         return set()
@@ -95,8 +147,9 @@ class Cgroup2:
         """The directory of this unit. Raises KeyError if there is none."""
         return self._paths[key]
 
-    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
-        """See `Units`. The launcher enters the cgroup itself, since a child starts in that of its parent."""
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
+        """See `Units`. The launcher enters the cgroup itself, since a child starts in that of its parent; not if it
+        ``forks``."""
         if key in self._paths:
             raise FileExistsError(errno.EEXIST, "its unit is there")
         if is_fresh:
@@ -104,7 +157,7 @@ class Cgroup2:
         while self._idle and not is_fresh and not inside:
             path = self._idle.pop()
             try:
-                write(path + "/cgroup.procs", b"0")
+                self._begin_in(path, forks=forks)
             except FileNotFoundError:  # a service manager tidies up what is empty
                 continue
             self._paths[key] = path
@@ -122,11 +175,21 @@ class Cgroup2:
             self._make_root()
             os.mkdir(path)  # noqa: PTH102 -- as above
         self._paths[key] = path
-        write(path + "/cgroup.procs", b"0")
+        self._begin_in(path, forks=forks)
+
+    def _begin_in(self, path: str, *, forks: bool) -> None:
+        if forks:
+            self._birthplace = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        else:
+            write(path + "/cgroup.procs", b"0")
 
     def leave(self) -> None:
         """See `Units`."""
-        os.write(self._home, b"0")
+        if self._birthplace >= 0:
+            os.close(self._birthplace)
+            self._birthplace = -1
+        else:
+            os.write(self._home, b"0")
 
     def leader_started(self, key: str, pid: int, start: int) -> None:
         """See `Units`. The kernel knows."""
@@ -145,7 +208,9 @@ class Cgroup2:
         _set_frozen(self._paths[key], is_frozen=False)
 
     def kill(self, key: str) -> None:
-        """See `Units`."""
+        """See `Units`. The directory is not used again: Linux 6.15 and later kill at birth what is cloned into a cgroup
+        that was killed more or less often than that of its parent."""
+        self._fresh.add(key)
         kill_cgroup(self._paths[key])
 
     def processes(self, key: str) -> list[int]:
@@ -166,8 +231,8 @@ class Cgroup2:
         path = self._paths.get(key)
         if path is None:
             return True
-        if os.path.isdir(path) and b"populated 0" not in read(path + "/cgroup.events"):  # noqa: PTH112 -- gone: with the unit it was inside of
-            kill_cgroup(path)
+        if b"populated 0" not in read(path + "/cgroup.events") and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
+            self.kill(key)
             return False
         if key in self._frozen:
             self.thaw(key)
@@ -184,6 +249,22 @@ class Cgroup2:
         """See `Units`."""
         if not removed_all(self.root):
             log_line(f"cannot remove cgroup: {self.root}")
+
+
+def _clone_into() -> Callable[[int], int]:
+    """clone3(CLONE_INTO_CGROUP), Linux 5.7: forks into the cgroup of an open directory."""
+    import ctypes  # noqa: PLC0415 -- it costs a megabyte, and is needed here alone
+
+    libc = ctypes.PyDLL(None, use_errno=True)  # it keeps the lock of the interpreter, which the child needs
+
+    def clone(directory: int) -> int:
+        arguments = (ctypes.c_uint64 * 11)(CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, directory)
+        pid = int(libc.syscall(SYS_CLONE3, arguments, ctypes.sizeof(arguments)))
+        if pid < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return pid
+
+    return clone
 
 
 def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
         def orphans(self) -> set[int]:
             """Children of the launcher, where orphans are reparented to it."""
 
-        def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
+        def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
             """Put what the launcher starts from here on into the unit of this key, from its first instruction on.
             is_fresh: the unit is not reused from, nor for, another task. inside: it is a part of that unit, where units
-            can have parts. Raises OSError if there can be no such unit, or there is one already."""
+            can have parts. forks: it is started by `fork`, where there is one. Raises OSError if there can be no such unit, or there is one already."""
 
         def leave(self) -> None:
             """End what `enter` began."""

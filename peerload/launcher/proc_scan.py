@@ -62,7 +62,7 @@ class ProcScan:
         """The mark of this unit."""
         return unit_mark(self._run, key)
 
-    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
         """Nothing to do: the mark does it."""
 
     def leave(self) -> None:

@@ -11,6 +11,9 @@ from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
     from peerload.launcher.fs_credentials import Access
     from peerload.launcher.protocol import SpawnRequest
 
@@ -56,11 +59,11 @@ class SpawnRefused(Exception):
     """The policy of this node forbids it."""
 
 
-def spawn(request: SpawnRequest, reads: int | str = "") -> int:
+def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] | None = None) -> int:
     """Start a process in a session of its own and return its pid. reads: descriptor of its stdin; path of the terminal
     that is its stdin, stdout and stderr; "" for /dev/null.
 
-    Never forks, since the cost would grow with the launcher. Raises CannotStart, or OSError for what is in SHORTAGES.
+    fork: starts it in its cgroup; else nothing is forked, since the cost would grow with the launcher. Raises CannotStart, or OSError for what is in SHORTAGES.
     """
     argv, environment, umask = request.argv, request.environment, request.umask
     captures = [request.stdout, request.stderr]
@@ -77,8 +80,11 @@ def spawn(request: SpawnRequest, reads: int | str = "") -> int:
         if umask & 0o600:
             _make_readable(captures)
         os.umask(umask)
+        program = find_program(argv[0], environment)
+        if fork is not None:
+            return _fork_and_exec(fork, lambda: _become(program, request, environment, reads))
         return os.posix_spawn(
-            find_program(argv[0], environment),
+            program,
             argv,
             environment,
             file_actions=_standard_files(captures, reads),
@@ -94,6 +100,52 @@ def spawn(request: SpawnRequest, reads: int | str = "") -> int:
     finally:
         os.umask(before)
         os.chdir("/")
+
+
+def _fork_and_exec(fork: Callable[[], int], become: Callable[[], NoReturn]) -> int:
+    """Fork a process that becomes a program, and wait until it has → its pid. Raises OSError or ValueError if it has not."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = fork()
+            if pid == 0:
+                try:
+                    become()
+                except BaseException as error:  # noqa: BLE001 -- it must never become a second launcher
+                    number = (error.errno or 0) if isinstance(error, OSError) else 0
+                    os.write(writing, b"%d %s" % (number, str(error).encode(errors="replace")[:REASON_CHARS_MAX]))
+                finally:
+                    os._exit(NOT_EXECUTABLE)
+        finally:
+            os.close(writing)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        raw = os.read(reading, 2 * REASON_CHARS_MAX)  # it ends with exec
+    finally:
+        os.close(reading)
+    if raw:
+        os.waitpid(pid, 0)
+        code, _, why = raw.partition(b" ")
+        raise OSError(int(code), os.strerror(int(code))) if int(code) else ValueError(text(why))
+    return pid
+
+
+def _become(program: bytes, request: SpawnRequest, environment: dict[bytes, bytes], reads: int | str) -> NoReturn:
+    """Do in a forked child what posix_spawn does."""
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS_DEFAULT:
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    if isinstance(reads, str) and reads:
+        files = [os.open(reads, os.O_RDWR)] * 3
+    else:
+        source = reads if isinstance(reads, int) else os.open("/dev/null", os.O_RDONLY)
+        files = [source, *(os.open(path, _CAPTURE, 0o600) for path in (request.stdout, request.stderr))]
+    for number, fd in enumerate(files):
+        os.dup2(fd, number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execve(program, request.argv, environment)  # noqa: S606 -- that is what it is for
 
 
 def raise_shortage(error: Exception) -> None:

@@ -247,7 +247,6 @@ class Launcher:
         self._input.leader_ended(task.key)
         self._reaper.add(task)
         self._leases.drop(task)
-        self._epoll.unregister(task.pidfd)
         del self._by_pidfd[task.pidfd]
         os.close(task.pidfd)
 
@@ -413,7 +412,7 @@ class Launcher:
         task.frozen_s_max = request.frozen_s_max or FROZEN_S_MAX
         self._tasks[key] = task
         self._by_pidfd[task.pidfd] = task
-        self._epoll.register(task.pidfd, select.EPOLLIN)
+        self._epoll.register(task.pidfd, select.EPOLLIN | select.EPOLLONESHOT)  # reported once, then closed
         self._leases.apply(task, request.deadline_s, request.ts)
         self._events.append(StartedEvent(key, pid, started_at))
 

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+from peerload.launcher.cgroups import Cgroup2
 from peerload.launcher.containment import PREFIX, read
 from peerload.launcher.orphan_cleanup import SPAWNS_NAME
 from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, spawn
@@ -18,6 +19,8 @@ from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, log_line, mac
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from peerload.launcher.containment import Units
     from peerload.launcher.memory_limits import MemoryLimits
     from peerload.launcher.multi_user import MultiUser
@@ -87,14 +90,15 @@ class Spawner:
         if inside:
             request = self._inside_task(request)
         if request.environment is not None:
-            mark = f"{self._run}/{PREFIX}{key}".encode()
-            request = request.replace(environment={**request.environment, b"PEERLOAD_UNIT": mark})
+            request.environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
         if self._units.is_proc_scan:  # if we are killed now, its output files identify it
             self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
         try:
-            self._units.enter(key, is_fresh=limit_bytes > 0, inside=inside)
+            units = self._units
+            forks = self._system is None and isinstance(units, Cgroup2) and units.prefers_fork()
+            units.enter(key, is_fresh=limit_bytes > 0, inside=inside, forks=forks)
             try:
-                pid = self._start_process(request)
+                pid = self._start_process(request, units.fork if forks and isinstance(units, Cgroup2) else None)
             finally:
                 self._units.leave()
         except (CannotStart, OSError):
@@ -125,13 +129,13 @@ class Spawner:
         environment = {**variables, **(request.environment or {})}
         return request.replace(environment=environment, directory=b"/proc/%d/cwd" % task.pid)
 
-    def _start_process(self, request: SpawnRequest) -> int:
+    def _start_process(self, request: SpawnRequest, fork: Callable[[], int] | None) -> int:
         reads = self._standard_input.open(request)
         try:
             self._memory.enter(request.key, request.memory_bytes_max, inside=request.inside)
             if self._system is not None:
                 return self._system.spawn(request, reads)
-            return spawn(request, reads)
+            return spawn(request, reads, fork)
         finally:
             self._memory.leave()
 

@@ -5,6 +5,8 @@ Names are in the past tense; each is a frozen value that also lies in recordings
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from peerload.model.devices import Device, DeviceReading
@@ -15,6 +17,9 @@ from peerload.model.resources import Profile
 from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
 from peerload.model.timers import Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -304,6 +309,12 @@ class DiskRoomChanged(_Event, frozen=True):
     trouble: str = ""
 
 
+class PricesRead(_Event, frozen=True):
+    """Price of energy, or its carbon, over time: (from when, Unix s, value per kWh), ascending; empty: none is known."""
+
+    prices: tuple[tuple[float, float], ...]
+
+
 class MachineSleeping(_Event, frozen=True):
     """This machine is about to sleep: tasks of this home that are elsewhere are parked."""
 
@@ -424,6 +435,14 @@ class LauncherReady(_Event, frozen=True):
     ended: tuple[tuple[str, Exit], ...] = ()
     frozen: tuple[str, ...] = ()
 
+    def without(self, keys: AbstractSet[str]) -> LauncherReady:
+        """The list without these attempts."""
+        return LauncherReady(
+            tuple(run for run in self.running if run[0] not in keys),
+            tuple(end for end in self.ended if end[0] not in keys),
+            tuple(key for key in self.frozen if key not in keys),
+        )
+
 
 class OutputArrived(_Event, frozen=True):
     """The output of an attempt is complete at home and synced. ``error`` is set if it could not be had; ``missing``: so many bytes
@@ -530,6 +549,7 @@ Event = (
     | NodeRevoked
     | RemoteCancelRequested
     | DiskRoomChanged
+    | PricesRead
     | MachineSleeping
     | MachineWoke
     | PeerMet

@@ -149,6 +149,7 @@ class Load(_Message, frozen=True, tag="load"):
     cpus_free: Share = LOAD_MAX
     cpus_foreign: Share = 0.0
     slots_foreign: Count = 0
+    is_asleep: bool = False
 
     @classmethod
     def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:

@@ -60,6 +60,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     cpus_free: Share = LOAD_MAX
     cpus_foreign: Share = 0.0
     slots_foreign: Count = 0
+    is_asleep: bool = False
+    """True if the machine is suspended, and is woken by a task."""
 
 
 class Thresholds(msgspec.Struct, frozen=True, gc=False):

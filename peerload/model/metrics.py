@@ -1,7 +1,7 @@
-"""Metrics: the names of all counters of an agent, as `stats` lists them.
+"""Metrics: the names of all counters, gauges and histograms of an agent, as `stats` lists them.
 
-A constant for each with its meaning; docs/metrics.md lists them by subject. Counters end in ``_total``. A counter
-that is kept by reason, type, state or rule has these as a label: see `labelled`.
+A constant for each with its meaning, which is its help text in /metrics; docs/metrics.md lists them by subject. Counters end
+in ``_total``. A metric that is kept by reason, type, state or rule has these as a label: see `labelled`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ INBOX_DROPPED = "inbox_events_dropped_total"
 
 COMMITS_STALLED = "commits_stalled"
 """1 while commits wait for room on the disk, else 0."""
+
+REQUESTS_REFUSED = "requests_refused_total"
+"""Requests that were answered with an error; by `code`."""
 
 # Execution on this node
 
@@ -186,6 +189,33 @@ JOIN_CONNECTIONS_DROPPED = "join_connections_dropped_total"
 TASKS_SUBMITTED = "tasks_submitted_total"
 """Tasks that were submitted here."""
 
+TASKS_STARTED = "tasks_started_total"
+"""Starts of tasks of this home; by `place`: here, elsewhere."""
+
+TASKS_ENDED = "tasks_ended_total"
+"""Ends of tasks of this home; by `outcome`."""
+
+TASK_WAIT = "task_wait_seconds"
+"""Time from the submission of a task of this home to each start."""
+
+TASK_RESPONSE = "task_response_seconds"
+"""Time from the submission of a task of this home to its end."""
+
+TASKS = "tasks"
+"""Unfinished tasks of this home; by `state`."""
+
+QUEUE_LENGTH = "queue_tasks"
+"""Tasks that wait for room on this node."""
+
+QUEUE_OLDEST_WAIT = "queue_oldest_wait_seconds"
+"""Time since the first task in line arrived here."""
+
+EXECUTIONS = "executions_running"
+"""Attempts that run on this node; by `home`: this, other."""
+
+GUESTS = "guest_tasks"
+"""Attempts of other homes on this node, in any phase."""
+
 TASKS_RETURNED = "tasks_returned_total"
 """Tasks that came back from other nodes to wait at home."""
 
@@ -232,6 +262,15 @@ OFFERS_ACCEPTED_LATE = "offers_accepted_late_total"
 
 DECLINES_WITHOUT_OFFER = "declines_without_offer_total"
 """Declines of offers that this node had not made."""
+
+PLACEMENTS = "placements_total"
+"""Placements of tasks of this home; by `kind`: here, chosen (a migration), needed (no room at home), asked (by the other node)."""
+
+LEASES_FROZEN = "leases_frozen_total"
+"""Attempts that were frozen since their lease ran out."""
+
+FROZEN_TASKS = "frozen_tasks"
+"""Attempts that are frozen now."""
 
 TRANSFERS = "transfers_total"
 """Tasks that were handed to another node."""
@@ -331,7 +370,22 @@ FOOTPRINTS_LEFT = "footprints_left_total"
 POLICY_ERRORS = "policy_errors_total"
 """Decisions of a policy that raised or were invalid."""
 
+STATE_AGE = "decision_state_age_seconds"
+"""Age of the load reports that decisions about placement used."""
+
 # Membership and the core
+
+PEERS = "peers"
+"""Other nodes that are known; by `state`."""
+
+PEER_LINKS = "peer_links"
+"""Open links to peers."""
+
+MQTT_CONNECTED = "mqtt_connected"
+"""1 while a broker is connected, else 0; absent without MQTT."""
+
+CERTIFICATE_EXPIRY = "certificate_expiry_timestamp_seconds"
+"""Unix time at which this node's certificate expires."""
 
 PEERS_BECAME = "peer_state_changes_total"
 """Changes of the state of a member; by `state`."""
@@ -389,3 +443,74 @@ INCARNATIONS_RAISED = "incarnations_raised_total"
 
 LOST_MEMBERS_TRIED = "lost_members_tried_total"
 """Attempts to reach members that had been lost."""
+
+# The agent and its machine
+
+INFO = "agent_info"
+"""1, with node, version and policy as labels."""
+
+STARTED_AT = "agent_start_timestamp_seconds"
+"""Unix time of the agent's start."""
+
+AGENT_CPU = "agent_cpu_seconds_total"
+"""CPU time of the agent process."""
+
+AGENT_MEMORY = "agent_resident_memory_bytes"
+"""Resident memory of the agent process."""
+
+LAUNCHER_UP = "launcher_up"
+"""1 while the launcher answers."""
+
+LOOP_LAG = "event_loop_lag_seconds"
+"""Lateness of the agent's timers."""
+
+INBOX_EVENTS = "inbox_events"
+"""Events that wait for the consumer."""
+
+COMMIT_TIME = "commit_seconds"
+"""Time of each commit of the store."""
+
+DISK_FREE = "disk_free_bytes"
+"""Free space where the state directory is."""
+
+DISK_SIZE = "disk_size_bytes"
+"""Size of the disk where the state directory is."""
+
+SLOTS = "slots"
+"""Tasks that this node runs at a time."""
+
+CPUS = "cpus"
+"""Cores of this node."""
+
+CPUS_BUSY = "cpus_busy"
+"""Cores in use by anybody."""
+
+MEMORY_SIZE = "memory_size_bytes"
+"""Memory of this node."""
+
+MEMORY_USED = "memory_used_bytes"
+"""Memory in use by anybody."""
+
+DRAINED = "drained"
+"""1 while this node takes no tasks."""
+
+GPU_UTILIZATION = "gpu_utilization_ratio"
+"""Share of time at work; by `gpu`."""
+
+GPU_MEMORY = "gpu_memory_size_bytes"
+"""Memory of a GPU; by `gpu`."""
+
+GPU_MEMORY_USED = "gpu_memory_used_bytes"
+"""Memory in use; by `gpu` and `by`: tasks, others."""
+
+GPU_TEMPERATURE = "gpu_temperature_celsius"
+"""Temperature; by `gpu`."""
+
+GPU_POWER = "gpu_power_watts"
+"""Power; by `gpu`."""
+
+GPU_TASKS = "gpu_tasks"
+"""Tasks on a GPU; by `gpu`."""
+
+GPU_HEALTHY = "gpu_healthy"
+"""1 if a GPU is ok, 0 if it is degraded or sick; by `gpu`."""

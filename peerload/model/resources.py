@@ -19,6 +19,7 @@ from peerload.model.devices import (
     GpuWait,
     Kind,
 )
+from peerload.model.power import PowerCurve
 
 Cpus = Annotated[float, Meta(ge=0.0, le=65536.0)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -104,5 +105,7 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     speed: Speed = 1.0
     trouble: Annotated[str, Meta(max_length=256)] = ""
     devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MAX)] = ()
+    power: PowerCurve | None = None
+    """Its power over its load; None: not told."""
     issuer: bool = False
     """True if it has the key of the cluster's CA, and so can let others in."""

@@ -54,6 +54,8 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     owner: Annotated[int, Meta(ge=-1, lt=1 << 32)] = -1
     tags: Annotated[tuple[Tag, ...], Meta(max_length=TAGS_MAX)] = ()
     files_home: FilePattern = b""
+    start_by: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    """Unix time until which the start may wait for a cheaper hour, 0 = it does not wait."""
 
     @property
     def awaits(self) -> bool:

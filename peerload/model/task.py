@@ -172,6 +172,10 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     user: Name = ""
     named: Annotated[tuple[Annotated[bytes, Meta(min_length=1, max_length=256)], ...], Meta(max_length=1024)] = ()
     files: TaskFiles | None = None
+    est_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    """How long it takes on the reference machine as its user says, 0 = not said."""
+    prefer: Literal["", "time", "balanced", "energy"] = ""
+    """What its placement saves; "": as the preset says."""
 
     @property
     def needs_feeding(self) -> bool:

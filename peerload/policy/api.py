@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from peerload.model.load import LoadReport, Thresholds
-from peerload.model.resources import Placement, ResourceRequest
+from peerload.model.resources import Placement, Profile, ResourceRequest
 
 if TYPE_CHECKING:
     import random
@@ -55,6 +55,8 @@ class TaskView(msgspec.Struct, frozen=True, gc=False):
     waited_s: float
     expected_s: float = 0.0
     moved_bytes: int = 0
+    slack: float | None = None
+    """Share by which its user lets it end later to save energy; None: as the preset says."""
 
 
 class RunningView(Protocol):
@@ -175,6 +177,21 @@ class NodeView(LoadView, Protocol):
     @property
     def busy_list(self) -> Sequence[str]:
         """Nodes that searched for room in vain, newest last; empty unless memory is on."""
+
+    @property
+    def starts_here(self) -> bool:
+        """Whether the task in question could start on this node now."""
+
+    @property
+    def cpus_started(self) -> float:
+        """Cores asked for by what runs here and by what is on its way here."""
+
+    @property
+    def backlog(self) -> int:
+        """Tasks of this home that wait for a place, the one in question included."""
+
+    def profile(self, node: str) -> Profile | None:
+        """Static facts of a peer, or of this node; None: not known."""
 
     def report(self, node: str) -> KnownReport | None:
         """Newest unexpired report of a peer."""

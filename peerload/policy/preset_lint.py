@@ -52,6 +52,13 @@ class IdleNode:
     reports_guide_probing = False
     idle_list: Sequence[str] = ()
     busy_list: Sequence[str] = ()
+    starts_here = False
+    cpus_started = 0.0
+    backlog = 0
+
+    def profile(self, node: str) -> None:
+        """Return None: no node is known."""
+        del node
 
     def report(self, node: str) -> KnownReport | None:
         """Return None: no peer has reported."""

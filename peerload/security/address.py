@@ -13,8 +13,6 @@ import re
 import socket
 from typing import Any
 
-import psutil
-
 from peerload.model.errors import ConfigError
 
 PORT_MAX = 0xFFFF
@@ -190,6 +188,8 @@ def source_address(host: str) -> str:
 
 def _only_address(family: int) -> str | None:
     """The address of a machine on a network without a gateway; None unless there is exactly one."""
+    import psutil  # noqa: PLC0415 -- costs memory, and few nodes need it
+
     addresses = [one.address for named in psutil.net_if_addrs().values() for one in named if one.family == family]
     usable = [ip for ip in map(_ip, addresses) if ip is not None and not ip.is_loopback and not ip.is_link_local]
     return str(usable[0]) if len(usable) == 1 else None

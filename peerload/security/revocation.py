@@ -1,14 +1,15 @@
-"""Revocations and seal keys: the signed statements of the cluster's CA, kept in STATE/trust.
+"""Revocations and seal keys: the signed statements of the cluster's CA, kept in STATE/trust, and the keyring of this node.
 
 Each statement is signed by the CA and complete in itself. So any member may pass it on, and none can forge, change or undo
 one: the set only grows, until a statement is obsolete. The encoding of statement and signature is not signed, but has to be
-canonical: otherwise one statement could be turned into many.
-"""
+canonical: otherwise one statement could be turned into many."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from peerload.security.certificates import CertificateInfo
     from peerload.security.cluster_dir import ClusterDirectory
+    from peerload.wire.seal import Sealer
 
 REVOCATIONS_MAX = SIGNED_MAX - 4
 KEYS_KEPT_MAX = 2
@@ -229,8 +231,7 @@ class Trust:
     @property
     def newest_key(self) -> bytes:
         """The newest seal key, for newcomers: all members have it, or will have it soon."""
-        seals = self._seals()
-        return seals[0][0].key if seals else self._cluster.key
+        return self._cluster.key if self.newest is None else self.newest.key
 
     @property
     def newest(self) -> SealKey | None:
@@ -241,14 +242,7 @@ class Trust:
     @property
     def number(self) -> int:
         """Number of the newest seal key; 0: that of the cluster directory."""
-        seals = self._seals()
-        return seals[0][0].number if seals else 0
-
-    @property
-    def sealed_since(self) -> float | None:
-        """Time at which the newest seal key was made (Unix s); None: with the cluster."""
-        seals = self._seals()
-        return seals[0][0].at if seals else None
+        return 0 if self.newest is None else self.newest.number
 
     # -- new statements ------------------------------------------------------------------------------------------------
 
@@ -328,3 +322,38 @@ def save(path: Path, signed: Iterable[bytes]) -> None:
     """Write the statements that a newcomer was given, for the first start of its agent; they count as received long ago.
     Raises OSError."""
     write_private(path, msgspec.msgpack.encode(tuple((raw, 0.0) for raw in signed)))
+
+
+TIMER_S_MAX = 86_400.0
+
+
+class Keyring:
+    """The sealers of one node. ``trust`` knows the keys."""
+
+    def __init__(self, trust: Trust) -> None:
+        self.trust = trust
+        self._sealers: list[Sealer] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, sealer: Sealer) -> Sealer:
+        """Have a sealer use the keys in force from now on."""
+        self._sealers.append(sealer)
+        sealer.use(self.trust.keys(time.time()))
+        return sealer
+
+    def refresh(self) -> None:
+        """Use the keys in force, and plan their next change."""
+        now = time.time()
+        for sealer in self._sealers:
+            sealer.use(self.trust.keys(now))
+        self.close()
+        changes_at = self.trust.changes_at(now)
+        if changes_at is not None:
+            wait_s = min(max(changes_at - now, 0.0) + 0.01, TIMER_S_MAX)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.refresh)
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
-from peerload.core.membership.directory import Directory
+from peerload.core.membership.directory import Directory, HeardReport
 from peerload.core.node import Node
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
 from peerload.model.gossip import GossipPreset
 from peerload.model.instant import Instant
-from peerload.model.messages import Commit, Identity, Result
+from peerload.model.messages import Commit, Identity, Result, State
 from peerload.model.resources import Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.sim.cpu_use import SAMPLE, CpuUse, check_modelled, readings_of
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     Ended = Callable[["CompletedTask"], object]
     Event = tuple[str, events.Event]
 
+EVERYBODY = ""
+"""Destination of an announcement."""
 EPOCH_S = 1_700_000_000.0
 """Unix time at the start of every run."""
 NEVER_S = 1e9
@@ -202,7 +204,7 @@ class QueueingModel:
         self._cpu_use: CpuUse | None = None
         self._unfinished: dict[str, _PendingTask] = {}
         self._arriving: Arrival | None = None
-        self._hearers: tuple[str, ...] = ()
+        self._is_heard = False
         self._specs: dict[tuple[float, int], TaskSpec] = {}
         kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
@@ -219,16 +221,15 @@ class QueueingModel:
         check_modelled(policies, gpus_max, ("cpus_busy",))
         if readings_of(policies, gpus_max):
             self._cpu_use = CpuUse(self.nodes, lambda at_s, name: self._at(at_s, name, SAMPLE))
-        names = tuple(self.nodes)
-        for number, name in enumerate(names):
-            self._hearers = names if number < FIRST_WORDS else ()
+        for number, name in enumerate(self.nodes):
+            self._is_heard = number < FIRST_WORDS
             self._handle(name, events.AgentStarted())
-        self._hearers = names
+        self._is_heard = True
         self._now.clear()  # no node has met another one yet
         self.messages = 0
-        directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
+        self._directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
         for name, node in self.nodes.items():
-            node.membership.meet_all(directory)
+            node.membership.meet_all(self._directory)
             self._at(
                 delays.message_s, name, events.LoadSampled(0.0, 0.0, 0)
             )  # a node that has met another one may begin to ask
@@ -290,8 +291,9 @@ class QueueingModel:
             self._move_to(due_s)
             if event is SAMPLE and self._cpu_use is not None:
                 event = self._cpu_use.sample(name, due_s)
-            self._handle(name, event)
-            self._finish_instant()
+            for heard in self._who_heeds(event) if name is EVERYBODY else (name,):
+                self._handle(heard, event)
+                self._finish_instant()
         self._move_to(at_s)
 
     def _move_to(self, at_s: float) -> None:
@@ -307,7 +309,12 @@ class QueueingModel:
         """Handle everything that follows at this instant; then arm the timers that are still set."""
         now = self._now
         while now:
-            self._handle(*now.popleft())
+            name, event = now.popleft()
+            if name is not EVERYBODY:
+                self._handle(name, event)
+                continue
+            for heard in self._who_heeds(event):
+                self._handle(heard, event)
         for name, timer in self._new_timers:
             at_s = self._timers[name].get(timer)
             if at_s is not None and at_s < self._armed.get((name, timer), math.inf):
@@ -360,6 +367,17 @@ class QueueingModel:
         if self._watch is not None:
             self._watch.look(self.now_s, name, node.ledger)
 
+    def _who_heeds(self, event: events.Event) -> Iterator[str]:
+        """Note an announcement where all can read it → the nodes that do something about it, one after the other."""
+        assert isinstance(event, events.MessageReceived)
+        src, message = event.src, event.message
+        report = message.report if isinstance(message, State) else None
+        if report is not None:
+            self._directory.announced[src] = HeardReport(report, self.now_s)
+        for name, node in self.nodes.items():
+            if name != src and (report is None or node.sharing.heeds(src, report)):
+                yield name
+
     def _delivered(self, dst: str, received: events.Event, delay_s: float) -> None:
         if delay_s:
             self._at(self.now_s + delay_s, dst, received)
@@ -408,9 +426,8 @@ class QueueingModel:
             case actions.Announce():
                 received = events.MessageReceived(name, action.message)
                 self.messages += 1  # one message to the broker, which distributes it
-                for other in self._hearers:
-                    if other != name:
-                        self._delivered(other, received, self._delays.message_s)
+                if self._is_heard:
+                    self._delivered(EVERYBODY, received, self._delays.message_s)
             case actions.FindTasks():
                 raise InvariantBroken(f"{name} looks for tasks, which nobody asked for")
             case actions.SignalTask() | actions.EvictTask() | actions.StageFiles():

@@ -22,8 +22,8 @@ from peerload.sim.statistics import Sample, quantile
 if TYPE_CHECKING:
     from peerload.sim.utilization import UtilizationMonitor
 
-BATCHES = 5
-"""Batches of one replication; their spread gives the interval."""
+BATCHES, GROWTH_BATCHES = 10, 5
+"""Batches of one replication: their spread gives the interval. Growth is judged by so many, each of several of them."""
 WARM_UP_SHARE, WARM_UP_SHARE_MAX, WARM_UP_S = 0.25, 0.5, 60.0
 """Length of the warm-up: a quarter of the tasks; more, up to half of them, where a quarter is less than so many mean
 service times (a thousand nodes that begin empty need that long, however many tasks it takes)."""
@@ -284,8 +284,14 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
 def growth(samples: Sequence[Sample]) -> tuple[float, float]:
     """Growth of the number of unfinished tasks through the measured part: last batch over first, and as a share of
     the tasks that arrived between the middles of these; 1.0 and 0.0 if it did not grow from each batch to the next."""
-    batches = [fmean(sample.batches["unfinished"][index] for sample in samples) for index in range(BATCHES)]
+    each = BATCHES // GROWTH_BATCHES
+    batches = [
+        fmean(value for sample in samples for value in sample.batches["unfinished"][index * each : (index + 1) * each])
+        for index in range(GROWTH_BATCHES)
+    ]
     if any(later <= earlier for earlier, later in itertools.pairwise(batches)):
         return 1.0, 0.0
-    arrived = fmean(sum(count for count, _ in sample.homes) for sample in samples) * (BATCHES - 1) / BATCHES
+    arrived = (
+        fmean(sum(count for count, _ in sample.homes) for sample in samples) * (GROWTH_BATCHES - 1) / GROWTH_BATCHES
+    )
     return batches[-1] / max(batches[0], 1.0), (batches[-1] - batches[0]) / max(arrived, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 T_OF_FEW = {1: 12.7062, 2: 4.3027}
 """Values of Student's t for which the expansion is too inexact."""
+
+
+INDEPENDENT_MIN = 3.0
+"""Independent batches below which a run is too short to tell an interval."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -60,14 +65,32 @@ def half_width(values: Sequence[float]) -> float:
     return student_t(len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
+def batch_half_width(runs: Sequence[Sequence[float]]) -> float:
+    """Half the 95 % interval of the mean of the batches of some runs. Batches that follow one another are correlated: they
+    count for as many independent ones as their lag-1 autocorrelation says, corrected for its bias in short runs.
+    Infinite if that is fewer than INDEPENDENT_MIN."""
+    values = [value for run in runs for value in run]
+    mean = fmean(values) if values else 0.0
+    square = sum((value - mean) ** 2 for value in values)
+    if len(values) > 1 and not square:
+        return 0.0
+    product = sum((value - mean) * (later - mean) for run in runs for value, later in pairwise(run))
+    correlation = max(product / square + 2 / len(values), 0.0) if square else 1.0
+    independent = len(values) * (1 - correlation) / (1 + correlation)
+    if independent < INDEPENDENT_MIN:
+        return math.inf
+    return student_t(max(int(independent - 1), 1)) * stdev(values) / math.sqrt(independent)
+
+
 def intervals(samples: Sequence[Sample]) -> dict[str, Interval]:
     """metric → mean of the replications and its interval: from their spread, or from the spread of the batches if
     there is only one replication."""
     combined: dict[str, Interval] = {}
     for metric in dict.fromkeys(metric for sample in samples for metric in sample.values):
         values = [sample.values[metric] for sample in samples if metric in sample.values]
-        spread = values if len(samples) > 1 else samples[0].batches.get(metric, [])
-        combined[metric] = Interval(fmean(values), half_width(spread))
+        batches = samples[0].batches.get(metric, [])
+        half = half_width(values) if len(samples) > 1 else batch_half_width([batches])
+        combined[metric] = Interval(fmean(values), half)
     return combined
 
 

@@ -186,6 +186,12 @@ def print_json(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def print_result(value: dict[str, Any], text: str, *, as_json: bool) -> None:
+    """The result of a verb on stdout: as one JSON object, or as text for people."""
+    sys.stdout.write(json_line(value) if as_json else text)
+    sys.stdout.flush()
+
+
 def json_line(value: dict[str, Any]) -> str:
     """One object on one line, versioned."""
     import json

@@ -1,4 +1,4 @@
-"""What can be done from the view. Each is a command of the command line, shown as it would be typed, and done the same way."""
+"""Keys and actions of `top`. Each action is a command of the command line, shown as it would be typed, and done the same way."""
 
 from __future__ import annotations
 
@@ -9,15 +9,71 @@ from typing import NamedTuple
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.format import counted
-from peerload.top import arrays
-from peerload.top.sample import ANSWERS_WITHIN_S, at
+from peerload.top import view_state
+from peerload.top.model import ANSWERS_WITHIN_S, at
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
     from peerload.top.model import NodeModel
+
+
+class Key(NamedTuple):
+    """Keys that do one thing. names: as Textual calls them; shown: as people read them; changes: it changes something in
+    the cluster, so that ``--readonly`` refuses it; hint: its word in the last line, "" for none."""
+
+    names: tuple[str, ...]
+    shown: str
+    does: str
+    says: str
+    changes: bool = False
+    hint: str = ""
+
+
+KEYS = (
+    Key(("1", "2", "3", "4", "5"), "1 … 5", "toggle", "hide or show a pane; one that there is no room for gets it"),
+    Key(("tab",), "Tab", "focus_next", "the next pane: nodes, tasks, events"),
+    Key(("shift+tab",), "Shift-Tab", "focus_previous", "the pane before"),
+    Key(("enter",), "Enter", "open", "the members of an array, or its one row again; elsewhere as z", hint="open"),
+    Key(("down", "j"), "↓, j", "down", "the next row"),
+    Key(("up", "k"), "↑, k", "up", "the row before"),
+    Key(("pagedown", "ctrl+f"), "PgDn, Ctrl-F", "page_down", "a page down"),
+    Key(("pageup", "ctrl+b"), "PgUp, Ctrl-B", "page_up", "a page up"),
+    Key(("home", "g"), "Home, g", "first", "the first row"),
+    Key(("end", "G"), "End, G", "last", "the last row; with events, the newest"),
+    Key(("slash",), "/", "filter", "show only rows with these words; Enter keeps them, Esc drops them", hint="filter"),
+    Key(
+        ("space",),
+        "Space",
+        "mark",
+        "mark the task, or take its mark away; c, h, r and s are for all that are marked",
+        hint="mark",
+    ),
+    Key(("U",), "U", "unmark", "take all marks away"),
+    Key(("w",), "w", "why", "why the task waits, or went where it went", hint="why"),
+    Key(("l",), "l", "logs", "the output of the task, as it grows", hint="logs"),
+    Key(("c",), "c", "cancel", "cancel the task (asks)", changes=True, hint="cancel"),
+    Key(("s",), "s and a letter", "signal", "send a signal to the task (asks)", changes=True, hint="signal"),
+    Key(("h",), "h", "hold", "keep a waiting task back", changes=True),
+    Key(("r",), "r", "release", "let a held task go on; run one that has ended again", changes=True),
+    Key(
+        ("d",), "d", "drain", "have the node take no more tasks (asks), or take them again", changes=True, hint="drain"
+    ),
+    Key(("o",), "o and a letter", "sort", "sort by …; the same again turns it round", hint="sort"),
+    Key(("z",), "z", "zoom", "this pane alone, or all again", hint="zoom"),
+    Key(("m",), "m", "mine", "only my tasks, or all again", hint="mine"),
+    Key(("p",), "p", "pause", "stand still, or go on", hint="pause"),
+    Key(("a",), "a", "attach", "see the cluster from the node that is chosen"),
+    Key(("question_mark",), "?", "help", "this page", hint="help"),
+    Key(("escape",), "Esc", "escape", "drop the filter, the question, the zoom, the marks"),
+    Key(("q", "ctrl+c"), "q, Ctrl-C", "quit", "quit", hint="quit"),
+)
+
+BY_NAME = {name: key for key in KEYS for name in key.names}
+
 
 WAITING = ("queued",)
 NOTHING_CHOSEN = "no task is chosen"
@@ -74,12 +130,12 @@ def cancel(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
     """Stop what has not ended."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
-    some = [row for row in rows if not arrays.is_over(row)]
+    some = [row for row in rows if not view_state.is_over(row)]
     if not some:
         return ActionRefused(f"{_called(rows)} {'has' if len(rows) == 1 else 'have'} ended already")
     names = _refs(some)
     return Action(
-        ("peerload", "cancel", *names), "cancel", ({"tasks": names},), f"cancel {_called(some, arrays.OVER)} ?"
+        ("peerload", "cancel", *names), "cancel", ({"tasks": names},), f"cancel {_called(some, view_state.OVER)} ?"
     )
 
 
@@ -103,7 +159,7 @@ def release(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
         return Action(("peerload", "release", *names), "release", ({"tasks": names},))
     if any(row.get("members") for row in rows):
         return ActionRefused("these are some members of an array: choose the row of the array")
-    over = [row for row in rows if row.get("state") in (*arrays.OVER, "unknown")]
+    over = [row for row in rows if row.get("state") in (*view_state.OVER, "unknown")]
     if not over:
         what = "is neither held nor has it ended" if len(rows) == 1 else "are neither held nor have they ended"
         return ActionRefused(f"{_called(rows)} {what}: {_states(rows)}")
@@ -119,7 +175,7 @@ def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
     """Send the signal of this name to what runs."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
-    running = tuple(task for row in rows for task in arrays.running(row))
+    running = tuple(task for row in rows for task in view_state.running(row))
     if not running:
         return ActionRefused(f"{_called(rows)} {_do(rows)} not run: {_states(rows)}")
     number = int(signal.Signals[f"SIG{name}"])
@@ -129,11 +185,11 @@ def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
 
 
 def _refs(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(ref for row in rows for ref in arrays.refs(row))
+    return tuple(ref for row in rows for ref in view_state.refs(row))
 
 
 def _has(row: dict[str, Any], states: Sequence[str]) -> bool:
-    """Whether a row stands for a task in one of these states."""
+    """True if a row stands for a task in one of these states."""
     return any(state in states for state in (row.get("array") or (row.get("state"),)))
 
 
@@ -143,7 +199,7 @@ def _called(rows: Sequence[dict[str, Any]], but: Sequence[str] = ()) -> str:
     for row in rows:
         counts = row.get("array")
         left_out = sum(count for state, count in counts.items() if state in but) if isinstance(counts, dict) else 0
-        number += arrays.number_in(row) - left_out
+        number += view_state.number_in(row) - left_out
     if len(rows) > 1:
         return counted(number, "task")
     name = str(rows[0].get("id"))
@@ -173,7 +229,7 @@ def drain(node: NodeModel | None, asked: str) -> Action | ActionRefused:
 
 
 def outcome(verb: str, replies: Sequence[dict[str, Any]]) -> str:
-    """What the answers mean, in a few words."""
+    """The answers in a few words."""
     reply = replies[0] if replies else {}
     match verb:
         case "cancel":

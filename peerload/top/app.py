@@ -1,4 +1,4 @@
-"""`peerload top` on a terminal: samples go into the model, keys change the look, and what differs is drawn."""
+"""`peerload top` on a terminal: samples go into the model, keys and the mouse change the view, and what differs is drawn."""
 
 from __future__ import annotations
 
@@ -6,89 +6,57 @@ import signal
 import time
 
 from textual.app import App
-from textual.binding import Binding
-from textual.message import Message
+from textual.widgets import Input
 
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
-from peerload.text.tasks import own_names
-from peerload.text.why import described
+from peerload.text.tasks import own_names, why_lines
 from peerload.top import actions
 from peerload.top import lines as draw
+from peerload.top.actions import BY_NAME, KEYS
 from peerload.top.detail import Tail
-from peerload.top.main_screen import Main
-from peerload.top.model import TopModel
-from peerload.top.pages import LOG_TAIL_BYTES, LogPage, Page
-from peerload.top.panes import Painter
-from peerload.top.sample import ANSWERS_WITHIN_S, LiveSampler
-from peerload.top.view_state import ViewState
-from peerload.top.watch import Once, Sampler, TailWatcher, UsageWatcher, reason
+from peerload.top.lines import LineList
+from peerload.top.model import ANSWERS_WITHIN_S, LiveSampler, TopModel
+from peerload.top.pages import LOG_TAIL_BYTES, LogPage, Page, help_lines
+from peerload.top.panes import Painter, layout
+from peerload.top.tables import order_hint, signal_hint
+from peerload.top.view_state import FILTER_CHARS_MAX, PANES, TABLES, ViewState
+from peerload.top.watch import Poller, Sampler, UsageReader, Watcher, read_tail, reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import ClassVar
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
-    from textual.binding import BindingType
+    from textual.app import ComposeResult
+    from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
 
     from peerload.top.lines import Line
-    from peerload.top.sample import Source, TopSample
+    from peerload.top.model import Source, TopSample
+    from peerload.top.panes import Place
 
-
-class Sampled(Message):
-    """A sample was taken."""
-
-    def __init__(self, sample: TopSample) -> None:
-        super().__init__()
-        self.sample = sample
-
-
-class Lost(Message):
-    """The agent did not answer."""
-
-    def __init__(self, why: str, lost_at: float) -> None:
-        super().__init__()
-        self.why, self.lost_at = why, lost_at
-
-
-class Output(Message):
-    """The end of a task's output, or why there is none."""
-
-    def __init__(self, task: str, pieces: list[dict[str, object]], taken_at: float, why_none: str = "") -> None:
-        super().__init__()
-        self.task, self.pieces, self.taken_at, self.why_none = task, pieces, taken_at, why_none
-
-
-class Used(Message):
-    """What tasks use."""
-
-    def __init__(self, tasks: list[dict[str, object]]) -> None:
-        super().__init__()
-        self.tasks = tasks
-
-
-class Broke(Message):
-    """A bug of ours, in a thread."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-
-class Told(Message):
-    """What came of something that was asked for; with ``lines`` a page to show."""
-
-    def __init__(self, text: str, style: str = "good", title: str = "", lines: list[str] | None = None) -> None:
-        super().__init__()
-        self.text, self.style, self.title, self.lines = text, style, title, lines
+MESSAGE_KEPT_S = 8.0
+"""Time for which the result of an action stands in the last line."""
+HINTED_ALWAYS = ("help", "quit")
+"""The keys that the last line has room for before others."""
+BORDER = 2
+FAR = 1_000_000
+"""More rows than any table has."""
+CHOOSE_TASK, CHOOSE_NODE = "no task is chosen", "choose a node first: Tab goes to the nodes"
 
 
 class TopApp(App[int]):
-    """The program. ``source``: where samples come from; ``socket_path``: the agent that carries out what is asked."""
+    """The program. ``source``: where samples come from; ``socket_path``: the agent that carries out what is asked for; ``node``: the
+    node that is looked from; ``wide``: with the columns that explain the policy's decisions."""
 
     TITLE = "peerload top"
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", show=False)]
+    AUTO_FOCUS = None  # keys are for the panes, until the filter is asked for
+    CSS = """
+    Screen { background: ansi_default; layers: panes; }
+    .pane { position: absolute; }
+    Input { position: absolute; height: 1; border: none; padding: 0; background: ansi_default; color: ansi_default; }
+    """
 
     def __init__(
         self,
@@ -98,9 +66,11 @@ class TopApp(App[int]):
         node: str = "",
         readonly: bool = False,
         ascii_only: bool = False,
+        wide: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(ansi_color=True)
+        self.animation_level = "none"
         self.at = node
         self.socket_path = socket_path
         self.readonly = readonly
@@ -109,56 +79,57 @@ class TopApp(App[int]):
         self.look = ViewState(self.world)
         self.look.own = own_names()
         self.tail = Tail()
-        self.painter = Painter(self.look, self.tail, ascii_only=ascii_only, readonly=readonly)
+        self.painter = Painter(self.look, self.tail, clock_text, ascii_only=ascii_only, readonly=readonly, wide=wide)
         self.log_page: LogPage | None = None
-        self.main = Main(self)
+        self.places: dict[str, Place] = {}
+        self.menu = ""
+        """The menu that takes the next letter: sort or signal, "" for none."""
+        self.asked: actions.Action | None = None
+        self.message: tuple[str, str, float] = ("", "", 0.0)
+        self.panes = {name: LineList(name) for name in ("header", *PANES.values(), "footer")}
+        self.filter_input = Input(compact=True, max_length=FILTER_CHARS_MAX, select_on_focus=False)
         self._nodes_known = 0
-        self._sampler = Sampler(
-            source,
-            lambda sample: self._post(Sampled(sample)),
-            lambda why, lost_at: self._post(Lost(why, lost_at)),
-            self._broke,
+        broke = self._later(self._broke)
+        self._sampler = Sampler(source, self._later(self._sampled), self._later(self._lost), broke)
+        usage = UsageReader(socket_path, self._later(self._used))
+        self._usage = Poller("usage", usage.read, bool, broke)
+        output = self._later(self._output)
+        self._tails = Poller(
+            "tail", lambda wanted: read_tail(socket_path, wanted, output), lambda wanted: wanted[2], broke
         )
-        self._tails = TailWatcher(
-            socket_path,
-            lambda task, pieces, taken_at: self._post(Output(task, pieces, taken_at)),
-            lambda task, why: self._post(Output(task, [], clock(), why)),
-            self._broke,
-        )
-        self._usage = UsageWatcher(socket_path, lambda tasks: self._post(Used(tasks)), self._broke)
 
-    def _post(self, message: Message) -> None:
-        """From any thread; dropped when the program is at its end."""
-        if self.is_running:
-            self.post_message(message)
+    def _later(self, method: Callable[..., None]) -> Callable[..., None]:
+        """The method for other threads: called in ours, unless the program is at its end."""
 
-    def _broke(self, error: Exception) -> None:
-        self._post(Broke(error))
+        def post(*args: object) -> None:
+            if self.is_running:
+                self.call_later(method, *args)
 
-    def on_broke(self, event: Broke) -> None:
-        """It ends the program, and is told as every bug is."""
-        raise event.error
+        return post
+
+    def compose(self) -> ComposeResult:
+        """A widget for each pane, the first and the last line, and the words of the filter."""
+        self.filter_input.display, self.filter_input.disabled = False, True
+        yield from self.panes.values()
+        yield self.filter_input
 
     def on_mount(self) -> None:
-        """Begin."""
+        """Start the threads."""
         self.theme = "ansi-dark"
-        self.push_screen(self.main)
-        self._sampler.start()
-        self._tails.start()
-        self._usage.start()
+        for watcher in (self._sampler, self._tails, self._usage):
+            watcher.start()
 
     def on_unmount(self) -> None:
-        """End; nobody is waited for."""
-        self._sampler.end()
-        self._tails.end()
-        self._usage.end()
+        """End the threads, without waiting for them."""
+        for watcher in (self._sampler, self._tails, self._usage):
+            watcher.end()
 
     def _print_error_renderables(self) -> None:
-        """What went wrong is raised again by `to_the_end`, and told as it is for every verb."""
+        """Print nothing: `to_the_end` raises the error again, and it is reported as for every verb."""
 
     def to_the_end(self) -> int:
-        """Run until somebody quits, or a signal says so → the exit code. The terminal is as before then. Raises whatever
-        ended it otherwise."""
+        """Run until somebody quits, or a signal says so → the exit code; the terminal is restored. Raises whatever ended it
+        otherwise."""
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda got, _: self.call_later(self.exit, 128 + got))
         code = self.run()
@@ -166,134 +137,439 @@ class TopApp(App[int]):
             raise self._exception
         return code or 0
 
-    def asked_node(self) -> str:
-        """The node at the socket, which need not be named to do something; "" if it is not the one seen from."""
-        return "" if self.at else self.world.node
+    # -- what comes from the threads -----------------------------------------------------------------------------------
 
-    # -- what comes ----------------------------------------------------------------------------------------------------
+    @staticmethod
+    def _broke(error: Exception) -> None:
+        raise error  # a bug ends the program
 
-    def on_sampled(self, event: Sampled) -> None:
-        """The world has moved on. One that was on its way when somebody paused is taken, too: the next tells only the rest."""
-        self.world.take(event.sample)
+    def _sampled(self, sample: TopSample) -> None:
+        """Take a sample; also one that was on its way when the view was paused: the next one has only the rest."""
+        self.world.take(sample)
         self.look.rows("tasks")
         self.look.rows("nodes")
         self.want_output()
         if len(self.world.nodes) != self._nodes_known:
             self._nodes_known = len(self.world.nodes)
-            self.main.place_panes()
-        elif self.screen is self.main:
-            self.main.paint()
+            self.place_panes()
+        else:
+            self.paint()
 
-    def on_lost(self, event: Lost) -> None:
-        """It does not answer: what was known stands, and is marked."""
-        self.world.lost(event.why, event.lost_at)
-        self.main.paint()
+    def _lost(self, why: str, lost_at: float) -> None:
+        self.world.lost(why, lost_at)
+        self.paint()
 
-    def on_output(self, event: Output) -> None:
-        """Whoever shows this task's output gets it."""
+    def _output(self, task: str, pieces: list[dict[str, Any]], why_none: str) -> None:
+        """Take the end of a task's output, or the reason why there is none."""
         page = self.log_page
         for tail in (self.tail, *((page.tail,) if page else ())):
-            if tail.task == event.task:
-                if event.why_none:
-                    tail.why_none = event.why_none
+            if tail.task == task:
+                if why_none:
+                    tail.why_none = why_none
                 else:
-                    tail.take(event.task, event.pieces, event.taken_at)
+                    tail.take(task, pieces, self.clock())
         if page is not None:
             page.refill()
         else:
-            self.main.paint()
+            self.paint()
 
-    def on_used(self, event: Used) -> None:
-        """It is drawn with what comes next."""
-        self.world.take_usage(event.tasks)
-        for told in event.tasks:
+    def _used(self, tasks: list[dict[str, Any]]) -> None:
+        """Take what tasks use; it is drawn with the next sample."""
+        self.world.take_usage(tasks)
+        for told in tasks:
             if told.get("id") == self.tail.task:
                 self.tail.uses.take(told)
 
-    def on_told(self, event: Told) -> None:
-        """An answer."""
-        if event.lines is not None:
-            title: Line = [(draw.plain(event.title), "title")]
-            content: list[Line] = [
-                [(" " + draw.plain(line), "" if number else "bold")] for number, line in enumerate(event.lines)
-            ]
-            self.push_screen(Page(title, content, ascii_only=self.painter.ascii_only, says=event.text, ends_at="w"))
-            self.main.message = ("", "", 0.0)
-            return
-        self.main.say(event.text, event.style)
+    def _done(self, text: str, style: str) -> None:
+        """Show the result of an action, and look again at once."""
+        self.say(text, style)
         self._sampler.hurry()
+
+    def _explained(self, command: str, lines: Sequence[str]) -> None:
+        """Show the answer of `why` as a page."""
+        content: list[Line] = [
+            [(" " + draw.plain(line), "" if number else "bold")] for number, line in enumerate(lines)
+        ]
+        self.push_screen(Page(command.removeprefix("peerload "), content, self.painter, command=command, closing="w"))
+        self.message = ("", "", 0.0)
 
     # -- what is asked for ---------------------------------------------------------------------------------------------
 
     def want_output(self) -> None:
-        """Fetch the output of the task that is chosen, if it is shown."""
+        """Have the output of the chosen task fetched, if it is shown, and the usage of the tasks in sight."""
         page = self.log_page
         task = self.world.task(page.tail.task) if page else self.look.task()
-        is_shown = page is not None or ("detail" in self.main.places and self.look.subject == "tasks")
+        is_shown = page is not None or ("detail" in self.places and self.look.subject == "tasks")
         name = str(task.get("id")) if task and is_shown else page.tail.task if page else ""
         if page is None and name != self.tail.task:
             self.tail.clear(name)
+        state = task.get("state") if task is not None else ""
         if task is not None and (task.get("array") or task.get("members")):
             self.tail.why_none = "an array: Enter shows its members, each with its output"
             name = ""
-        elif (
-            task is not None
-            and not task.get("started_at")
-            and task.get("state") in ("queued", "held", "promised", "leased")
-        ):
-            shown = page.tail if page else self.tail
-            shown.why_none = "it has not started"
+        elif task is not None and not task.get("started_at") and state in ("queued", "held", "promised", "leased"):
+            (page.tail if page else self.tail).why_none = "it has not started"
             name = ""
-        state = task.get("state") if task is not None else ""
-        size = LOG_TAIL_BYTES if page else self.tail.tail_bytes
         is_paused = bool(self.look.paused_at)
-        grows = state in ("running", "leased", "unknown") and (page is not None or not is_paused)
-        self._tails.want(name, size, grows=grows)
+        grows = bool(name) and state in ("running", "leased", "unknown") and (page is not None or not is_paused)
+        self._tails.want((name, LOG_TAIL_BYTES if page else self.tail.tail_bytes, grows))
         self._usage.want({} if page is not None or is_paused else self.look.measured())
 
-    def close_log(self) -> None:
-        """The page was left."""
-        self.log_page = None
-        self.want_output()
-        self.main.paint()
+    def _in_background(self, command: str, work: Callable[[], None]) -> None:
+        """Do what asks the agent in a thread of its own; an error becomes the result of the command."""
 
-    def ask_why(self, task: str) -> None:
-        """In the background; the answer becomes a page."""
-
-        def work() -> None:
+        def guarded() -> None:
             try:
-                with Client(self.socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
-                    told = client.call("why", task=task)
-                lines = described(told, self.clock())
-                self._post(Told(f"peerload why {task}", "accent", f"why {task}", lines))
+                work()
             except PeerloadError as error:
-                self._post(Told(f"peerload why {task}: {reason(error)}", "bad"))
+                self._later(self._done)(f"{command}: {reason(error)}", "bad")
 
-        Once(work, self._broke).start()
+        self.say(f"{command} ...", "accent")
+        Watcher("request", guarded, self._later(self._broke)).start()
 
     def carry_out(self, action: actions.Action) -> None:
-        """In the background; what came of it is said."""
-        self.main.say(f"{action.command()} ...", "accent")
+        """Carry out an action in the background; its result is said."""
+        command = action.command()
+        done = self._later(self._done)
+        self._in_background(command, lambda: done(f"{command}:  {action.carry_out(self.socket_path)}", "good"))
+        if action.verb not in ("drain", "undrain"):
+            self.look.marked.clear()
 
-        def work() -> None:
-            try:
-                self._post(Told(f"{action.command()}:  {action.carry_out(self.socket_path)}"))
-            except PeerloadError as error:
-                self._post(Told(f"{action.command()}:  {reason(error)}", "bad"))
+    # -- drawing -------------------------------------------------------------------------------------------------------
 
-        Once(work, self._broke).start()
+    def on_resize(self) -> None:
+        """Another size, which the app has when this event was handled."""
+        self.call_next(self.place_panes)
 
-    def pause(self) -> None:
-        """Take samples as long as the look does not stand still."""
+    def place_panes(self) -> None:
+        """Put every pane in its place and draw it."""
+        width, height = self.size
+        look = self.look
+        zoomed = look.focus if look.zoomed else ""
+        self.places = layout(
+            width, max(height - 2, 0), look.hidden, look.wanted_first, zoomed, nodes=len(self.world.nodes)
+        )
+        look.refocus(list(self.places))
+        for name in PANES.values():
+            place = self.places.get(name)
+            self.panes[name].display = place is not None
+            if place is not None:
+                _put(self.panes[name], place.x, place.y + 1, place.width, place.height)
+        _put(self.panes["header"], 0, 0, width, 1)
+        _put(self.panes["footer"], 0, height - 1, width, 1)
+        _put(self.filter_input, 9, height - 1, max(width - 9, 1), 1)
+        self.paint()
+
+    def paint(self) -> None:
+        """Draw what is known now."""
+        if self.panes["header"].is_mounted:
+            now = self.look.paused_at or self.clock()
+            width = self.size.width
+            self.panes["header"].show([self.painter.header(width, now)])
+            self.panes["footer"].show([self.painter.plainer(draw.fitted(self._footer(self.clock()), width))])
+            for name, place in self.places.items():
+                self.panes[name].show(self.painter.pane(name, place.width, place.height, now))
+
+    def _footer(self, now: float) -> Line:
+        """A question, the letters to sort by, the result of an action, else the keys."""
+        if self.filter_input.display:
+            return [(" filter: ", "key")]
+        if self.asked is not None:
+            return [(f" {draw.plain(self.asked.asks)} ", "warn bold"), (" y", "key"), (" yes  ", ""), ("n", "key"),
+                    (" no    ", ""), (draw.plain(self.asked.command()), "accent")]  # fmt: skip
+        if self.menu:
+            return order_hint(self.look.focus) if self.menu == "sort" else signal_hint()
+        text, style, said_at = self.message
+        if text and now - said_at < MESSAGE_KEPT_S:
+            return [(" ", ""), (draw.plain(text), style)]
+        keys = [key for key in KEYS if key.hint and not (key.changes and self.readonly)]
+        hints = [(key.shown.split()[0].rstrip(","), key.hint) for key in keys] + [("1-5", "panes"), ("Tab", "next")]
+        line: Line = [(" ", "")]
+        room = self.size.width + 1  # the last needs no gap after it
+        room -= sum(len(shown) + len(hint) + 3 for shown, hint in hints if hint in HINTED_ALWAYS)
+        for shown, hint in hints:
+            room -= 0 if hint in HINTED_ALWAYS else len(shown) + len(hint) + 3
+            if room >= 0 or hint in HINTED_ALWAYS:
+                line += [(shown, "key"), (f" {hint}", ""), ("  ", "")]
+        return line[:-1]
+
+    def say(self, text: str, style: str = "") -> None:
+        """Show a text in the last line for a while."""
+        self.message = (text, style, self.clock())
+        self.paint()
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+
+    def on_key(self, event: Key) -> None:
+        """Do what `KEYS` says; a page and the filter have their own keys."""
+        if isinstance(self.screen, Page):
+            return
+        if self.filter_input.display:
+            if event.key in ("escape", "ctrl+c"):
+                event.stop()
+                self._end_filter(keeps=False)
+            return
+        event.stop()
+        event.prevent_default()
+        name = event.key if len(event.key) > 1 or not event.character else event.character
+        key = BY_NAME.get(name) or BY_NAME.get(event.key)
+        page = self.places[self.look.focus].height - BORDER - 1 if self.look.focus in self.places else 1
+        steps = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -FAR, "last": FAR}
+        if self.asked is not None:
+            self._answer(event.key)
+        elif self.menu:
+            self._pick(name, event.key)
+        elif key is not None and key.does in steps:
+            self._move(steps[key.does])
+        elif key is not None and key.does == "toggle":
+            self._toggle(name)
+        elif key is not None:
+            getattr(self, f"_do_{key.does}")()
+
+    def _answer(self, key: str) -> None:
+        asked, self.asked = self.asked, None
+        if key == "y" and asked is not None:
+            self.carry_out(asked)
+        else:
+            self.say("nothing was done")
+
+    def _pick(self, letter: str, key: str) -> None:
+        """Take the letter of a menu."""
+        menu, self.menu = self.menu, ""
+        if menu == "sort" and not self.look.sort(self.look.focus, letter) and key != "escape":
+            self.say(f"{letter} sorts by nothing: press o for the letters", "warn")
+        elif menu == "signal" and letter in actions.SIGNALS:
+            self._propose(actions.send(self.look.acted_on(), actions.SIGNALS[letter]))
+        elif menu == "signal" and key != "escape":
+            self.say(f"{letter} is no signal: press s for the letters", "warn")
+        self.paint()
+
+    def _toggle(self, number: str) -> None:
+        pane = PANES[number]
+        if pane in self.places and len(self.places) == 1:
+            self.say(f"{pane} is the only pane that is left: press the number of another", "warn")
+            return
+        self.look.zoomed = False
+        self.look.toggle(pane, is_visible=pane in self.places)
+        self.place_panes()
+
+    def _do_quit(self) -> None:
+        self.exit(0)
+
+    def _do_focus_next(self, by: int = 1) -> None:
+        if self.look.zoomed:
+            self.look.refocus(["nodes", "tasks", "events"], by)
+            self.place_panes()
+        else:
+            self.look.refocus(list(self.places), by)
+        self._chosen()
+
+    def _do_focus_previous(self) -> None:
+        self._do_focus_next(-1)
+
+    def _do_zoom(self) -> None:
+        self.look.zoomed = not self.look.zoomed
+        self.place_panes()
+
+    def _do_open(self) -> None:
+        if self.look.open():
+            self._chosen()
+        else:
+            self._do_zoom()
+
+    def _do_escape(self) -> None:
+        pane = self.look.focus
+        if pane in TABLES and self.look.filters[pane]:
+            self.look.filter(pane, "")
+        elif self.look.zoomed:
+            self.look.zoomed = False
+        elif pane == "tasks":
+            self.look.marked.clear()
+        self.look.events_up = 0
+        self.message = ("", "", 0.0)
+        self.place_panes()
+
+    def _move(self, by: int) -> None:
+        self.look.move(by)
+        self._chosen()
+
+    def _chosen(self) -> None:
+        """Another row may be chosen: fetch its output now."""
+        self.want_output()
+        self.paint()
+
+    def _do_filter(self) -> None:
+        if self.look.focus not in TABLES:
+            self.say("nodes and tasks can be filtered: Tab goes there", "warn")
+            return
+        field = self.filter_input
+        field.value = self.look.filters[self.look.focus]
+        field.cursor_position = len(field.value)
+        field.display, field.disabled = True, False
+        field.focus()
+        self.paint()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter with each letter."""
+        if self.filter_input.display:
+            self.look.filter(self.look.focus, event.value)
+            self.paint()
+
+    def on_input_submitted(self) -> None:
+        """Keep the filter."""
+        self._end_filter(keeps=True)
+
+    def _end_filter(self, *, keeps: bool) -> None:
+        self.screen.set_focus(None)
+        self.filter_input.display, self.filter_input.disabled = False, True
+        if not keeps:
+            self.look.filter(self.look.focus, "")
+        self._chosen()
+
+    def _do_sort(self) -> None:
+        if self.look.focus not in TABLES:
+            self.say("nodes and tasks can be sorted: Tab goes there", "warn")
+            return
+        self.menu = "sort"
+        self.paint()
+
+    def _do_help(self) -> None:
+        self.push_screen(Page("? help", help_lines(readonly=self.readonly), self.painter))
+
+    def _do_why(self) -> None:
+        task = self.look.task()
+        if task is None:
+            self.say(CHOOSE_TASK, "warn")
+            return
+        name, explained = str(task.get("id")), self._later(self._explained)
+        command = f"peerload why {name}"
+
+        def ask() -> None:
+            with Client(self.socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
+                told = client.call("why", task=name)
+            explained(command, why_lines(told, self.clock()))
+
+        self._in_background(command, ask)
+
+    def _do_logs(self) -> None:
+        task = self.look.task()
+        if task is None:
+            self.say(CHOOSE_TASK, "warn")
+            return
+        if task.get("array") or task.get("members"):
+            self.say("an array: choose one of its members, Enter shows them", "warn")
+            return
+        self.log_page = LogPage(str(task.get("id")), self.painter)
+        self.push_screen(self.log_page, lambda _: self._close_log())
+        self.want_output()
+
+    def _close_log(self) -> None:
+        self.log_page = None
+        self._chosen()
+
+    def _do_attach(self) -> None:
+        node = self.look.node()
+        if node is None or self.look.focus != "nodes":
+            self.say(CHOOSE_NODE, "warn")
+            return
+        if self.look.paused_at:
+            self._do_pause()
+        self.at = "" if node.facts.get("self") and not self.at else node.name
+        self._sampler.switch(LiveSampler(self.socket_path, self.at, self.clock))
+        self.say(f"peerload top --at {node.name}", "accent")
+
+    def _do_cancel(self) -> None:
+        self._propose(actions.cancel(self.look.acted_on()))
+
+    def _do_hold(self) -> None:
+        self._propose(actions.hold(self.look.acted_on()))
+
+    def _do_release(self) -> None:
+        self._propose(actions.release(self.look.acted_on()))
+
+    def _do_signal(self) -> None:
+        self.menu = "signal"
+        self.paint()
+
+    def _do_mark(self) -> None:
+        if self.look.focus != "tasks":
+            self.say("tasks can be marked: Tab goes there", "warn")
+            return
+        self.look.mark()
+        self._chosen()
+
+    def _do_unmark(self) -> None:
+        self.look.marked.clear()
+        self.paint()
+
+    def _do_mine(self) -> None:
+        self.look.is_mine = not self.look.is_mine
+        self.say("only my tasks" if self.look.is_mine else "all tasks that I may see")
+        self._chosen()
+
+    def _do_pause(self) -> None:
+        self.look.pause(self.clock())
         self._sampler.pause(is_paused=bool(self.look.paused_at))
+        self._chosen()
 
-    def attach(self, node: str) -> None:
-        """See the cluster from another node."""
-        self.at = node
-        self._sampler.switch(LiveSampler(self.socket_path, node, self.clock))
+    def _do_drain(self) -> None:
+        if self.look.focus != "nodes":
+            self.say(CHOOSE_NODE, "warn")
+            return
+        asked = "" if self.at else self.world.node  # the node at the socket need not be named
+        self._propose(actions.drain(self.look.node(), asked))
+
+    def _propose(self, action: actions.Action | actions.ActionRefused) -> None:
+        if isinstance(action, actions.ActionRefused):
+            self.say(action.why, "warn")
+        elif self.readonly:
+            self.say(f"read only; it would be:  {action.command()}", "warn bold")
+        elif action.asks:
+            self.asked = action
+            self.paint()
+        else:
+            self.carry_out(action)
+
+    # -- the mouse -----------------------------------------------------------------------------------------------------
+
+    def _pane_at(self, x: int, y: int) -> tuple[str, int]:
+        """The pane that can be gone to there, and the row of it (-1: above the first)."""
+        for name in ("nodes", "tasks", "events") if not isinstance(self.screen, Page) else ():
+            place = self.places.get(name)
+            if place and place.x <= x < place.x + place.width and place.y + 1 <= y < place.y + 1 + place.height:
+                return name, y - place.y - 1 - BORDER
+        return "", -1
+
+    def on_click(self, event: Click) -> None:
+        """Go to a pane and choose a row."""
+        name, row = self._pane_at(event.screen_x, event.screen_y)
+        if name:
+            self.look.focus = name
+            self.look.refocus(list(self.places))
+            if row >= 0 and name in TABLES and self.look.tops[name] + row < len(self.look.rows(name)):
+                self.look.choose(name, self.look.tops[name] + row)
+            self._chosen()
+
+    def _wheel(self, x: int, y: int, by: int) -> None:
+        name, _ = self._pane_at(x, y)
+        if name:
+            self.look.focus = name
+            self._move(by)
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        """Three rows down."""
+        self._wheel(event.screen_x, event.screen_y, 3)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        """Three rows up."""
+        self._wheel(event.screen_x, event.screen_y, -3)
 
 
-def run(socket_path: str | None, *, node: str = "", readonly: bool = False, ascii_only: bool = False) -> int:
-    """Until somebody quits → the exit code."""
-    app = TopApp(LiveSampler(socket_path, node), socket_path, node=node, readonly=readonly, ascii_only=ascii_only)
-    return app.to_the_end()
+def _put(widget: LineList | Input, x: int, y: int, width: int, height: int) -> None:
+    widget.styles.offset = (x, y)
+    widget.styles.width, widget.styles.height = width, height
+
+
+def clock_text(moment: float) -> str:
+    """``14:02:11``, on this machine's clock."""
+    return time.strftime("%H:%M:%S", time.localtime(moment))

@@ -1,4 +1,4 @@
-"""The pane that tells of what is chosen: a task with the end of its output, or a node with its GPUs."""
+"""The detail pane: the chosen task with its usage and the end of its output, or a node with its GPUs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,68 @@ import collections
 from peerload.text.format import duration_text, number_text, size_text
 from peerload.top import lines as draw
 from peerload.top import tables
-from peerload.top.arrays import counts_text
-from peerload.top.model import Series
-from peerload.top.usage_panel import UsagePanel
+from peerload.top.model import Series, is_number, number
+from peerload.top.view_state import counts_text
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from peerload.top.lines import Line
     from peerload.top.model import NodeModel
     from peerload.top.view_state import ViewState
+
+
+MEMORY_HIGH_BYTES_MIN = 1 << 20
+"""Nothing that uses less is drawn as if it filled its line."""
+
+PROCESSES_CELLS = 8
+"""So much room the number of processes takes."""
+
+
+class UsagePanel:
+    """Of one task: cores kept busy, and bytes of memory, a value a look."""
+
+    def __init__(self) -> None:
+        self.cpus = Series()
+        self.memory = Series()
+        self.processes = 0
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Take the answer of its node (`usage` of docs/wire.md)."""
+        self.cpus.append(_value(told.get("cpus_busy")))
+        self.memory.append(_value(told.get("memory_bytes")))
+        self.processes = int(_value(told.get("processes")) or 0)
+
+    def words(self) -> str:
+        """The newest figures alone, where there is no room for how they were; "" where there are none."""
+        parts = [] if self.cpus.now is None else [f"{self.cpus.now:.1f} cpus"]
+        parts += [] if self.memory.now is None else [size_text(self.memory.now)]
+        return " ".join(parts)
+
+    def lines(self, task: Mapping[str, Any], spark: int, label_cells: int) -> list[Line]:
+        """A line for processors and one for memory, each drawn against what it has asked for, or the most it had."""
+        lines = []
+        for label, series, least, asked in (
+            ("cpu", self.cpus, 1.0, number(task.get("cpus"))),
+            ("memory", self.memory, float(MEMORY_HIGH_BYTES_MIN), number(task.get("mem_bytes"))),
+        ):
+            if series.now is None:
+                continue
+            high = max(asked, least, *(value or 0.0 for value in series))
+            text = draw.sparkline(series, max(spark - PROCESSES_CELLS, 0), high=high)
+            words = f" {series.now:.1f} cpus" if label == "cpu" else f" {size_text(series.now)}"
+            if label == "memory" and self.processes > 1:
+                words += f" in {self.processes} procs"
+            lines.append([(draw.padded(f" {label}", label_cells), "dim"), (text, "accent"), (words, "")])
+        return lines
+
+
+def _value(told: object) -> float | None:
+    return number(told) if is_number(told) and number(told) >= 0 else None
+
 
 TAIL_BYTES = 16 << 10
 """Of each stream, fetched a second at most: however much a task writes, a look at it costs no more."""
@@ -50,7 +100,7 @@ class Tail:
         self.why_none = ""
 
     def take(self, task: str, pieces: Iterable[dict[str, Any]], at: float) -> None:
-        """What the agent said of the output of ``task``: pieces of ``stream``, ``offset`` and ``data``."""
+        """Take the output of ``task`` from the agent: pieces of ``stream``, ``offset`` and ``data``."""
         if task != self.task:
             return
         data = {1: bytearray(), 2: bytearray()}
@@ -74,19 +124,12 @@ class Tail:
 
 
 def detail_lines(
-    look: ViewState,
-    tail: Tail,
-    width: int,
-    height: int,
-    now: float,
-    clock_text: Callable[[float], str],
-    *,
-    ascii_only: bool,
+    look: ViewState, tail: Tail, width: int, height: int, now: float, clock_text: Callable[[float], str]
 ) -> list[Line]:
-    """What there is to tell of the choice in the table that was used last."""
+    """The lines about the chosen row of the table that was used last."""
     if look.subject == "nodes":
         node = look.node()
-        return [] if node is None else node_lines(node, width, height, now, ascii_only=ascii_only)
+        return [] if node is None else node_lines(node, width, height, now)
     task = look.task()
     if task is None:
         return [[(" nothing is chosen", "dim")]]
@@ -94,10 +137,10 @@ def detail_lines(
         lines = [short_line(look, task, now, tail)]
         return [*lines, *tail_lines(tail, str(task.get("id") or ""), width, height - len(lines))]
     lines = task_lines(look, task, width, now, clock_text)
-    lines += _usage_lines(look, task, tail, width, height - len(lines), ascii_only=ascii_only)
+    lines += _usage_lines(look, task, tail, width, height - len(lines))
     room = height - len(lines) - 1
     if room > 0:
-        lines.append(_rule(" output ", width, ascii_only=ascii_only))
+        lines.append(_rule(" output ", width))
         lines += tail_lines(tail, str(task.get("id") or ""), width, room)
     return lines
 
@@ -106,9 +149,8 @@ def _labelled(label: str, *spans: tuple[str, str]) -> Line:
     return [(draw.padded(f" {label}", LABEL_CELLS), "dim"), *spans]
 
 
-def _rule(title: str, width: int, *, ascii_only: bool) -> Line:
-    across = "-" if ascii_only else "─"
-    return [(across, "frame"), (title, "dim"), (across * max(width - len(title) - 1, 0), "frame")]
+def _rule(title: str, width: int) -> Line:
+    return [("─", "frame"), (title, "dim"), ("─" * max(width - len(title) - 1, 0), "frame")]
 
 
 def short_line(look: ViewState, task: dict[str, Any], now: float, tail: Tail) -> Line:
@@ -131,7 +173,7 @@ def short_line(look: ViewState, task: dict[str, Any], now: float, tail: Tail) ->
 def task_lines(
     look: ViewState, task: dict[str, Any], width: int, now: float, clock_text: Callable[[float], str]
 ) -> list[Line]:
-    """What is known of a task, a line a fact."""
+    """The facts of a task, one a line."""
     world = look.world
     argv = task.get("argv")
     command = task.get("command") or (" ".join(map(str, argv)) if isinstance(argv, list) else "")
@@ -178,7 +220,7 @@ def _moments(task: dict[str, Any], clock_text: Callable[[float], str]) -> str:
 
 
 def _who_for_whom(task: dict[str, Any], here: str) -> Line:
-    """Whose task it is and who runs it."""
+    """The home of a task and the node that runs it."""
     home, node = str(task.get("home") or ""), str(task.get("node") or "")
     if home and home != here:
         return [(f"here, for {draw.plain(home)}", "good")]
@@ -204,26 +246,24 @@ def _asked(task: dict[str, Any]) -> str:
     return ", ".join(asked)
 
 
-def _usage_lines(
-    look: ViewState, task: dict[str, Any], tail: Tail, width: int, height: int, *, ascii_only: bool
-) -> list[Line]:
-    """What it uses, how busy its node was, and how much it wrote; as graphs where there is room for them besides some output."""
+def _usage_lines(look: ViewState, task: dict[str, Any], tail: Tail, width: int, height: int) -> list[Line]:
+    """Usage of a task, load of its node, and output rate; as graphs where there is room for them besides some output."""
     lines: list[Line] = []
     spark = max(min(width - LABEL_CELLS - 16, 60), 0)
     if tail.task == task.get("id") and task.get("state") == "running":
-        lines += tail.uses.lines(task, spark, LABEL_CELLS, ascii_only=ascii_only)
+        lines += tail.uses.lines(task, spark, LABEL_CELLS)
     node = look.world.nodes.get(str(task.get("node") or ""))
     if node is not None and task.get("state") in ("running", "leased"):
         for key, label in (("cpu", "node cpu"), *((("gpu", "node gpu"),) if node.gpus and task.get("gpus") else ())):
             series = node.series[key]
             if height >= GRAPHS_FROM_HEIGHT:
-                lines += _graph_block(series, label, width, ascii_only=ascii_only)
+                lines += _graph_block(series, label, width)
                 continue
-            text = draw.sparkline(series, spark, ascii_only=ascii_only)
+            text = draw.sparkline(series, spark)
             lines.append(_labelled(label, (text, "accent"), (f" {tables.percent(series.now)}", "")))
     if tail.task == task.get("id") and any(tail.sizes):
         high = max((value or 0.0 for value in tail.rate), default=0.0) or 1.0
-        text = draw.sparkline(tail.rate, spark, high=high, ascii_only=ascii_only)
+        text = draw.sparkline(tail.rate, spark, high=high)
         lines.append(_labelled("writes", (text, "accent"), (f" {size_text(tail.rate.now or 0.0)}/s", "")))
     return lines
 
@@ -250,8 +290,8 @@ def output_line(stream: int, text: str, width: int) -> Line:
 # -- a node ------------------------------------------------------------------------------------------------------------
 
 
-def node_lines(node: NodeModel, width: int, height: int, now: float, *, ascii_only: bool) -> list[Line]:
-    """What is known of a node, how busy it was, its GPUs."""
+def node_lines(node: NodeModel, width: int, height: int, now: float) -> list[Line]:
+    """The facts of a node, its load in the last minutes, its GPUs."""
     facts = node.facts
     labels = facts.get("labels")
     speed = number_text(facts.get("speed"))
@@ -260,7 +300,7 @@ def node_lines(node: NodeModel, width: int, height: int, now: float, *, ascii_on
             (f" {draw.plain(node.name)}  ", "bold"),
             *tables.state_of_node(node),
             (f"  known {duration_text(node.age_s(now))} ago", "dim"),
-        ],
+        ]
     ]
     if node.is_stale(now):
         lines.append([(" what follows is old: it may be otherwise by now", "warn")])
@@ -281,39 +321,39 @@ def node_lines(node: NodeModel, width: int, height: int, now: float, *, ascii_on
         "address": f"{draw.plain(facts.get('address') or '-')}, incarnation {number_text(facts.get('incarnation'))}",
     }
     for label, text in told.items():
-        graph = _graph_of(node, label, width, ascii_only=ascii_only) if label == "load" else []
+        graph = _graph_of(node, label, width) if label == "load" else []
         lines.append(_labelled(label, (text, ""), *graph))
     if isinstance(labels, list) and labels:
         lines.append(_labelled("labels", (draw.plain(", ".join(map(str, labels))), "accent")))
-    gpus = _gpu_lines(facts.get("gpus"), width, ascii_only=ascii_only)
+    gpus = _gpu_lines(facts.get("gpus"), width)
     if height - len(lines) - len(gpus) >= 2 * (GRAPH_HEIGHT + 1):
         for key in ("cpu", "mem"):
-            lines += _graph_block(node.series[key], key, width, ascii_only=ascii_only)
+            lines += _graph_block(node.series[key], key, width)
     return lines + gpus
 
 
-def _graph_of(node: NodeModel, key: str, width: int, *, ascii_only: bool) -> Line:
+def _graph_of(node: NodeModel, key: str, width: int) -> Line:
     series = node.series[key]
     high = max((value or 0.0 for value in series), default=0.0) or 1.0
     size = max(min(width - 34, 40), 0)
-    return [("  " + draw.sparkline(series, size, high=high, ascii_only=ascii_only), "accent")]
+    return [("  " + draw.sparkline(series, size, high=high), "accent")]
 
 
-def _graph_block(series: Sequence[float | None], key: str, width: int, *, ascii_only: bool) -> list[Line]:
+def _graph_block(series: Sequence[float | None], key: str, width: int) -> list[Line]:
     now = series[-1] if series else None
-    lines: list[Line] = [_rule(f" {key} {tables.percent(now)} ", width, ascii_only=ascii_only)]
-    rows = draw.graph(series, max(width - 2, 0), GRAPH_HEIGHT, ascii_only=ascii_only)
+    lines: list[Line] = [_rule(f" {key} {tables.percent(now)} ", width)]
+    rows = draw.graph(series, max(width - 2, 0), GRAPH_HEIGHT)
     return lines + [[(" " + row, style)] for row, style in zip(rows, ("bad", "warn", "good"), strict=True)]
 
 
-def _gpu_lines(gpus: object, width: int, *, ascii_only: bool) -> list[Line]:
+def _gpu_lines(gpus: object, width: int) -> list[Line]:
     lines: list[Line] = []
     for gpu in gpus if isinstance(gpus, list) else []:
         busy = gpu.get("util")
         memory = f"{size_text(gpu.get('mem_used_bytes'))} / {size_text(gpu.get('mem_bytes'))}"
         health = str(gpu.get("health") or "-")
         line: Line = [(f" GPU {number_text(gpu.get('index')):>2} ", "bold")]
-        line += draw.bar(busy if isinstance(busy, float) else None, 10, ascii_only=ascii_only)
+        line += draw.bar(busy if isinstance(busy, float) else None, 10)
         line.append((f"{tables.percent(busy):>5} ", draw.level(busy)))
         line.append((draw.padded(memory, 21, right=True), ""))
         line.append((f"  {number_text(gpu.get('tasks'))} tasks", "dim"))

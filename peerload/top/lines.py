@@ -1,18 +1,25 @@
-"""Text in styles, laid out by what a terminal shows of it: foreign text made harmless, cells counted, bars and sparklines.
+"""Text in styles, laid out in cells: foreign text made harmless, bars and sparklines; and the widget that shows it.
 
-A line is a list of spans ``(text, style)``. Styles are names such as ``good`` or ``dim bold``; `widgets` alone knows how
-they look. Nothing here is ever read as markup, so no foreign text can be any.
-"""
+A line is a list of spans ``(text, style)``. Nothing here is read as markup, so foreign text cannot be any."""
 
 from __future__ import annotations
 
+import functools
 import unicodedata
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
 
 from peerload.model.text import printable
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
 
 Span = tuple[str, str]
 Line = list[Span]
@@ -24,11 +31,13 @@ LINE_CHARS_MAX = 2000
 WARN_SHARE, BAD_SHARE = 0.6, 0.85
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_ASCII_LEVELS = " .:-=+*#@"
 _BRAILLE_LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
 _BRAILLE_RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
 _BRAILLE_DOTS = 4
-_PLAINER = str.maketrans("…·→←↑↓≈", "~.><^v~")
+_PLAINER = str.maketrans("…·→←↑↓≈■○◐●▾▸╭╮╰╯─│" + _BLOCKS, "~.><^v~#-=+-+++++-|" + " .:-=+*#@") | {
+    0x2800 + dots: ".:#"[min(dots.bit_count() // 3, 2)] for dots in range(1, 256)
+}
+"""ASCII characters in place of those that the view draws, for terminals that have no others."""
 
 
 # -- foreign text ------------------------------------------------------------------------------------------------------
@@ -128,7 +137,7 @@ def in_ascii(line: Iterable[Span]) -> Line:
 
 
 def as_text(line: Iterable[Span]) -> str:
-    """What it says."""
+    """The text of a line."""
     return "".join(text for text, _ in line)
 
 
@@ -142,9 +151,8 @@ def level(share: float | None) -> str:
     return "good" if share < WARN_SHARE else "warn" if share < BAD_SHARE else "bad"
 
 
-def bar(share: float | None, width: int, *, ascii_only: bool = False) -> Line:
-    """A bar of exactly ``width`` cells for a share of 0 … 1; more than 1 ends in ``+``, what is not known is empty."""
-    full, empty = ("#", ".") if ascii_only else ("■", "·")
+def bar(share: float | None, width: int) -> Line:
+    """A bar of exactly ``width`` cells for a share of 0 … 1; more than 1 ends in ``+``, an unknown one is empty."""
     if width <= 0:
         return []
     if share is None:
@@ -158,40 +166,31 @@ def bar(share: float | None, width: int, *, ascii_only: bool = False) -> Line:
     for end, style in zip(steps, ("good", "warn", "bad"), strict=True):
         upto = min(end, filled)
         if upto > begin:
-            line.append((full * (upto - begin), style))
+            line.append(("■" * (upto - begin), style))
             begin = upto
     if share > 1 + 0.5 / width:
         text, style = line[-1]
         line[-1] = text[:-1] + "+", style
     if width > filled:
-        line.append((empty * (width - filled), "faint"))
+        line.append(("·" * (width - filled), "faint"))
     return line
 
 
-def sparkline(values: Sequence[float | None], width: int, *, high: float = 1.0, ascii_only: bool = False) -> str:
-    """The newest ``width`` values, the last at the right, each a character as high as its part of ``high``; what is not
-    known is blank."""
-    levels = _ASCII_LEVELS if ascii_only else _BLOCKS
-    top = len(levels) - 1
+def sparkline(values: Sequence[float | None], width: int, *, high: float = 1.0) -> str:
+    """The newest ``width`` values, the last at the right, each a character as high as its part of ``high``; an unknown one is
+    blank."""
+    top = len(_BLOCKS) - 1
     shown = list(values)[-width:] if width > 0 else []
-    drawn = []
-    for value in shown:
-        if value is None or high <= 0:
-            drawn.append(" ")
-        else:
-            step = min(top, round(value / high * top))
-            drawn.append(levels[max(step, 1)])
+    drawn = [
+        " " if value is None or high <= 0 else _BLOCKS[max(min(top, round(value / high * top)), 1)] for value in shown
+    ]
     return " " * (width - len(drawn)) + "".join(drawn)
 
 
-def graph(
-    values: Sequence[float | None], width: int, height: int, *, high: float = 1.0, ascii_only: bool = False
-) -> list[str]:
-    """The newest values as ``height`` lines, two values a character (one with ``ascii_only``), the last at the right."""
+def graph(values: Sequence[float | None], width: int, height: int, *, high: float = 1.0) -> list[str]:
+    """The newest values as ``height`` lines, two values a character, the last at the right."""
     if width <= 0:
         return [""] * height
-    if ascii_only:
-        return [_ascii_row(values, width, height, row, high) for row in range(height)]
     count = width * 2
     known = [None if value is None or high <= 0 else min(value / high, 1.0) for value in list(values)[-count:]]
     shown = [*([None] * (count - len(known))), *known]
@@ -206,31 +205,81 @@ def graph(
     return rows
 
 
-def _ascii_row(values: Sequence[float | None], width: int, height: int, row: int, high: float) -> str:
-    shown = list(values)[-width:]
-    below = (height - 1 - row) / height
-    drawn = []
-    for value in shown:
-        share = 0.0 if value is None or high <= 0 else value / high
-        drawn.append("#" if value is not None and (share > below or row == height - 1) else " ")
-    return " " * (width - len(drawn)) + "".join(drawn)
-
-
-def framed(title: Line, lines: Sequence[Line], width: int, height: int, *, focus: bool, ascii_only: bool) -> list[Line]:
+def framed(title: Line, lines: Sequence[Line], width: int, height: int, *, focus: bool) -> list[Line]:
     """The lines in a frame with a title, exactly ``width`` by ``height``; nothing that is too small for a frame."""
     if height < 2 or width < 6:  # noqa: PLR2004 -- a frame around nothing
         return [fitted([], max(width, 0)) for _ in range(max(height, 0))]
-    left_top, right_top, left_low, right_low, across, down = "++++-|" if ascii_only else "╭╮╰╯─│"
     edge = "focus" if focus else "frame"
-    head: Line = [(left_top + across, edge), (" ", "")]
+    head: Line = [("╭─", edge), (" ", "")]
     room = width - 5
     used = width_of(title)
     if used > room:
         title, used = fitted(title, room), room
-    head += [*title, (" ", ""), (across * (room - used) + right_top, edge)]
+    head += [*title, (" ", ""), ("─" * (room - used) + "╮", edge)]
     drawn = [head]
     for number in range(height - 2):
         content = lines[number] if number < len(lines) else []
-        drawn.append([(down, edge), *fitted(content, width - 2), (down, edge)])
-    drawn.append([(left_low + across * (width - 2) + right_low, edge)])
+        drawn.append([("│", edge), *fitted(content, width - 2), ("│", edge)])
+    drawn.append([("╰" + "─" * (width - 2) + "╯", edge)])
     return drawn
+
+
+# The sixteen colours of the terminal itself: they fit whatever background its user likes.
+STYLES = {
+    "": Style(),
+    "bold": Style(bold=True),
+    "dim": Style(dim=True),
+    "faint": Style(color="bright_black"),
+    "frame": Style(color="bright_black"),
+    "focus": Style(color="cyan"),
+    "title": Style(bold=True),
+    "brand": Style(bold=True, reverse=True),
+    "head": Style(bold=True, dim=True),
+    "key": Style(color="cyan", bold=True),
+    "good": Style(color="green"),
+    "warn": Style(color="yellow"),
+    "bad": Style(color="red"),
+    "accent": Style(color="cyan"),
+    "here": Style(color="blue", bold=True),
+    "chosen": Style(reverse=True),
+    "marked": Style(underline=True),
+    "stale": Style(dim=True, italic=True),
+}
+
+
+@functools.cache
+def style_of(names: str) -> Style:
+    """The look of a style such as ``bad bold``."""
+    return sum((STYLES[name] for name in names.split()), Style())
+
+
+def strip(line: Line) -> Strip:
+    """The line as Textual takes it."""
+    return Strip([Segment(text, style_of(style)) for text, style in line])
+
+
+class LineList(Widget):
+    """Shows lines that somebody else laid out, and draws again only those that differ."""
+
+    DEFAULT_CSS = "LineList { width: 1fr; height: 1fr; }"
+    ALLOW_SELECT = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(id=name, classes="pane")
+        self._lines: list[Line] = []
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """These lines from now on."""
+        before, self._lines = self._lines, list(lines)
+        width = self.size.width
+        if not width or len(before) != len(lines):
+            self.refresh()
+            return
+        changed = [Region(0, y, width, 1) for y, (old, new) in enumerate(zip(before, lines, strict=True)) if old != new]
+        if changed:
+            self.refresh(*changed)
+
+    def render_line(self, y: int) -> Strip:
+        """One line as Textual takes it."""
+        width = self.size.width
+        return strip(self._lines[y]).adjust_cell_length(width) if y < len(self._lines) else Strip.blank(width)

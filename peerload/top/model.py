@@ -1,19 +1,116 @@
-"""What is known of the cluster, put together from samples: the facts of now, and how the last minutes were.
-
-No terminal and no clock: samples come in, moments come as arguments.
-"""
+"""The state of the cluster for the view: samples of an agent, put together with the history of the last minutes."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
+import time
+
+from peerload.client.connection import Client
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
 
-    from peerload.top.sample import TopSample
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Source(Protocol):
+        """Source of samples."""
+
+        def look(self) -> TopSample:
+            """The next one. Raises PeerloadError if the agent does not answer."""
+
+        def close(self) -> None:
+            """No more is wanted."""
+
+    from collections.abc import Iterable, Mapping
+
+
+ENDED_SHOWN_MAX = 100
+EVENTS_AT_ONCE_MAX = 200
+ENDED_EVER_S = 1e9
+ENDED_AGAIN_AFTER = 20.0
+"""The ended tasks are not asked for again before so many times as long as the last answer took."""
+ANSWERS_WITHIN_S = 5.0
+ENDINGS = ("done", "failed", "cancelled")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TopSample:
+    """One look. at: when (Unix s); answer: what the agent said (`overview` of docs/wire.md); ended: the tasks that ended
+    last, members of an array that are done or were cancelled as one of each; None if these have not changed."""
+
+    at: float
+    answer: dict[str, Any]
+    ended: list[dict[str, Any]] | None = None
+
+
+class LiveSampler:
+    """An agent, over its socket. ``at``: the node that is to answer, "" for the one at the socket."""
+
+    def __init__(self, socket_path: str | None, at: str = "", clock: Callable[[], float] = time.time) -> None:
+        self._path = socket_path
+        self._at = at
+        self._clock = clock
+        self._client: Client | None = None
+        self._revision = ""
+        self._last_event = 0
+        self._knows_ended = False
+        self._ended_from_s = 0.0
+        """Before this (monotonic) the ended tasks are not asked for again."""
+
+    def look(self) -> TopSample:
+        """Raises PeerloadError; the next look connects anew, and is told everything."""
+        try:
+            return self._look()
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self) -> TopSample:
+        if self._client is None:
+            self._client = Client(self._path, timeout_s=ANSWERS_WITHIN_S)
+        client, there = self._client, at(self._at)
+        answer = client.call(
+            "overview",
+            since=self._revision,
+            events_after=0 if not self._revision else self._last_event,
+            events_max=EVENTS_AT_ONCE_MAX,
+            **there,
+        )
+        events = answer.get("events") or []
+        ended = None
+        if answer.get("complete") or any(map(is_ending, events)):
+            self._knows_ended = False
+        if not self._knows_ended and time.monotonic() >= self._ended_from_s:
+            began_s = time.monotonic()
+            wanted = {"states": ENDINGS, "ended_within_s": ENDED_EVER_S, "limit": ENDED_SHOWN_MAX, "gathered": True}
+            ended = client.call("tasks", **wanted, **there)["tasks"]
+            self._knows_ended = True
+            self._ended_from_s = time.monotonic() + ENDED_AGAIN_AFTER * (time.monotonic() - began_s)
+        self._revision = str(answer.get("revision") or "")
+        if events:
+            self._last_event = int(events[-1].get("number") or 0)
+        return TopSample(self._clock(), answer, ended)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._revision, self._ended_from_s = "", 0.0
+
+
+def at(node: str) -> dict[str, str]:
+    """The field that has another node answer; none for the one asked."""
+    return {"at": node} if node else {}
+
+
+def is_ending(event: dict[str, Any]) -> bool:
+    """True if a task of this home ended with it."""
+    return event.get("what") == "task" and event.get("state") in ENDINGS
+
 
 HISTORY_KEPT = 240
 """Values of each series; at one a second, four minutes."""
@@ -77,7 +174,7 @@ class NodeModel:
         return number(self.facts.get("age_s")) + max(now - self.told_at, 0.0)
 
     def is_stale(self, now: float) -> bool:
-        """Whether its facts may be of no worth any more."""
+        """True if its facts may be of no worth any more."""
         return self.state not in HERE_STATES or self.age_s(now) > STALE_S
 
     def remember(self) -> None:
@@ -109,7 +206,7 @@ class TopModel:
         self.cluster: dict[str, Series] = {key: Series() for key in ("cpu", "mem", "gpu", "gpu_mem")}
         self.sums: dict[str, float] = {}
         self.used: dict[str, dict[str, Any]] = {}
-        """What tasks that run use, of those that were asked about (`usage` of docs/wire.md)."""
+        """Usage of running tasks, as far as it was asked for (`usage` of docs/wire.md)."""
         self.seen_at = 0.0
         self.lost_because = ""
         self.lost_at = 0.0
@@ -158,12 +255,12 @@ class TopModel:
         self._last_event = self.events_missed = 0
 
     def take_usage(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """What some tasks use now; what is told of those that run no more is forgotten."""
+        """Take the current usage of some tasks; that of tasks that run no more is dropped."""
         self.used |= {str(one.get("id") or ""): dict(one) for one in told}
         self.used = {name: one for name, one in self.used.items() if self.runs(name)}
 
     def runs(self, name: str) -> bool:
-        """Whether a task runs."""
+        """True if a task runs."""
         task = self.tasks.get(name) or self.guests.get(name)
         return task is not None and task.get("state") == "running"
 
@@ -263,12 +360,12 @@ class TopModel:
 
     @property
     def more_wait(self) -> bool:
-        """Whether more tasks of this home wait than are known one by one."""
+        """True if more tasks of this home wait than are known one by one."""
         known = sum(task.get("state") in ("queued", "held") for task in self.tasks.values())
         return known < self.counts.get("waiting", 0) + self.counts.get("held", 0)
 
     def is_guest(self, task: Mapping[str, Any]) -> bool:
-        """Whether it is here for another home."""
+        """True if it is here for another home."""
         return bool(task.get("home")) and task.get("home") != self.node
 
 
@@ -278,7 +375,7 @@ def number(value: object) -> float:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one."""
+    """True if it is one."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

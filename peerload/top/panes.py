@@ -1,6 +1,8 @@
-"""The panes as lines: what is at the top and the bottom, the cluster's bars, the events; the tables are `tables`'."""
+"""The panes: where each is, for any size of terminal, and what is in it, as lines."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from peerload.text.format import duration_text, number_text, size_text
 from peerload.text.tasks import number_of
@@ -11,14 +13,12 @@ from peerload.top.model import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable, Collection, Sequence
 
     from peerload.top.lines import Line
-    from peerload.top.model import TopModel
+    from peerload.top.model import Series, TopModel
     from peerload.top.view_state import ViewState
 
-LOST_AFTER_S = 3.0
-"""An agent that has not been heard for so long is said to be away."""
 METER_CELLS_MAX = 30
 EVENT_STYLES = {
     "failed": "bad", "dead": "bad bold", "suspect": "warn", "held": "warn", "unknown": "warn bold", "cancelled": "warn",
@@ -26,44 +26,142 @@ EVENT_STYLES = {
 }  # fmt: skip
 
 
-class Painter:
-    """Draws any pane of a look. ``clock_text(at)``: a moment as the viewer's own clock shows it; readonly and ascii_only as
-    asked for on the command line."""
+WIDE = 112
+"""From this width on the detail stands at the right."""
+CLUSTER_HEIGHT = 5
+HEIGHTS_MIN = {"nodes": 5, "tasks": 5, "detail": 6, "events": 4}
+TASKS_HEIGHT = 12
+"""So many lines the tasks have before other panes have any, where there is not room for all."""
+WEIGHTS = {"nodes": 3, "tasks": 4, "detail": 3, "events": 2}
+IMPORTANCE = ("tasks", "nodes", "cluster", "detail", "events")
+"""Panes in the order in which they get room."""
 
-    def __init__(self, look: ViewState, tail: Tail, *, ascii_only: bool = False, readonly: bool = False) -> None:
+
+class Place(NamedTuple):
+    """Of a pane, in cells."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+def layout(
+    width: int,
+    height: int,
+    hidden: Collection[str] = (),
+    wanted_first: Sequence[str] = (),
+    zoomed: str = "",
+    nodes: int = 0,
+) -> dict[str, Place]:
+    """The places of the visible panes within ``width`` by ``height`` cells. ``wanted_first`` have room before others;
+    ``zoomed``: this one alone; nodes: how many there are, since few need not much room."""
+    if width <= 0 or height <= 0:
+        return {}
+    if zoomed:
+        return {zoomed: Place(0, 0, width, height)}
+    order = [*wanted_first, *(pane for pane in IMPORTANCE if pane not in wanted_first)]
+    order = [pane for pane in order if pane not in hidden]
+    places: dict[str, Place] = {}
+    y = 0
+    stacked_min = min((HEIGHTS_MIN[pane] for pane in order if pane != "cluster"), default=0)
+    if "cluster" in order and "tasks" in order[: order.index("cluster")]:
+        stacked_min = TASKS_HEIGHT
+    if "cluster" in order and height >= CLUSTER_HEIGHT + stacked_min:
+        places["cluster"] = Place(0, 0, width, CLUSTER_HEIGHT)
+        y = CLUSTER_HEIGHT
+    rest = [pane for pane in order if pane != "cluster"]
+    left_width = width
+    if width >= WIDE and "detail" in rest and len(rest) > 1:
+        left_width = width - max(width * 2 // 5, 44)
+        places["detail"] = Place(left_width, y, width - left_width, height - y)
+        rest.remove("detail")
+    for pane, (top, size) in _stacked(rest, height - y, nodes).items():
+        places[pane] = Place(0, y + top, left_width, size)
+    return places
+
+
+def _stacked(order: Sequence[str], height: int, nodes: int) -> dict[str, tuple[int, int]]:
+    """Panes one below the other, in the order of their numbers → (top, height) of those that there is room for."""
+    taken: dict[str, int] = {}
+    room = height
+    for pane in order:
+        least = HEIGHTS_MIN[pane]
+        if least <= room or not taken:
+            taken[pane] = min(max(least, TASKS_HEIGHT) if pane == "tasks" else least, room)
+            room -= taken[pane]
+    shown = [pane for pane in ("nodes", "tasks", "detail", "events") if pane in taken]
+    sizes = {pane: taken[pane] for pane in shown}
+    most = dict.fromkeys(shown, height)
+    if "nodes" in most and nodes and len(shown) > 1:
+        most["nodes"] = max(nodes + 3, HEIGHTS_MIN["nodes"])
+    spare = height - sum(sizes.values())
+    while spare > 0:
+        growing = [pane for pane in shown if sizes[pane] < most[pane]] or shown[-1:]
+        if not growing:
+            break
+        pane = min(growing, key=lambda pane: (sizes[pane] / WEIGHTS[pane], pane))
+        sizes[pane] += 1
+        spare -= 1
+    tops: dict[str, tuple[int, int]] = {}
+    top = 0
+    for pane in shown:
+        tops[pane] = top, sizes[pane]
+        top += sizes[pane]
+    return tops
+
+
+class Painter:
+    """Draws the panes of a view. ``clock_text(at)``: a moment as the viewer's own clock shows it; the flags as on the command line."""
+
+    def __init__(
+        self,
+        look: ViewState,
+        tail: Tail,
+        clock_text: Callable[[float], str],
+        *,
+        ascii_only: bool = False,
+        readonly: bool = False,
+        wide: bool = False,
+    ) -> None:
         self.look = look
         self.tail = tail
         self.ascii_only = ascii_only
-        self.readonly = readonly
+        self._clock_text = clock_text
+        self._readonly = readonly
+        self._wide = wide
 
-    def pane(self, name: str, width: int, height: int, now: float, clock_text: Any) -> list[Line]:  # noqa: ANN401 -- a function of a moment
+    def plainer(self, line: Line) -> Line:
+        """The line as the terminal can show it."""
+        return draw.in_ascii(line) if self.ascii_only else line
+
+    def pane(self, name: str, width: int, height: int, now: float) -> list[Line]:
         """A pane in its frame, exactly ``width`` by ``height`` cells."""
         world, look = self.look.world, self.look
         inner, room = max(width - 2, 0), max(height - 2, 0)
         match name:
             case "cluster":
-                title, lines = self._title("1", "cluster"), cluster_lines(world, inner, ascii_only=self.ascii_only)
+                title, lines = self._title("1", "cluster"), cluster_lines(world, inner, wide=self._wide)
             case "nodes":
-                columns = tables.node_columns(look, now, ascii_only=self.ascii_only)
+                columns = tables.node_columns(look, now, wide=self._wide)
                 title = self._table_title("2", "nodes", len(world.nodes))
                 lines = tables.table(look, "nodes", columns, inner, room, now)
             case "tasks":
-                columns = tables.task_columns(look, now, ascii_only=self.ascii_only)
+                columns = tables.task_columns(look, now)
                 title = [*self._table_title("3", "tasks", _all_tasks(world)), *_counts(world)]
                 lines = tables.table(look, "tasks", columns, inner, room, now)
                 if not world.tasks and not world.guests and not world.ended:
                     lines.append([("  no tasks yet: ", "dim"), ("peerload submit CMD", "accent")])
             case "detail":
                 title = self._title("4", "detail")
-                lines = detail_lines(look, self.tail, inner, room, now, clock_text, ascii_only=self.ascii_only)
+                lines = detail_lines(look, self.tail, inner, room, now, self._clock_text)
             case _:
                 title = self._title("5", "events")
                 if look.events_up:
                     title = [*title, (f"  {look.events_up} newer below", "warn")]
-                lines = event_lines(look, inner, room, clock_text)
-        drawn = draw.framed(title, lines, width, height, focus=look.focus == name, ascii_only=self.ascii_only)
-        if self.ascii_only:
-            drawn = [draw.in_ascii(line) for line in drawn]
+                lines = event_lines(look, inner, room, self._clock_text)
+        drawn = draw.framed(title, lines, width, height, focus=look.focus == name)
+        drawn = [self.plainer(line) for line in drawn]
         return [draw.restyled(line, "stale") for line in drawn] if world.lost_because else drawn
 
     def _title(self, key: str, name: str) -> Line:
@@ -84,9 +182,7 @@ class Painter:
             title.append((f"  /{draw.plain(text)}", "warn"))
         return title
 
-    # -- the first and the last line -----------------------------------------------------------------------------------
-
-    def header(self, width: int, now: float, clock_text: Any) -> Line:  # noqa: ANN401 -- a function of a moment
+    def header(self, width: int, now: float) -> Line:
         """Which cluster is seen, from where; or that the agent is away."""
         world = self.look.world
         agent = world.agent
@@ -94,24 +190,26 @@ class Painter:
         if world.lost_because:
             since = duration_text(now - world.lost_at)
             what = f"the agent is away, for {since}: {draw.plain(world.lost_because)} -- trying again"
-            return draw.fitted([*line, (what, "bad bold")], width)
+            return self.plainer(draw.fitted([*line, (what, "bad bold")], width))
         if not agent:
-            return draw.fitted([*line, ("asking the agent ...", "dim")], width)
+            return self.plainer(draw.fitted([*line, ("asking the agent ...", "dim")], width))
         mqtt = agent.get("mqtt")
         broker = draw.plain(mqtt) if mqtt else "broker away" if agent.get("mqtt_configured") else "no broker"
         facts = [(draw.plain(agent.get("cluster") or "-"), "bold"), (f"from {draw.plain(world.node)}", "here")]
         facts += [(f"policy {draw.plain(agent.get('policy') or '-')}", ""), (broker, "" if mqtt else "dim")]
         if self.look.paused_at:
             facts.insert(0, ("paused: p goes on", "warn bold"))
-        if self.readonly:
+        if self._readonly:
             facts.insert(0, ("read only", "warn bold"))
         for text, style in facts:
             line += [(text, style), ("   ", "")]
-        clock = f"{clock_text(now)} "
-        return [*draw.fitted(line, max(width - len(clock), 0)), (clock, "dim")] if width > len(clock) else []
+        clock = f"{self._clock_text(now)} "
+        return (
+            self.plainer([*draw.fitted(line, max(width - len(clock), 0)), (clock, "dim")]) if width > len(clock) else []
+        )
 
 
-def cluster_lines(world: TopModel, width: int, *, ascii_only: bool) -> list[Line]:
+def cluster_lines(world: TopModel, width: int, *, wide: bool) -> list[Line]:
     """Four bars with the sums and how they were, in two columns; how many nodes and tasks there are."""
     sums, series = world.sums, world.cluster
     half = (width - 2) // 2
@@ -121,19 +219,15 @@ def cluster_lines(world: TopModel, width: int, *, ascii_only: bool) -> list[Line
     if sums.get("gpus"):
         gpu = f"{number_text(sums['gpu_busy'], 1)} / {number_text(sums['gpus'])}"
         gpu_memory = sizes_text(sums["gpu_mem_used"], sums["gpu_mem_bytes"])
-
-    def meter(label: str, key: str, says: str, size: int) -> Line:
-        return _meter(label, series[key], says, size, ascii_only=ascii_only)
-
     rest = width - half - 2
-    first = [*meter("cpu", "cpu", cpu, half), ("  ", "")]
-    second = [*meter("mem", "mem", memory, half), ("  ", "")]
+    first = [*_meter("cpu", series["cpu"], cpu, half), ("  ", "")]
+    second = [*_meter("mem", series["mem"], memory, half), ("  ", "")]
     if sums.get("gpus"):
-        first += meter("gpu", "gpu", gpu, rest)
-        second += meter("gmem", "gpu_mem", gpu_memory, rest)
+        first += _meter("gpu", series["gpu"], gpu, rest)
+        second += _meter("gmem", series["gpu_mem"], gpu_memory, rest)
     else:
         first += [(draw.padded("gpu", 5), "bold"), ("no node has any", "dim")]
-    return [first, second, _facts(world)]
+    return [first, second, _facts(world, wide=wide)]
 
 
 def sizes_text(part: float | None, whole: float | None) -> str:
@@ -143,7 +237,7 @@ def sizes_text(part: float | None, whole: float | None) -> str:
     return f"{number_text((part or 0.0) * factor, 1)} / {number_text(float(amount), 1)} {unit}"
 
 
-def _meter(label: str, series: Any, says: str, width: int, *, ascii_only: bool) -> Line:  # noqa: ANN401 -- a Series
+def _meter(label: str, series: Series, says: str, width: int) -> Line:
     """``cpu ■■■■■■■■ 45%  232 / 512 ▁▂▃``, exactly ``width`` cells."""
     share = series.now
     text_cells = 19 if width >= 46 else 0  # noqa: PLR2004 -- narrower, bar and percentage are enough
@@ -151,22 +245,22 @@ def _meter(label: str, series: Any, says: str, width: int, *, ascii_only: bool) 
     bar_cells = max(min(room * 2 // 3 if room > 18 else room, METER_CELLS_MAX), 0)  # noqa: PLR2004 -- room for both
     spark_cells = max(room - bar_cells - 1, 0)
     line: Line = [(draw.padded(label, 5), "bold")]
-    line += draw.bar(share, bar_cells, ascii_only=ascii_only)
+    line += draw.bar(share, bar_cells)
     line.append((f"{tables.percent(share):>5} ", draw.level(share)))
     if text_cells:
         line.append((draw.padded(f" {says}", text_cells + 1), "dim"))
     if spark_cells > 2:  # noqa: PLR2004 -- fewer tell nothing
-        line.append((" " + draw.sparkline(series, spark_cells, ascii_only=ascii_only), "accent"))
+        line.append((" " + draw.sparkline(series, spark_cells), "accent"))
     return draw.fitted(line, width)
 
 
-def _facts(world: TopModel) -> Line:
-    """Nodes by state and by region, tasks by what they do."""
+def _facts(world: TopModel, *, wide: bool) -> Line:
+    """Nodes by state (``wide``: and by region), tasks by what they do."""
     states: dict[str, int] = {}
     regions: dict[str, int] = {}
     for node in world.nodes.values():
         states[node.state] = states.get(node.state, 0) + 1
-        if node.state == "alive":
+        if node.state == "alive" and wide:
             region = str(node.facts.get("region") or "")
             regions[region] = regions.get(region, 0) + 1
     line: Line = [("nodes ", "bold")]
@@ -176,7 +270,7 @@ def _facts(world: TopModel) -> Line:
     line.append((" load " if any(map(regions.get, tables.REGIONS)) else "", "bold"))
     for region, word in (("underloaded", "under"), ("normal", "normal"), ("overloaded", "over")):
         if regions.get(region):
-            line += [(f"{regions[region]} {word}", tables.REGIONS[region][2]), (" ", "")]
+            line += [(f"{regions[region]} {word}", tables.REGIONS[region][1]), (" ", "")]
     running, queued = int(world.sums.get("tasks_running", 0)), int(world.sums.get("tasks_queued", 0))
     line += [(" tasks ", "bold"), (f"{running} running {queued} waiting", "")]
     ours, theirs = sum(world.ours_by_node().values()), len(world.guests)
@@ -204,7 +298,7 @@ def _all_tasks(world: TopModel) -> int:
     )
 
 
-def event_lines(look: ViewState, width: int, height: int, clock_text: Any) -> list[Line]:  # noqa: ANN401 -- a function of a moment
+def event_lines(look: ViewState, width: int, height: int, clock_text: Callable[[float], str]) -> list[Line]:
     """The newest events that there is room for, the last at the bottom."""
     events = list(look.world.events)
     if look.events_up:

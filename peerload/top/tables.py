@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from peerload.text.format import duration_text, number_text, size_text
 from peerload.text.tasks import command_text
-from peerload.top import arrays
 from peerload.top import lines as draw
+from peerload.top import view_state
 from peerload.top.actions import SIGNALS
 from peerload.top.view_state import NODE_ORDERS, TASK_ORDERS, name_of
 
@@ -25,8 +25,7 @@ STATE_STYLES = {
     "running": "good", "leased": "accent", "queued": "", "held": "warn", "promised": "accent", "ended": "dim",
     "done": "dim", "failed": "bad", "cancelled": "dim", "unknown": "warn bold",
 }  # fmt: skip
-REGIONS = {"underloaded": ("○ under", "- under", "good"), "normal": ("◐ normal", "= normal", ""),
-           "overloaded": ("● over", "+ over", "warn")}  # fmt: skip
+REGIONS = {"underloaded": ("○ under", "good"), "normal": ("◐ normal", ""), "overloaded": ("● over", "warn")}
 NO_DIRECTORY = "no directory"
 STATE_CELLS = 9
 STRETCH_CELLS_MAX = 16
@@ -51,7 +50,7 @@ class Column(NamedTuple):
 
 
 def chosen_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
-    """Those that there is room for, with their widths; they and the gaps between them fill the width if one stretches."""
+    """The columns that there is room for, with their widths; they and the gaps between them fill the width if one stretches."""
     kept = list(columns)
     while len(kept) > 1 and sum(column.width + 1 for column in kept) - 1 > width:
         kept.remove(max(kept, key=lambda column: column.rank))
@@ -108,10 +107,9 @@ def _longest(names: Iterable[str], least: int) -> int:
 # -- nodes -------------------------------------------------------------------------------------------------------------
 
 
-def node_columns(look: ViewState, now: float, *, ascii_only: bool) -> list[Column]:
-    """The columns of nodes."""
+def node_columns(look: ViewState, now: float, *, wide: bool = False) -> list[Column]:
+    """The columns of nodes. ``wide``: also the load index and the region, by which policies decide."""
     ours, theirs = look.world.ours_by_node(), look.world.theirs_by_home()
-    to, back = (">", "<") if ascii_only else ("→", "←")
     name = _longest((draw.plain(node.name) for node in look.rows("nodes")), 8) + 2
 
     lacks = any(node.facts.get("declines") for node in look.world.nodes.values())
@@ -122,9 +120,9 @@ def node_columns(look: ViewState, now: float, *, ascii_only: bool) -> list[Colum
         if node.facts.get("self"):
             return [("-", "faint")]
         return [
-            (f"{to}{there}" if there else " ·" if not ascii_only else " .", "accent" if there else "faint"),
+            (f"→{there}" if there else " ·", "accent" if there else "faint"),
             (" ", ""),
-            (f"{back}{here}" if here else "", "good"),
+            (f"←{here}" if here else "", "good"),
         ]
 
     def meter(share: Callable[[NodeModel], float | None], width: int) -> Callable[[NodeModel], Line]:
@@ -132,7 +130,7 @@ def node_columns(look: ViewState, now: float, *, ascii_only: bool) -> list[Colum
             part = share(node)
             if part is None:
                 return [(" " * width + "   -", "faint")]
-            return [*draw.bar(part, width, ascii_only=ascii_only), (f"{percent(part):>4}", draw.level(part))]
+            return [*draw.bar(part, width), (f"{percent(part):>4}", draw.level(part))]
 
         return drawn
 
@@ -140,7 +138,7 @@ def node_columns(look: ViewState, now: float, *, ascii_only: bool) -> list[Colum
         Column("NODE", name, _node_name, 0, stretches=True, letter="n"),
         Column("STATE", state, state_of_node, 1, letter="s"),
         Column("LOAD", 6, lambda node: [(number_text(node.facts.get("load")), "")], 3, right=True, letter="l"),
-        Column("REGION", 8, lambda node: _region(node, ascii_only=ascii_only), 4),
+        Column("REGION", 8, _region, 4),
         Column("CPU", 11, meter(lambda node: node.cpu, 6), 2, letter="c"),
         Column("MEM", 5, lambda node: [(percent(node.mem), draw.level(node.mem))], 6, right=True, letter="m"),
         Column("GPU", 8, _gpus, 5, right=True, letter="g"),
@@ -148,10 +146,11 @@ def node_columns(look: ViewState, now: float, *, ascii_only: bool) -> list[Colum
         Column("RUN", 4, lambda node: [(number_text(node.facts.get("tasks_running")), "")], 2, right=True, letter="t"),
         Column("WAIT", 4, lambda node: [(number_text(node.facts.get("tasks_queued")), "")], 7, right=True),
         Column("FLOW", 9, flow, 9),
-        Column("AGE", 7, lambda node: _age(node, now, ascii_only=ascii_only), 1, right=True, letter="a"),
+        Column("AGE", 7, lambda node: _age(node, now), 1, right=True, letter="a"),
     ]
     has_gpus = any(node.gpus for node in look.world.nodes.values())
-    return [column for column in columns if has_gpus or column.heading not in ("GPU", "GMEM")]
+    left_out = [*(() if has_gpus else ("GPU", "GMEM")), *(() if wide else ("LOAD", "REGION"))]
+    return [column for column in columns if column.heading not in left_out]
 
 
 def _node_name(node: NodeModel) -> Line:
@@ -172,12 +171,11 @@ def state_of_node(node: NodeModel) -> Line:
     return [(draw.plain(word), STATE_STYLES.get(node.state, "warn"))]
 
 
-def _region(node: NodeModel, *, ascii_only: bool) -> Line:
+def _region(node: NodeModel) -> Line:
     region = str(node.facts.get("region") or "")
     if region not in REGIONS:
         return [("-", "faint")]
-    pretty, bare, style = REGIONS[region]
-    return [(bare if ascii_only else pretty, style)]
+    return [REGIONS[region]]
 
 
 def _gpus(node: NodeModel) -> Line:
@@ -186,11 +184,11 @@ def _gpus(node: NodeModel) -> Line:
     return [(f"{node.gpus}x", "dim"), (f"{percent(node.gpu):>5}", draw.level(node.gpu))]
 
 
-def _age(node: NodeModel, now: float, *, ascii_only: bool) -> Line:
+def _age(node: NodeModel, now: float) -> Line:
     age_s = node.age_s(now)
     text = duration_text(age_s)
     if node.is_stale(now):
-        return [(f"{'~' if ascii_only else '≈'}{text}", "warn")]
+        return [(f"≈{text}", "warn")]
     return [("now" if node.facts.get("self") else text, "dim")]
 
 
@@ -202,41 +200,38 @@ def percent(share: float | None) -> str:
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
-def task_columns(look: ViewState, now: float, *, ascii_only: bool) -> list[Column]:
+def task_columns(look: ViewState, now: float) -> list[Column]:
     """The columns of tasks."""
     here = look.world.node
-    to, back = ("->", "<-") if ascii_only else ("→", "←")
-
-    opened, closed = ("-", "+") if ascii_only else ("▾", "▸")
     rows, more_wait = look.rows("tasks"), look.world.more_wait
     has_arrays = any(task.get("array") for task in rows)
 
     def name_shown(task: dict[str, Any]) -> str:
         name = draw.plain(task.get("id") or "")
         if look.marked:
-            name = ("*" if arrays.key_of(task) in look.marked else " ") + name
+            name = ("*" if view_state.key_of(task) in look.marked else " ") + name
         if not has_arrays:
             return name
-        mark = (opened if arrays.key_of(task) in look.opened else closed) if task.get("array") else " "
+        mark = ("▾" if view_state.key_of(task) in look.opened else "▸") if task.get("array") else " "
         return f"{mark}{name}"
 
     def where(task: dict[str, Any]) -> Line:
         node, home = str(task.get("node") or ""), str(task.get("home") or "")
         if home and home != here:
-            return [(f"{back} {draw.plain(home)}", "good")]
+            return [(f"← {draw.plain(home)}", "good")]
         if not node and (task.get("nodes") or 0) > 1:
             return [(f"{task['nodes']} nodes", "accent")]
         if not node:
             return [("-", "faint")]
         if node == here:
             return [("here", "here")]
-        return [(f"{to} {draw.plain(node)}", "accent")]
+        return [(f"→ {draw.plain(node)}", "accent")]
 
     return [
         Column(
             "ID",
             _longest(map(name_shown, rows), 5),
-            lambda task: [(name_shown(task), "key" if arrays.key_of(task) in look.marked else "bold")],
+            lambda task: [(name_shown(task), "key" if view_state.key_of(task) in look.marked else "bold")],
             0,
             letter="i",
         ),
@@ -282,23 +277,25 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
 
 def _cpu_used(look: ViewState, task: dict[str, Any]) -> Span:
     """Cores kept busy, as per cent of one."""
-    cpus, _ = look.world.usage(arrays.running(task))
+    cpus, _ = look.world.usage(view_state.running(task))
     return ("-", "faint") if cpus is None else (percent(cpus), "")
 
 
 def _memory_used(look: ViewState, task: dict[str, Any]) -> Span:
-    _, memory = look.world.usage(arrays.running(task))
+    _, memory = look.world.usage(view_state.running(task))
     return ("-", "faint") if memory is None else (size_text(memory).replace(" ", "").replace("iB", ""), "")
 
 
 def _command(task: dict[str, Any], *, partial: bool) -> Line:
-    """What it runs; of an array before that how many members there are in each state."""
+    """The command of a task; of an array the number of members in each state comes first."""
     argv = task.get("argv")
     command = draw.plain(task.get("command") or (command_text(argv) if isinstance(argv, list) else ""))
-    counts = task.get("array") or ({str(task.get("state")): arrays.number_in(task)} if task.get("members") else None)
+    counts = task.get("array") or (
+        {str(task.get("state")): view_state.number_in(task)} if task.get("members") else None
+    )
     if not isinstance(counts, dict):
         return [(command, "")]
-    return [(draw.plain(arrays.counts_text(counts, partial=partial)), "accent"), (f"  {command}", "dim")]
+    return [(draw.plain(view_state.counts_text(counts, partial=partial)), "accent"), (f"  {command}", "dim")]
 
 
 def _exit(task: dict[str, Any]) -> Span:

@@ -1,18 +1,119 @@
-"""How somebody looks at the world: which panes, which rows in which order, which of them is chosen.
+"""The view of the cluster: panes, rows in their order, the chosen row; the known members of an array are one row, which can be opened.
 
-The choice is kept by name: what moves in the table stays chosen, unless it moves to those that have ended.
-"""
+The choice is kept by name: a row that moves in the table stays chosen, unless it moves to those that have ended."""
 
 from __future__ import annotations
 
-from peerload.text.tasks import array_of, is_mine
-from peerload.top import arrays
+from peerload.text.tasks import array_of, as_row, command_text, is_mine, number_of, ranges
 from peerload.top.model import NodeModel, TopModel, number
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
+
+
+STATE_ORDER = ("running", "leased", "unknown", "promised", "queued", "held", "ended", "failed", "cancelled", "done")
+OVER = ("failed", "cancelled", "done")
+
+
+def gathered(tasks: Iterable[dict[str, Any]], here: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each task, or each array with those of its members that are among ``tasks``, in the order of the first of them. here:
+    the node whose tasks these are, besides guests."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for task in tasks:
+        name = str(task.get("id") or "")
+        found.setdefault(array_of(name), []).append(task)
+    return [
+        (_array_row(name, some, here), [_member(task) for task in some])
+        if str(some[0].get("id") or "") != name
+        else (some[0], [])
+        for name, some in found.items()
+    ]
+
+
+def number_in(task: dict[str, Any]) -> int:
+    """How many tasks a row stands for."""
+    counts = task.get("array")
+    return sum(counts.values()) if isinstance(counts, dict) else number_of(task)
+
+
+def refs(task: dict[str, Any]) -> tuple[str, ...]:
+    """The names by which the agent is asked for what a row stands for. A guest's array is named by its members: the others
+    are not here."""
+    return task.get("refs") or (str(task.get("id")),)
+
+
+def running(task: dict[str, Any]) -> tuple[str, ...]:
+    """The tasks that run, of those that a row stands for."""
+    if task.get("array"):
+        return tuple(task.get("members_running") or ())
+    return (str(task.get("id")),) if task.get("state") == "running" else ()
+
+
+def key_of(task: dict[str, Any]) -> str:
+    """The name of a row that stays while its id, which may be a list of ranges, changes."""
+    return str(task.get("row") or task.get("id") or "")
+
+
+def counts_text(counts: dict[str, int], *, partial: bool = False) -> str:
+    """``4 running 180 queued``; partial: of those that wait there are more than are known."""
+    return " ".join(
+        f"{count}{'+' if partial and state in ('queued', 'held') else ''} {state}" for state, count in counts.items()
+    )
+
+
+def is_over(task: dict[str, Any]) -> bool:
+    """True if all that a row stands for has ended."""
+    return task.get("state") in OVER
+
+
+def _member(task: dict[str, Any]) -> dict[str, Any]:
+    if number_of(task) == 1:
+        return task
+    name = array_of(str(task.get("id")))
+    return as_row(task) | {"id": f"{name}.{ranges(task['members'].get('spans'))}", "row": f"{name} {task.get('state')}"}
+
+
+def _rank(state: str) -> int:
+    return STATE_ORDER.index(state) if state in STATE_ORDER else len(STATE_ORDER)
+
+
+def _array_row(name: str, members: list[dict[str, Any]], here: str) -> dict[str, Any]:
+    """The row of an array; its state is that of the member that is nearest to running."""
+    counts: dict[str, int] = {}
+    for task in sorted(members, key=lambda task: _rank(str(task.get("state") or ""))):
+        state = str(task.get("state") or "")
+        counts[state] = counts.get(state, 0) + number_of(task)
+    state = next(iter(counts))
+    first = members[0]
+    home = str(first.get("home") or "")
+    nodes = {str(task["node"]) for task in members if task.get("node") and (task.get("state") == state)}
+    started = [number(task.get("started_at")) for task in members if task.get("started_at")]
+    argv = first.get("argv")
+    return {
+        "id": name,
+        "array": counts,
+        "refs": (name,) if not home or home == here else tuple(str(task.get("id")) for task in members),
+        "members_running": tuple(str(task.get("id")) for task in members if task.get("state") == "running"),
+        "name": first.get("name"),
+        "user": first.get("user"),
+        "state": state,
+        "home": home,
+        "node": next(iter(nodes)) if len(nodes) == 1 else None,
+        "nodes": len(nodes),
+        "cpus": first.get("cpus"),
+        "mem_bytes": first.get("mem_bytes"),
+        "gpus": first.get("gpus"),
+        "priority": first.get("priority"),
+        "submitted_at": first.get("submitted_at"),
+        "started_at": min(started, default=None),
+        "ended_at": max(number(task.get("ended_at")) for task in members) or None if state in OVER else None,
+        "command": first.get("command") or (command_text(argv) if isinstance(argv, list) else ""),
+        "reason": first.get("reason") if len(members) == 1 else "",
+    }
+
 
 PANES = {"1": "cluster", "2": "nodes", "3": "tasks", "4": "detail", "5": "events"}
 TABLES = ("nodes", "tasks")
@@ -73,7 +174,7 @@ class ViewState:
         self.marked: set[str] = set()
         """Rows of tasks that are acted on together. What is not shown is not marked."""
         self.own: tuple[str, ...] = ()
-        """What who looks may be called as the user of a task."""
+        """The viewer's names as the user of a task."""
         self.is_mine = False
         """Only tasks of who looks are shown."""
         self.paused_at = 0.0
@@ -121,18 +222,18 @@ class ViewState:
             tasks = [task for task in tasks if is_mine(task, self.own) and not world.is_guest(task)]
         if words:
             tasks = [task for task in tasks if matches(words, task_words(task, guest=world.is_guest(task)))]
-        found = arrays.gathered(tasks, world.node)
-        self.numbers[pane] = sum(arrays.number_in(row) for row, _ in found)
+        found = gathered(tasks, world.node)
+        self.numbers[pane] = sum(number_in(row) for row, _ in found)
         found.sort(key=lambda pair: key(pair[0]), reverse=backwards)  # type: ignore[arg-type,return-value]
         rows: list[Any] = []
         for row, members in found:
             rows.append(row)
-            if members and arrays.key_of(row) in self.opened:
+            if members and key_of(row) in self.opened:
                 rows += sorted(members, key=key, reverse=backwards)  # type: ignore[arg-type]
         return rows
 
     def _keep_chosen(self, pane: str, before: list[Any], rows: list[Any]) -> None:
-        """The same row stays chosen. If it is gone, or has moved to those that ended, the row that is now in its place."""
+        """Keep the same row chosen. If it is gone, or has moved to those that ended, choose the row that is now in its place."""
         names = [name_of(row) for row in rows]
         chosen = self.chosen[pane]
         if not names:
@@ -141,12 +242,7 @@ class ViewState:
         if chosen in names:
             moves = pane == "tasks" and self.orders[pane] == "s" and before
             now = rows[names.index(chosen)]
-            if (
-                not moves
-                or not arrays.is_over(now)
-                or arrays.is_over(before[place])
-                or name_of(before[place]) != chosen
-            ):
+            if not moves or not is_over(now) or is_over(before[place]) or name_of(before[place]) != chosen:
                 return
         self.chosen[pane] = names[min(place, len(names) - 1)]
 
@@ -219,7 +315,7 @@ class ViewState:
         task = self.task()
         top = self.tops["tasks"]
         rows = ([task] if task is not None else []) + self.rows("tasks")[top : top + max(self.heights["tasks"], 0)]
-        names = dict.fromkeys(name for row in rows for name in arrays.running(row))
+        names = dict.fromkeys(name for row in rows for name in running(row))
         found: dict[str, list[str]] = {}
         for name in list(names)[:MEASURED_MAX]:
             node = (self.world.task(name) or {}).get("node")
@@ -276,8 +372,8 @@ class ViewState:
 
 
 def name_of(row: Any) -> str:  # noqa: ANN401 -- a node or a task
-    """What a row is known by."""
-    return row.name if isinstance(row, NodeModel) else arrays.key_of(row)
+    """The name of a node or of a row of tasks."""
+    return row.name if isinstance(row, NodeModel) else key_of(row)
 
 
 def id_key(name: str) -> tuple[str, int, int]:
@@ -288,7 +384,7 @@ def id_key(name: str) -> tuple[str, int, int]:
 
 
 def matches(words: list[str], facts: dict[str, str]) -> bool:
-    """Whether a row has all of these words."""
+    """True if a row has all of these words."""
     return all(_has(word, facts) for word in words)
 
 
@@ -302,7 +398,7 @@ def _has(word: str, facts: dict[str, str]) -> bool:
 
 
 def node_words(node: NodeModel) -> dict[str, str]:
-    """What a filter looks at, in small letters."""
+    """The facts of a node that a filter looks at, in small letters."""
     facts = node.facts
     labels = facts.get("labels")
     told = {
@@ -317,7 +413,7 @@ def node_words(node: NodeModel) -> dict[str, str]:
 
 
 def task_words(task: dict[str, Any], *, guest: bool) -> dict[str, str]:
-    """The same of a task."""
+    """The facts of a task that a filter looks at."""
     argv = task.get("argv")
     told = {
         "id": str(task.get("id") or ""),
@@ -335,8 +431,8 @@ def task_words(task: dict[str, Any], *, guest: bool) -> dict[str, str]:
 
 def _state_rank(task: dict[str, Any]) -> int:
     state = str(task.get("state") or "")
-    order = arrays.STATE_ORDER
-    if state in arrays.OVER:
+    order = STATE_ORDER
+    if state in OVER:
         return len(order)
     return order.index(state) if state in order else len(order) - 1
 

@@ -58,3 +58,20 @@ class StateChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Ask nobody."""
         del before, now
         return False
+
+
+class RoomChange(StateChange, frozen=True, forbid_unknown_fields=True):
+    """A node announces when it, or one of its GPUs, becomes full, and when there is room again, at most once in
+    tell_s_min (50 ms).
+
+    Good: a home hears at once of room for the tasks that wait there.
+    Bad: between the two, reports are as old as the last announcement or probe.
+    """
+
+    def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
+        """Announce when n has reached the slots, or is below them again; the same of each GPU."""
+        return told is None or _room(told) != _room(now)
+
+
+def _room(report: LoadReport) -> tuple[bool, int]:
+    return report.accepts, sum(device.free_slots > 0 for device in report.devices)

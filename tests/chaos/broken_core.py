@@ -12,10 +12,9 @@ import pytest
 
 from peerload.core.coordination.peer_events import PeerEvents
 from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.executor_leases import ExecutorLeases
-from peerload.core.handoff.executor_results import ExecutorResults
 from peerload.core.handoff.home import HomeHandoff
 from peerload.core.handoff.leases import HomeLeases, granted
+from peerload.core.handoff.remote_tasks import ExecutorLeases, ExecutorResults
 from peerload.core.tasks.home import Home
 from peerload.core.tasks.retries import LostAttempts
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
@@ -27,7 +26,7 @@ from peerload.model.task import TaskRecord
 
 def lease_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """R1: the executor counts its lease from when the answer came."""
-    commit_received, renewed = ExecutorHandoff.commit_received, ExecutorLeases.renewed
+    commit_received, extend = ExecutorHandoff.commit_received, ExecutorLeases.extend
 
     def commit_late(self: ExecutorHandoff, src: str, commit: messages.Commit) -> None:
         known = self.by_uid.get(commit.uid)
@@ -37,13 +36,11 @@ def lease_from_receipt(patch: pytest.MonkeyPatch) -> None:
         if guest is not None and was_reserved:
             guest.deadline_s = self._state.now.boot_s + commit.lease_s
 
-    def renewed_late(self: ExecutorLeases, src: str, message: messages.RenewOk) -> None:
-        now_s = self._state.now.boot_s
-        late = [msgspec.structs.replace(extension, ts=now_s) for extension in message.extensions]
-        renewed(self, src, messages.RenewOk(tuple(late)))
+    def extend_late(self: ExecutorLeases, guest: RemoteTask, extension: messages.LeaseExtension) -> bool:
+        return extend(self, guest, msgspec.structs.replace(extension, ts=self._state.now.boot_s))
 
     patch.setattr(ExecutorHandoff, "commit_received", commit_late)
-    patch.setattr(ExecutorLeases, "renewed", renewed_late)
+    patch.setattr(ExecutorLeases, "extend", extend_late)
 
 
 def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
@@ -233,7 +230,7 @@ def return_not_durable(patch: pytest.MonkeyPatch) -> None:
 
     def give_back(self: ExecutorHandoff, guest: RemoteTask, reason: str, to: str = "") -> None:
         self._queue.remove(guest)
-        self._remove(guest)
+        self._table.remove(guest)
         self._state.send(guest.home, messages.Return(guest.task, guest.uid, guest.attempt, to, reason))
 
     patch.setattr(ExecutorHandoff, "give_back", give_back)

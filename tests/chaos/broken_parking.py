@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.executor_leases import ExecutorLeases
-from peerload.core.handoff.parking import TaskParking
-from peerload.core.work import HomeTask, RemotePhase
+from peerload.core.handoff.leases import TaskParking
+from peerload.core.handoff.remote_tasks import ExecutorLeases
+from peerload.core.work import HomeTask, RemotePhase, RemoteTask
 from peerload.model import actions, messages
 from tests.chaos.broken_drivers import goes_out_early
 from tests.chaos.launcher import Launcher
@@ -47,19 +47,15 @@ def park_flag(patch: pytest.MonkeyPatch) -> None:
 
 
 def _parks(patch: pytest.MonkeyPatch, *, late: bool = False, strict: bool = False) -> None:
-    def park_received(self: ExecutorLeases, src: str, message: messages.Park) -> None:
-        for parking in message.parkings:
-            guest = self._guest_of(src, parking.uid)
-            if guest is None or guest.attempt != parking.attempt:
-                continue
-            if (parking.ts < guest.ts and not late) or (strict and parking.ts == guest.ts):
-                continue
-            if guest.phase in (RemotePhase.WAITING, RemotePhase.HERE):
-                guest.ts, guest.deadline_s, guest.is_parked = max(guest.ts, parking.ts), float("inf"), True
-                if guest.phase is RemotePhase.HERE:
-                    self._state.actions.append(actions.SetLease(guest.key, 0.0, guest.ts))
+    def park(self: ExecutorLeases, guest: RemoteTask, ts: float) -> None:
+        if (ts < guest.ts and not late) or (strict and ts == guest.ts):
+            return
+        if guest.phase in (RemotePhase.WAITING, RemotePhase.HERE):
+            guest.ts, guest.deadline_s, guest.is_parked = max(guest.ts, ts), float("inf"), True
+            if guest.phase is RemotePhase.HERE:
+                self._state.actions.append(actions.SetLease(guest.key, 0.0, guest.ts))
 
-    patch.setattr(ExecutorLeases, "park_received", park_received)
+    patch.setattr(ExecutorLeases, "park", park)
 
 
 def park_late(patch: pytest.MonkeyPatch) -> None:

@@ -277,7 +277,7 @@ class Machine:
             if isinstance(action, actions.Persist):
                 self.release.keep(action)
             elif kind in OUTWARD:
-                self.release.outward(action)
+                self.release.when_durable(action)
             else:
                 self._perform_inward(action)
         if isinstance(event, events.MessageReceived):

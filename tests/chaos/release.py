@@ -32,7 +32,7 @@ class Release:
         """Rows to make durable; what comes after them waits."""
         self._held.append(persist)
 
-    def outward(self, action: actions.Action) -> None:
+    def when_durable(self, action: actions.Action) -> None:
         """Do it now if nothing undurable stands before it, else in its turn."""
         if self._held and self.must_wait(action):
             self._held.append(action)

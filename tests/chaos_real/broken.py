@@ -56,7 +56,7 @@ def slow_disk() -> None:
 def ack_submit_early() -> None:
     """D1: what goes out does not wait for the disk, a slow one."""
     slow_disk()
-    Outbox.outward = lambda self, act: act()  # type: ignore[method-assign]
+    Outbox.when_durable = lambda self, act: act()  # type: ignore[method-assign]
 
 
 def no_adopt() -> None:

@@ -137,7 +137,7 @@ def test_a_task_that_may_run_nowhere_else_waits_for_the_end_of_the_drain() -> No
 def test_tasks_that_stay_do_not_stand_in_the_way_of_one_that_may_leave(
     comes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peerload.core.coordination.leaving.LOOKED_AT_MAX", 4)
+    monkeypatch.setattr("peerload.core.coordination.evacuation.LOOKED_AT_MAX", 4)
     x = Given()
     x.submit()
     for _ in range(20):
@@ -160,8 +160,8 @@ def test_tasks_that_stay_do_not_stand_in_the_way_of_one_that_may_leave(
 def test_a_bounded_number_of_tasks_looks_for_a_place_at_a_time_until_all_have_had_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("peerload.core.coordination.leaving.LEAVING_MAX", 2)
-    monkeypatch.setattr("peerload.core.coordination.leaving.LOOKED_AT_MAX", 1)
+    monkeypatch.setattr("peerload.core.coordination.evacuation.LEAVING_MAX", 2)
+    monkeypatch.setattr("peerload.core.coordination.evacuation.LOOKED_AT_MAX", 1)
     x = Given()
     for number in range(6):
         x.submit(spec(priority=number == 5))
@@ -209,7 +209,7 @@ def test_who_waits_for_a_drained_node_is_told_when_it_is_drained_no_more() -> No
 
 
 def test_who_has_given_up_waiting_is_not_answered_and_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peerload.core.coordination.drain.AWAITING_MAX", 2)
+    monkeypatch.setattr("peerload.core.coordination.evacuation.AWAITING_MAX", 2)
     x = Given(peers=())
     x.submit()
     x.when(events.DrainRequested(1))

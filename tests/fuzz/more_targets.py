@@ -9,6 +9,7 @@ import asyncio
 import functools
 import tempfile
 import tomllib
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, exit_of, read_frame
-from peerload.agent.peers.address_file import AddressFile
+from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
@@ -88,6 +89,9 @@ class Deaf(asyncio.Transport):
 
 class _Server:
     """Serves local clients: each request has an answer."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
 
     def admit(self, _connection: object) -> None:
         return None

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent.accounts.environment import variables_of
-from peerload.agent.joining.join_server import JoiningNode, JoinServer
+from peerload.agent.joining.enrollment import JoiningNode, JoinServer
+from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader
@@ -264,8 +264,9 @@ def _at_the_door(raw: bytes) -> object:
 
     authority: Any = SimpleNamespace(certificate=b"ca")
     tls: Any = SimpleNamespace(certificate=b"certificate", cluster=SimpleNamespace(authority=authority))
-    events: Any = SimpleNamespace(happened=lambda *_, **__: None)
-    door = JoinServer(Door(), tls, events, security_events(Counter()))
+    events: Any = SimpleNamespace(record=lambda *_, **__: None)
+    enrollment: Any = Door()
+    door = JoinServer(enrollment, tls, events, security_events(Counter()))
     newcomer = JoiningNode(door, lambda _newcomer: None)
     newcomer.connection_made(more_targets.Deaf())
     for first in range(0, len(raw), 7):

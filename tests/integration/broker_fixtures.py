@@ -28,7 +28,7 @@ from tests.support import cluster_of, security_events
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from peerload.security.broker_tls import BrokerTls
+    from peerload.security.broker import BrokerTls
 
 ResultT = TypeVar("ResultT")
 

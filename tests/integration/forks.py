@@ -37,7 +37,6 @@ INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "MALLOC", "OPENSSL", "SSL_"
 NOT_LOADED = (
     "peerload.cli.verbs.demo",
     "peerload.cli.verbs.sim",
-    "peerload.cli.map.sweep",
     "peerload.cli.verbs.replay",
 )
 """Verbs that load much and are seldom typed."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from peerload.cli.demo.broker import BrokerProcess
 
 AS_ON_ANOTHER_MACHINE = (  # the claim on the database is one machine's
-    "from peerload.agent import state_copies;"
-    " state_copies.claim = lambda *_: None; state_copies.end_strange_launcher = lambda *_: False"
+    "from peerload.agent import preflight;"
+    " preflight.claim = lambda *_: None; preflight.end_strange_launcher = lambda *_: False"
 )
 
 
@@ -43,7 +43,7 @@ def test_an_agent_with_a_copy_of_the_state_of_another_is_refused_on_the_same_mac
         machine.write_text("f" * 32, encoding="ascii")
         _begins_with(
             copy,
-            f"import pathlib; from peerload.agent import state_copies; state_copies.MACHINE_ID = pathlib.Path({str(machine)!r})",
+            f"import pathlib; from peerload.agent import preflight; preflight.MACHINE_ID = pathlib.Path({str(machine)!r})",
         )
         copy.spawn()
         assert copy.reap() != 0

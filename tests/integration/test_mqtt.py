@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from peerload.agent.mqtt import client as mqtt
-from peerload.agent.mqtt.flood_filter import FloodFilter
-from peerload.agent.mqtt.message_filter import AdviceFilter, Received, Topics
+from peerload.agent.mqtt.message_filter import AdviceFilter, FloodFilter, Received, Topics
 from peerload.model.errors import ConfigError, ProtocolError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (
@@ -32,7 +31,7 @@ from peerload.model.messages import (
     StateRequest,
 )
 from peerload.model.resources import Profile
-from peerload.security.broker_address import BrokerUrl
+from peerload.security.broker import BrokerUrl
 from peerload.wire import peer
 from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
     BusNode,

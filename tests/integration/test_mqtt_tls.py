@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.security.broker_tls import BrokerTls
+from peerload.security.broker import BrokerTls
 from tests.integration.broker_fixtures import BusNode, loop_thread, need_broker  # noqa: F401 -- a fixture
 from tests.integration.tls_broker import Party, TlsBroker, party
 from tests.support import PATIENCE_S, cluster_of, free_port, wait_until

@@ -133,7 +133,7 @@ class LinkNode:
 
         self.links = loop.run(make())
         self.links.report_to(self.events)
-        self.links.streams.serve_pieces(OutputRequest, self.events.serve_output)
+        self.links.streams.serve({OutputRequest: self.events.serve_output})
         self.address = loop.run(self.links.start(host, 0))
 
     @property

@@ -14,9 +14,9 @@ from tests.integration.cluster import ROOT, Cluster
 PATIENT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from peerload.cli.verbs import up
+from peerload.cli.verbs import agent
 from peerload.cli.main import main
-up.PEER_WITHIN_S = float(sys.argv.pop(1))
+agent.PEER_WITHIN_S = float(sys.argv.pop(1))
 sys.exit(main())
 """
 

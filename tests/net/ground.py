@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.security.address import join_address
-from peerload.security.broker_address import TLS_PORT
+from peerload.security.broker import TLS_PORT
 from peerload.security.mosquitto_config import PLACE
 from tests.chaos_real.broker import Broker
 from tests.chaos_real.machine import spec

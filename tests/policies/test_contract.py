@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from peerload.model.errors import ConfigError
 from peerload.model.load import LoadReport, Region, Thresholds
-from peerload.model.resources import Placement, ResourceRequest
+from peerload.model.resources import Placement, Profile, ResourceRequest
 from peerload.policy import api
 from peerload.policy.describe import member
 from peerload.policy.preset import KINDS
@@ -256,6 +256,9 @@ class FrozenView:
     def __setattr__(self, name: str, value: object) -> None:
         raise AssertionError(f"a policy set {name}")
 
+    def profile(self, node: str) -> Profile | None:
+        return Profile(node, self.__dict__["slots"], self.__dict__["cpus"]) if node in (*NAMES, "x") else None
+
     def report(self, node: str) -> api.KnownReport | None:
         known: api.KnownReport | None = self.__dict__["reports"].get(node)
         return known
@@ -291,6 +294,9 @@ VIEWS = st.builds(
     node=st.just("x"),
     peers=st.lists(st.sampled_from(NAMES), unique=True).map(lambda names: tuple(sorted(names))),
     reports=st.dictionaries(st.sampled_from(NAMES), st.builds(api.KnownReport, REPORTS, st.floats(0.0, 1e6))),
+    starts_here=st.booleans(),
+    cpus_started=st.floats(0.0, 65_536.0),
+    backlog=st.integers(0, 1000),
     load_tasks=COUNTS,
     slots=st.integers(0, 65_536),
     cpus=st.just(0.0) | st.floats(0.01, 65_536.0),

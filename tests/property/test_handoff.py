@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from peerload.core.handoff.executor_leases import RENEWALS_PER_LEASE, ExecutorLeases
-from peerload.core.handoff.parking import TaskParking
+from peerload.core.handoff.leases import TaskParking
+from peerload.core.handoff.remote_tasks import RENEWALS_PER_LEASE, ExecutorLeases
 from peerload.core.node import Node
-from peerload.core.work import HomeTask
+from peerload.core.work import HomeTask, RemoteTask
 from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
 from peerload.model.instant import Instant
@@ -311,16 +311,11 @@ def park_no_confirm(patch: pytest.MonkeyPatch) -> None:
 def park_late(patch: pytest.MonkeyPatch) -> None:
     """R12: x applies a PARK although it has applied a newer answer since."""
 
-    def late(self: ExecutorLeases, src: str, message: messages.Park) -> None:
-        parkings = []
-        for parking in message.parkings:
-            guest = self._guest_of(src, parking.uid)
-            ts = max(parking.ts, guest.ts if guest is not None else 0.0)
-            parkings.append(msgspec.structs.replace(parking, ts=ts))
-        park_received(self, src, messages.Park(tuple(parkings)))
+    def late(self: ExecutorLeases, guest: RemoteTask, ts: float) -> None:
+        park(self, guest, max(ts, guest.ts))
 
-    park_received = ExecutorLeases.park_received
-    patch.setattr(ExecutorLeases, "park_received", late)
+    park = ExecutorLeases.park
+    patch.setattr(ExecutorLeases, "park", late)
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ from peerload.sim.queueing_model import (
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import LIVE, Scenario, play, tasks_for
 from peerload.sim.service import ServiceTimes, draw_of, read_service
-from peerload.sim.statistics import Sample, half_width, intervals, student_t
+from peerload.sim.statistics import Interval, Sample, half_width, intervals, student_t
 from peerload.sim.utilization import UtilizationMonitor
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.host import Host
@@ -479,9 +479,9 @@ def test_intervals_come_from_replications() -> None:
     found = intervals(samples)["mean"]
     assert found.value == 2.0
     assert found.half == pytest.approx(student_t(2) / math.sqrt(3))
-    alone = intervals(samples[:1])["mean"]
-    assert alone.value == 1.0
-    assert alone.half == pytest.approx(half_width([0.0, 9.0]))
+    assert intervals(samples[:1])["mean"] == Interval(1.0, math.inf)  # two batches of one run tell nothing
+    steady = [Sample({"mean": 1.0}, {"mean": [1.0, 2.0, 3.0, 3.0, 1.0, 3.0, 2.0, 1.0]}, 10, 0.0)]
+    assert 0.0 < intervals(steady)["mean"].half < math.inf
     assert half_width([1.0]) == math.inf
     assert [student_t(freedom) for freedom in (1, 2, 3)] == pytest.approx([12.71, 4.303, 3.182], rel=0.01)
 

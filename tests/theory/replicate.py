@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.sim.replication import WARM_UP_SHARE, Replication, Setup, measure, warm_up_of
+from peerload.sim.replication import WARM_UP_S, WARM_UP_SHARE, Replication, Setup, measure, warm_up_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,4 +44,7 @@ def replicate(
     tasks = max(tasks, TASKS_MIN, int(player.last / WARM_UP_SHARE))
     warm_up = warm_up_of(tasks, sum(setup.rates))
     player.play(warm_up - player.last)
-    return measure(player, tasks - warm_up, clock=clock, started_s=started_s)
+    sample = measure(player, tasks - warm_up, clock=clock, started_s=started_s)
+    if warm_up < WARM_UP_S * sum(setup.rates):  # not settled: its batches say nothing of how exact it is
+        sample.batches.clear()
+    return sample

@@ -20,7 +20,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from peerload.sim.statistics import Sample, half_width
+import msgspec
+
+from peerload.sim.statistics import Sample, batch_half_width, half_width
 from tests.theory.mapping import NotYet, Parameters, setup_of
 from tests.theory.replicate import replicate
 
@@ -38,6 +40,8 @@ GROWS = 1.5
 """Responses at the end are so many times those at the start where a system is not stable."""
 REPLICATION_S_MIN = 3.0
 """With less time left no further replication is begun."""
+PLAYED_SHARE = 0.8
+"""Of the wall time of a replication, for the tasks that were asked for: its process starts before, its last tasks end after."""
 METRICS_OF_THE_WHOLE = ("first_tenth_mean_response", "last_tenth_mean_response")
 
 
@@ -46,10 +50,12 @@ def combine(samples: list[Sample]) -> dict[str, list[float]]:
     combined: dict[str, list[float]] = {}
     for metric in samples[0].values:
         value = fmean(sample.values[metric] for sample in samples if metric in sample.values)
-        spread = [batch for sample in samples for batch in sample.batches.get(metric, ())]
         if metric in METRICS_OF_THE_WHOLE:
-            spread = [sample.values[metric] for sample in samples]
-        combined[metric] = [value, half_width(spread)]
+            half = half_width([sample.values[metric] for sample in samples])
+        else:
+            known = [sample for sample in samples if metric in sample.values]
+            half = batch_half_width([sample.batches.get(metric) or [sample.values[metric]] for sample in known])
+        combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
     return combined
@@ -73,7 +79,8 @@ def need(samples: list[Sample], under_way: int) -> float:
     if not samples:
         return 0.0
     found = combine(samples)
-    if found["last_tenth_mean_response"][0] >= GROWS * found["first_tenth_mean_response"][0]:
+    has_settled = any(sample.batches for sample in samples)
+    if has_settled and found["last_tenth_mean_response"][0] >= GROWS * found["first_tenth_mean_response"][0]:
         return 0.0
     widest = max(found[metric][1] / (aim * found[metric][0]) for metric, aim in AIMS.items())
     return widest * math.sqrt(len(samples) / (len(samples) + under_way))
@@ -81,8 +88,9 @@ def need(samples: list[Sample], under_way: int) -> float:
 
 def _job(job: tuple[str, Parameters, int, int, float]) -> tuple[str, Sample]:
     case, parameters, seed, tasks, cpu_s = job
-    setup = setup_of(parameters)
-    sample = replicate(setup, seed, tasks=tasks, cpu_s=cpu_s, clock=time.process_time)
+    setup, begun_s = setup_of(parameters), time.process_time()
+    sample = replicate(setup, seed, tasks=tasks, cpu_s=cpu_s * PLAYED_SHARE, clock=time.monotonic)
+    sample = msgspec.structs.replace(sample, cpu_s=time.process_time() - begun_s)
     return case, _with_looks(sample, setup.policies.sender)
 
 
@@ -130,7 +138,7 @@ class _Run:
         left_s = self._until - time.monotonic()
         if self._firsts:
             case = self._firsts.pop()
-            cpu_s = self._first_s * weight(self._cases[case])
+            cpu_s = min(self._first_s * weight(self._cases[case]), max(left_s, 0.0))
         else:
             open_ = [case for case in self._cases if self._begun[case] < limits(self._cases[case])[1]]
             needs = {case: need(self.samples[case], self._begun[case] - len(self.samples[case])) for case in open_}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import peerload
 from peerload import AsyncClient
 from peerload.client import call, request
-from peerload.client.values import NodeInfo, TaskInfo
+from peerload.client.operations import NodeInfo, TaskInfo
 from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask
 from peerload.wire import control
 from tests.support import PATIENCE_S

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.cli.common.agent_flags import agent_options
+from peerload.cli.common.agent_process import agent_options
 from tests.conftest import require_program
 from tests.deploy import told
 from tests.each import each

@@ -24,7 +24,7 @@ from peerload.model.resources import ResourceRequest
 from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
-from peerload.top.keys import KEYS
+from peerload.top.actions import KEYS
 from peerload.wire import control
 from tests import docs_cli
 from tests.core.given import Given

@@ -11,8 +11,9 @@ import grp
 import os
 import pwd
 import time
-from collections import OrderedDict
 from typing import NamedTuple
+
+from peerload.model.bounded import BoundedDict
 
 KEPT_S = 10.0
 """An answer of the database counts for so long: it may be far away, and the loop waits for it."""
@@ -33,7 +34,7 @@ class Accounts:
     """Looks accounts up; for one thread alone."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[float, Account]] = OrderedDict()
+        self._kept: BoundedDict[int, tuple[float, Account]] = BoundedDict(ACCOUNTS_KEPT_MAX)
 
     def of(self, uid: int) -> Account:
         """The account of a uid."""
@@ -43,9 +44,6 @@ class Accounts:
             return kept[1]
         account = _looked_up(uid)
         self._kept[uid] = now_s, account
-        self._kept.move_to_end(uid)
-        if len(self._kept) > ACCOUNTS_KEPT_MAX:
-            self._kept.popitem(last=False)
         return account
 
     def named(self, name: str) -> Account | None:

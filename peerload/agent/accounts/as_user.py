@@ -1,37 +1,179 @@
-"""Services as the user of a task: checks of directories, and files that are written. In system mode the launcher,
-which is root, does both; the agent of one user does them itself."""
+"""Work for the user of a task: checks of working directories, here and on other nodes, and files that are written.
+
+In system mode the launcher, which is root, checks and writes as the user; the agent of one user does both itself. A thread
+looks at a directory of this node, since a dead network mount hangs. Other nodes are asked over the peer link when a task is
+submitted, so that its user learns at once which of them cannot take it."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.accounts import output_files
-from peerload.agent.accounts.directory_cache import FileSystemStalled, stalled
-from peerload.agent.thread_pool import in_own_thread
+from peerload.agent.event_loop import done_within, in_own_thread
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system.write_as_user import GONE, FileChanged
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
+from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from peerload.agent.accounts.directory_cache import DirectoryCache
     from peerload.agent.accounts.output_files import Segment
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.security_events import SecurityEvents
+    from peerload.model.messages import DirectoryTold, Message
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
+
+CHECK_S_MAX = 2.0
+"""Timeout of a look; then the file system does not answer."""
+SEEN_S = 2.0
+"""Lifetime of an existing directory in the cache, so that a burst of tasks looks once."""
+KEPT_MAX = 256
+LOOKS_MAX = 32
+"""Bound on concurrent looks. A look that hangs in a dead mount keeps its thread. A request for one more directory is
+refused meanwhile, and nothing else waits: neither the threads of other work nor the end of the agent."""
+
+NODES_ASKED_MAX = 64
+"""Bound on the nodes that are asked about the directory of one submission."""
+ANSWER_S_MAX = 0.5
+"""Timeout of their answers; a later answer counts for the next submission."""
+HERE_S = 60.0
+"""Time for which a node that has the directory is not asked again."""
+MISSING_S = 2.0
+"""Time for which a node that lacks the directory, or has not answered, is not asked again."""
+ANSWERS_KEPT_MAX = 4096
+
+
+class FileSystemStalled(SlowDown):
+    """A file system did not answer whether a directory is there."""
+
+
+class DirectoryCache:
+    """Looks at directories, one look at a time for each, and remembers existing ones for a moment."""
+
+    def __init__(self, found_late: Callable[[bytes], None] = lambda _directory: None) -> None:
+        """found_late: called with a directory that turns out to exist after its look has timed out."""
+        self._found_late = found_late
+        self._late: set[bytes] = set()
+        self._seen: dict[bytes, float] = {}
+        self._looks: dict[bytes, asyncio.Future[bool]] = {}
+
+    def seen_lately(self, directory: bytes) -> bool:
+        """True if it was there a moment ago; SCRATCH always is."""
+        seen_s = self._seen.get(directory)
+        return directory == SCRATCH or (seen_s is not None and time.monotonic() - seen_s < SEEN_S)
+
+    async def look(self, directory: bytes) -> bool:
+        """Look whether the directory exists here and may be entered. Raises SlowDown, which says nothing about the
+        directory, if too many others are being looked at or no thread can be made; FileSystemStalled if the file
+        system does not answer."""
+        if directory == SCRATCH:
+            return True
+        found = self._looks.get(directory)
+        if found is None:
+            if len(self._looks) >= LOOKS_MAX:
+                raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
+            found = self._start(directory)
+        if not await done_within(found, CHECK_S_MAX):  # others may wait for the same look
+            self._late.add(directory)
+            raise stalled(directory)
+        return found.result()
+
+    def _start(self, directory: bytes) -> asyncio.Future[bool]:
+        try:
+            found = in_own_thread(lambda: _may_enter(directory))
+        except BlockingIOError:
+            why = "the limit of processes is reached"
+            raise SlowDown("working directories cannot be looked at: no thread can be made", why=why) from None
+        self._looks[directory] = found
+        found.add_done_callback(lambda found: self._looked(directory, is_here=found.result()))
+        return found
+
+    def _looked(self, directory: bytes, *, is_here: bool) -> None:
+        del self._looks[directory]
+        if is_here:
+            if len(self._seen) >= KEPT_MAX:
+                self._seen.clear()
+            self._seen[directory] = time.monotonic()
+        if directory in self._late:
+            self._late.discard(directory)
+            if is_here:
+                self._found_late(directory)
+
+
+def stalled(directory: bytes) -> FileSystemStalled:
+    """The error for a file system that does not answer."""
+    return FileSystemStalled(
+        "the working directory cannot be looked at now",
+        why=f"the file system of {directory.decode(errors='replace')} does not answer",
+    )
+
+
+class DirectoryQueries:
+    """Asks other nodes whether they would run tasks in a directory, and remembers for a moment which were asked.
+
+    ``send(node, message)`` sends questions and answers. What a node answers is for the core to remember (`Membership`).
+    """
+
+    def __init__(self, send: Callable[[str, Message], None]) -> None:
+        self._send = send
+        self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
+        self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
+
+    async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
+        """Ask those of these nodes whose answer is not fresh. Returns when all have answered, after ANSWER_S_MAX at
+        the latest."""
+        if directory == SCRATCH:
+            return
+        now_s = time.monotonic()
+        keys = [(node, directory, user) for node in nodes[:NODES_ASKED_MAX]]
+        for key in keys:
+            if self._fresh_until_s.get(key, 0.0) <= now_s:
+                self._asked.setdefault(key, asyncio.get_running_loop().create_future())
+                self._keep(key, MISSING_S)
+                self._send(key[0], DirectoryRequest(directory, user))
+        if waits_for := [self._asked[key] for key in keys if key in self._asked]:
+            await asyncio.wait(waits_for, timeout=ANSWER_S_MAX)
+            for key in keys:  # who is silent is not waited for again
+                self._asked.pop(key, None)
+
+    def answer(self, node: str, answer: DirectoryTold) -> None:
+        """Answer the question of another node."""
+        self._send(node, answer)
+
+    def answer_received(self, node: str, answer: DirectoryTold) -> bool:
+        """A node has answered. False if it was not asked lately."""
+        key = (node, answer.directory, answer.user)
+        if key not in self._fresh_until_s:
+            return False
+        self._keep(key, MISSING_S if answer.code else HERE_S)
+        if (asked := self._asked.pop(key, None)) is not None:
+            asked.set_result(None)
+        return True
+
+    def _keep(self, key: tuple[str, bytes, str], seconds: float) -> None:
+        self._fresh_until_s[key] = time.monotonic() + seconds
+
+
+def _may_enter(directory: bytes) -> bool:
+    # Not Path.is_dir: that raises where the path is too long or a directory above it may not be searched.
+    return os.path.isdir(directory) and os.access(directory, os.X_OK)  # noqa: PTH112
+
 
 POLICY = "policy: "
 """Prefix of the launcher's answers that this node does not run tasks of a user."""
 BUSY = "busy: "
 LATE = "it was not done within "
-KEPT_S = 2.0
+ANSWER_KEPT_S = 2.0
 """Lifetime of an answer, so that a burst of tasks asks once."""
-KEPT_MAX = 4096
+USER_ANSWERS_KEPT_MAX = 4096
 
 
 class TaskUser(NamedTuple):
@@ -65,7 +207,7 @@ class UserServices:
         if not self.is_system:
             return self._directories.seen_lately(directory)
         found = self._told.get((whose, directory))
-        return found is not None and not found[1] and time.monotonic() - found[0] < KEPT_S
+        return found is not None and not found[1] and time.monotonic() - found[0] < ANSWER_KEPT_S
 
     async def objection(self, whose: TaskUser, directory: bytes) -> tuple[str, bool]:
         """The reason why this node runs no tasks of that user ("" = it does), and whether the directory is there for
@@ -74,15 +216,15 @@ class UserServices:
         if not self.is_system:
             return "", await self._directories.look(directory)
         found = self._told.get((whose, directory))
-        if found is None or time.monotonic() - found[0] >= KEPT_S:
+        if found is None or time.monotonic() - found[0] >= ANSWER_KEPT_S:
             why = await self._launcher.ask(DirectoryCheck(directory, *whose))
             if why.startswith(BUSY):
                 raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
-            if len(self._told) >= KEPT_MAX:
+            if len(self._told) >= USER_ANSWERS_KEPT_MAX:
                 self._told.clear()
             found = self._told[whose, directory] = time.monotonic(), why
             if why.startswith(POLICY) and whose.home != self._info.config.node:
-                self._security.tell("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
+                self._security.report("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
         why = found[1]
         if why.startswith(LATE):
             raise stalled(directory)
@@ -91,10 +233,11 @@ class UserServices:
         return "", not why
 
     async def admitted(self, spec: TaskSpec, terms: SubmitOptions) -> bool:
-        """True if the directory of a submitted task is there for its user. False also if this node does not run
-        tasks of that user, or the file system does not answer: other nodes may run the task."""
+        """True if the directory of a submitted task is there for its user, or was a moment ago. False also if this node
+        does not run tasks of that user, or the file system does not answer: other nodes may run the task."""
+        submitter = self.submitter(spec, terms)
         try:
-            return (await self.objection(self.submitter(spec, terms), spec.directory))[1]
+            return self.seen_lately(submitter, spec.directory) or (await self.objection(submitter, spec.directory))[1]
         except FileSystemStalled:
             return False
 

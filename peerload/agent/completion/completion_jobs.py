@@ -13,8 +13,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from peerload.agent.background import BackgroundTasks
 from peerload.agent.completion.saving import FILES_FAILED, JobNotDue
+from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.store import jobs
 from peerload.agent.store.pruning import JobDone, JobPostponed
 from peerload.agent.store.rows import SINGLE, order_of

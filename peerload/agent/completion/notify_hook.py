@@ -11,9 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from peerload.agent.accounts.environment import variables_of
+from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import SINGLE
 from peerload.model.actions import SpawnTask
@@ -86,14 +84,7 @@ class NotifyHooks:
                 self._end(key, ended[key])
             elif key not in mine:
                 self._lose(key, "the launcher went away")
-        if not mine and not ended:
-            return ready
-        return msgspec.structs.replace(
-            ready,
-            running=tuple(task for task in ready.running if task[0] not in mine),
-            ended=tuple(task for task in ready.ended if task[0] not in ended),
-            frozen=tuple(key for key in ready.frozen if key not in mine),
-        )
+        return ready.without(mine | ended.keys())
 
     def forget_strangers(self) -> None:
         """Forget the commands without a job: they were done, and an earlier agent was killed before it forgot them."""

@@ -18,6 +18,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from peerload.agent.store.pruning import (
@@ -95,18 +96,16 @@ class WatchedTasks(Protocol):
         """True if a client watches this task right now."""
 
 
+@dataclass(eq=False, repr=False)
 class TaskRemover:
     """Removes ended tasks of one agent, or their outputs alone; from the loop's thread only."""
 
-    def __init__(
-        self, store: Store, spool: Spool, node: Node, output: TaskOutputs, watches: WatchedTasks, run: RunState
-    ) -> None:
-        self._store = store
-        self._spool = spool
-        self._node = node
-        self._output = output
-        self._watches = watches
-        self._run = run
+    _store: Store
+    _spool: Spool
+    _node: Node
+    _output: TaskOutputs
+    _watches: WatchedTasks
+    _run: RunState
 
     async def remove(
         self,
@@ -313,7 +312,7 @@ class Retention:
             self.early += gone.early
             self.early_at, self.early_why = time.time(), why
         log.log(logging.WARNING if gone.early else logging.INFO, "removed: %s, since %s", what, why)
-        self._journal.happened("store", "removed", reason=f"{what}: {why}")
+        self._journal.record("store", "removed", reason=f"{what}: {why}")
 
     async def _prune(self, oldest: float) -> None:
         """Old events, and submissions of which nothing is left: their tokens are remembered for a while."""

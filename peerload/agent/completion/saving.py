@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.accounts import output_files
-from peerload.agent.background import BackgroundTasks
+from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.store.rows import order_of
 from peerload.launcher.system.write_as_user import FileChanged

@@ -140,13 +140,13 @@ class Authorization:
         """The principal of a client at the socket, by its uid. Raises NotAllowed if it is not served."""
         if not self.is_system:
             if uid not in (self._own_uid, 0):
-                self._security.tell("L1", f"uid {uid}", "is another user's client")
+                self._security.report("L1", f"uid {uid}", "is another user's client")
                 raise NotAllowed("this agent serves its own user only", hint="start your own:  peerload up")
             return Principal("", uid=uid, is_admin=True)
         account = self.accounts.of(uid)
         is_admin = uid in (0, self._own_uid) or self._is_in(account, self._config.admin_group)
         if not is_admin and not self._is_in(account, self._config.group):
-            self._security.tell("L1", f"uid {uid}", f"is not in the group {self._config.group}")
+            self._security.report("L1", f"uid {uid}", f"is not in the group {self._config.group}")
             who = account.name or f"uid {uid}"
             why = f"{who} is not in the group {self._config.group}"
             raise NotAllowed("this agent does not serve you", why=why, hint="ask an administrator of this machine")
@@ -195,7 +195,7 @@ class Authorization:
         if right is Right.HERE and caller.node:
             why = f"it was asked for from {caller.node}"
             verb = _verb(request)
-            self._security.tell(
+            self._security.report(
                 rules.ROLES_CHECKED, caller.node, f"asks for {verb}, which is for users of the machine itself"
             )
             raise BadRequest(f"peerload {verb} is for users of the machine itself", why=why, hint="type it there")
@@ -203,7 +203,7 @@ class Authorization:
             return request
         if right in (Right.ADMIN, Right.HERE) and not caller.is_admin:
             verb = _verb(request)
-            self._security.tell(
+            self._security.report(
                 "L1", caller.user or f"uid {caller.uid}", f"asks for {verb}, which is for administrators"
             )
             why = f"{caller.user or 'who asks'} is neither root nor in the group {self._config.admin_group}"
@@ -222,7 +222,7 @@ class Authorization:
         if caller.node and caller.uid < 0:
             return
         if caller.uid == 0 and not self._config.allow_root_tasks:
-            self._security.tell("L1", "root", "submits a task")
+            self._security.report("L1", "root", "submits a task")
             hint = "submit it as a user; or, in the configuration file:  allow_root_tasks = true"
             raise NotAllowed("root submits no tasks here", why="they would run as root", hint=hint)
         if 0 < caller.uid < SYSTEM_UIDS_BELOW:
@@ -233,7 +233,7 @@ class Authorization:
             raise NotAllowed("nobody knows who submits this", why=why, hint="ask an administrator of this machine")
         if caller.node and (self._config.exec_allow or not self._config.accept_foreign):
             # as an account of this machine its tasks could not be told from those of a local user
-            self._security.tell("X2", f"{caller.user}, sent by {caller.node}", "submits a task here")
+            self._security.report("X2", f"{caller.user}, sent by {caller.node}", "submits a task here")
             setting = "exec_allow" if self._config.accept_foreign else "accept_foreign = false"
             why = f"it runs chosen tasks of other nodes, or none ({setting})"
             raise NotAllowed(

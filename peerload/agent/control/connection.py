@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from peerload.agent.control.authorization import NOBODY
-from peerload.agent.peers.read_timeout import ReadTimeout
+from peerload.agent.event_loop import ReadTimeout
 from peerload.model import metrics
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError, SlowDown
 from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Coroutine, Iterator
 
 log = logging.getLogger("peerload.agent")
@@ -38,6 +39,10 @@ CLOSE_GRACE_S = 0.5
 
 class Server(Protocol):
     """Serves the requests of connections."""
+
+    @property
+    def counters(self) -> Counter[str]:
+        """The counters of the agent."""
 
     def refused(self, connection: Connection, name: str, rule: str, what: str, /) -> None:
         """Count a violation of a security rule by this client under this metric."""
@@ -172,7 +177,9 @@ class Connection:
         self._write(raw)
 
     def report_failure(self, number: int, error: Exception) -> None:
-        """Send the exception that a request raised. If it is a bug, the agent stops."""
+        """Send the exception that a request raised, and count it. If it is a bug, the agent stops."""
+        code = error.code if isinstance(error, PeerloadError) else "error"
+        self._server.counters[metrics.labelled(metrics.REQUESTS_REFUSED, code=code)] += 1
         self.fail(number, error)
         if isinstance(error, InvariantBroken) or not isinstance(error, (PeerloadError, OSError)):
             log.error("a bug in a request", exc_info=error)

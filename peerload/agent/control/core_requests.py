@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
@@ -83,15 +83,12 @@ class Decisions:
     """The newest decision about each of the last DECISIONS_KEPT_MAX tasks."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[Decided, float]] = OrderedDict()
+        self._kept: BoundedDict[str, tuple[Decided, float]] = BoundedDict(DECISIONS_KEPT_MAX)
 
     def add(self, decision: Decided, at: float) -> None:
         """Keep a decision that was made at that time (Unix s)."""
         if decision.task:
             self._kept[decision.task] = decision, at
-            self._kept.move_to_end(decision.task)
-            if len(self._kept) > DECISIONS_KEPT_MAX:
-                self._kept.popitem(last=False)
 
     def of_task(self, task: str) -> dict[str, object] | None:
         """The newest decision about a task, as `show` shows it."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.accounts.accounts import group_number
 from peerload.agent.control.connection import LocalConnection
+from peerload.agent.event_loop import next_tick
 from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.agent")
 
-CHECK_EVERY_S = 1.0
+CHECK_EVERY_S = 2.0
 """Interval of the check that the socket is still there."""
 ADMIN_PLACES = 16
 """Connections reserved for root."""
@@ -97,7 +98,7 @@ class LocalSocket:
         is removed at logout, and old files in /tmp may be. A socket of somebody else is left alone."""
         path, logged = self._info.config.socket, ""
         while True:
-            await asyncio.sleep(CHECK_EVERY_S)
+            await next_tick(CHECK_EVERY_S)
             self._launcher.look_for_socket()
             if self._is_closed:  # the agent stops, and has removed its socket
                 return
@@ -138,7 +139,7 @@ class LocalSocket:
             return error
         most = self._info.config.clients_max + (ADMIN_PLACES if self._access.is_system and connection.uid == 0 else 0)
         if len(self._connections) >= most:
-            self._security.tell("L3", f"uid {connection.uid}", "too many clients at a time")
+            self._security.report("L3", f"uid {connection.uid}", "too many clients at a time")
             return SlowDown("too many clients", why=f"at most {most} at a time")
         refusal = self._quotas.connected(caller)
         if refusal is None:

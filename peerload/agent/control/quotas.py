@@ -41,13 +41,14 @@ REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
 WAITED_MAX = 1_000_000
 """Bound on tasks that the requests of one user wait for, in system mode."""
 WAITED_BY_NODE_MAX = 2_000_000
-"""The same for all users of one other node, in any mode, since a node could invent users."""
+"""Bound for all users of one other node, in any mode, since a node could invent users."""
 WAITED_RETRY_S = 60.0
 """Retry time for a client that waits for too many tasks; when one ends is not known."""
 
 
 class WaitCharge:
-    """Tasks that one request waits for, until its ``end``. ``bounds``: (key, maximum) pairs that it counts towards."""
+    """Tasks that one request waits for, until its ``end``, or that of a `with` block. ``bounds``: (key, maximum) pairs that
+    it counts towards."""
 
     def __init__(self, tasks: Counter[tuple[str, ...]], bounds: Sequence[tuple[tuple[str, ...], int]]) -> None:
         self._tasks = tasks
@@ -65,6 +66,12 @@ class WaitCharge:
                 )
         self._charged += tasks
         self._tasks.update({whose: tasks for whose, _ in self._bounds})
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def end(self) -> None:
         """Release the charge."""
@@ -132,7 +139,7 @@ class Quotas:
         used = self._of(caller.counted_as)
         most = self._config.user_connections_max
         if used.connections >= most:
-            self._security.tell("L3", f"uid {caller.uid}", "too many connections of one user")
+            self._security.report("L3", f"uid {caller.uid}", "too many connections of one user")
             return SlowDown("too many connections of one user", why=f"at most {most} at a time")
         used.connections += 1
         return None
@@ -157,7 +164,7 @@ class Quotas:
         wait_s = self.take_tokens(caller, REQUEST_COSTS.get(type(request), 1))
         if wait_s:
             connection.rest(wait_s)
-            self._security.tell("L3", caller.user or f"uid {caller.uid}", "asks too often")
+            self._security.report("L3", caller.user or f"uid {caller.uid}", "asks too often")
             why = f"at most {self._config.user_requests_per_s:g} a second; a long list counts as several"
             raise SlowDown("too many requests of one user", why=why, retry_after_s=round(wait_s, 3))
 
@@ -174,7 +181,7 @@ class Quotas:
         try:
             self._take_tasks(caller.counted_as, tasks)
         except (SlowDown, DiskFull) as error:
-            self._security.tell("L4", caller.user, error.what)
+            self._security.report("L4", caller.user, error.what)
             raise
 
     def _take_tasks(self, who: str, tasks: int) -> None:

@@ -37,7 +37,7 @@ TUNNELS_MAX = 256
 OPEN_S_MAX = 5.0
 """Timeout for opening a tunnel to a node that is believed to be alive."""
 OPEN_DEAD_S_MAX = 2.0
-"""The same for a node that is believed to be dead; it is tried, since the belief may be wrong."""
+"""Timeout for a node that is believed to be dead; it is tried, since the belief may be wrong."""
 OPENINGS_AT_ONCE = 16
 """Tunnels to one node that are opened at the same time: a node bounds unauthenticated connections."""
 LOOK_EVERY_S = 2.0

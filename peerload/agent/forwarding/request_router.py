@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ from peerload.wire import control
 from peerload.wire.frame import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.task_ids import TaskIds
@@ -91,8 +92,6 @@ class RequestRouter:
             return self._ask_one(connection, request.at, self._named_in_full(request))
         if getattr(request, "cluster", False):
             return self._ask_all(connection, request)
-        if isinstance(request, control.Submit) and (awaited := self._awaited_elsewhere(request)):
-            return self._submit(connection, request, awaited)
         shares = {} if request.at else self._by_home(connection, request)
         if not shares or list(shares) == [own]:
             return None
@@ -131,27 +130,21 @@ class RequestRouter:
             return msgspec.structs.replace(request, tasks=tuple(self._task_ids.whole_id(ref) for ref in refs))
         return request
 
-    def _awaited_elsewhere(self, request: control.Submit) -> dict[str, list[str]]:
-        """In system mode, the dependencies of a submission at other homes, by home, which know their owners."""
-        found: dict[str, list[str]] = {}
-        for ref in (*request.terms.after, *request.terms.after_ok) if self._access.is_system else ():
+    async def check_dependencies(self, connection: Connection, request: control.Submit | control.Retry) -> None:
+        """In system mode, ask the homes of a submission's dependencies whether its user may see them. Raises PeerloadError."""
+        if not isinstance(request, control.Submit) or not self._access.is_system or connection.from_node:
+            return
+        awaited: dict[str, list[str]] = {}
+        for ref in (*request.terms.after, *request.terms.after_ok):
             parsed = REF.fullmatch(ref)
             if parsed is not None and parsed["home"] not in (None, self._own):
-                found.setdefault(parsed["home"], []).append(ref)
-        return found
-
-    async def _submit(
-        self, connection: Connection, request: control.Submit, awaited: Mapping[str, Sequence[str]]
-    ) -> None:
-        """Submit here, if the homes of all dependencies confirm that this user may see them."""
+                awaited.setdefault(parsed["home"], []).append(ref)
         for home, refs in awaited.items():
             asked = control.Events(tasks=tuple(dict.fromkeys(refs)), limit=0)
             async with contextlib.aclosing(self._answers(connection, home, asked)) as frames:
                 async for kind, body in frames:
                     if kind == "error":
-                        connection.forward_frame(request.id, kind, body)
-                        return
-        await self._carry_out(connection, request)
+                        raise RefusedElsewhere(body)
 
     # -- forwarding --------------------------------------------------------------------------------------------------------
 
@@ -347,6 +340,14 @@ class RequestRouter:
         return f"it was last heard of {ago_s:.0f} s ago ({peer.state.value})"
 
 
+class RefusedElsewhere(PeerloadError):
+    """The error with which another node has answered."""
+
+    def __init__(self, body: Mapping[str, str]) -> None:
+        super().__init__(body["what"], why=body["why"], hint=body["hint"])
+        self.code = body["code"]
+
+
 class _LocalShare(Connection):
     """Connection for this node's own share of a split request: its frames go into the queue that is merged."""
 
@@ -373,6 +374,7 @@ class _NoServer:
 
     def __init__(self, run: RunState) -> None:
         self._run = run
+        self.counters: Counter[str] = Counter()
 
     def broke(self, why: str) -> None:
         """Stop the agent after a bug."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.event_log import EventLog
     from peerload.model.messages import Hello
-    from peerload.security.keyring import Keyring
+    from peerload.security.revocation import Keyring
     from peerload.security.tls import Credentials
 
 PASSED_ON_TO = 4
@@ -82,7 +82,7 @@ class TrustDistribution:
         """Change the seal key → how many members were sent it. Raises OSError if it cannot be written."""
         new = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_S)
         self._keyring.refresh()
-        self._events.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+        self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
         return self._send([new], self._local.reachable_peers())
 
     def read_again(self) -> int:
@@ -137,10 +137,10 @@ class TrustDistribution:
         except BadRequest:
             what = "it passed on what the CA never said"
             self._security.counters[metrics.STATEMENTS_UNSIGNED] += 1
-            self._security.tell("J4", src, what)
+            self._security.report("J4", src, what)
             if time.monotonic() - self._forged_s >= FORGED_EVERY_S:
                 self._forged_s = time.monotonic()
-                self._events.happened("cluster", "forged", node=src, reason=what)
+                self._events.record("cluster", "forged", node=src, reason=what)
             return
         if not new:
             return
@@ -149,7 +149,7 @@ class TrustDistribution:
         if self._local.cluster.is_issuer and self._knew_the_key(new):
             # Both at once: an issuer that receives both makes no key of its own.
             statements.append(self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_REVOKED_S))
-            self._events.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+            self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
             self._send(statements, members)
         else:
             chosen = random.sample(members, min(PASSED_ON_TO, len(members)))
@@ -171,14 +171,12 @@ class TrustDistribution:
     def _apply(self, new: Iterable[tuple[bytes, object]]) -> None:
         for _, statement in new:
             if isinstance(statement, Revoked):
-                self._events.happened(
-                    "cluster", "revoked", node=statement.node, reason="its certificate counts no more"
-                )
+                self._events.record("cluster", "revoked", node=statement.node, reason="its certificate counts no more")
                 _log.warning("node revoked: node=%s", statement.node)
                 if statement.node == self._local.identity.node and self._tls.is_revoked:
                     _log.error("this node was revoked; it works alone")
             else:
-                self._events.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+                self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
         self._keyring.refresh()
         self._links.close_revoked()
         for _, statement in new:

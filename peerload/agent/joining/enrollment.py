@@ -1,35 +1,47 @@
-"""Enrollment: the invitations of this node, which names newcomers may have, and what they get.
+"""Enrollment: invitations of this node, and the connections of machines that ask to join, on the port of the peer links (ALPN).
 
-Only a node with the CA's key can do this.
-"""
+Only a node with the CA's key can do this. A newcomer shows no certificate, so its input is a stranger's: a few small frames,
+within seconds, from a few newcomers at a time. Every refusal comes after the same pause and gives no reason; an address that
+is refused too often is not served for a while."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import time
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from peerload.agent.node_info import now
 from peerload.core.membership.membership import PeerState
-from peerload.model.errors import BadRequest, StoreError
+from peerload.model import metrics, rules
+from peerload.model.bounded import BoundedDict
+from peerload.model.errors import BadRequest, ProtocolError, StoreError
 from peerload.security import certificates
+from peerload.security.address import network_of, plain_host
 from peerload.security.invitations import InvitationRefused, Invitations
+from peerload.wire import join
 from peerload.wire.join import JoinRequest, JoinWelcome
 from peerload.wire.token import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from peerload.agent.node_info import NodeInfo
+    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.event_log import EventLog
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.security.invitations import Invitation
     from peerload.security.revocation import Trust
     from peerload.security.tls import Credentials
     from peerload.wire.control import Invite
+    from peerload.wire.join import JoinRequest
 
 INVITES_FILE = "invites"
 PEERS_SENT_MAX = 8
@@ -149,3 +161,212 @@ def _has_gone_since(peer: PeerInfo, let_in_at: float) -> bool:
     at = now()
     changed_at = at.wall_s - (at.boot_s - peer.since_s)
     return peer.state in (PeerState.LEFT, PeerState.DEAD) and changed_at > let_in_at
+
+
+NEWCOMERS_MAX = 16
+"""Newcomers at a time; they count as strangers, too, and can never keep members out …"""
+NEWCOMERS_OF_ONE_MAX = 12
+"""… and those of one address, so that one address cannot keep out all others."""
+REQUEST_S = 5.0
+"""Timeout of a newcomer's request."""
+REFUSAL_S = 1.0
+"""Pause before a refusal."""
+REFUSALS_MAX = 10
+WITHIN_S = 60.0
+"""An address that was refused REFUSALS_MAX times within WITHIN_S is not served until that is over."""
+ADDRESSES_MAX = 1024
+NOTICE_EVERY_S = 60.0
+"""Interval of the events about refusals, for each address; all are counted."""
+HEADER_BYTES = 4
+
+_log = logging.getLogger("peerload.join")
+
+
+class Refusals:
+    """Recent refusals by address. They protect this node's time only: an address proves nothing."""
+
+    def __init__(self) -> None:
+        self._at: BoundedDict[str, deque[float]] = BoundedDict(ADDRESSES_MAX)
+
+    def add(self, address: str, now_s: float) -> bool:
+        """Count a refusal. True if the one before it was NOTICE_EVERY_S ago or earlier."""
+        network = network_of(address)
+        times = self._at[network] = self._at.get(network) or deque(maxlen=REFUSALS_MAX)
+        is_news = not times or now_s - times[-1] >= NOTICE_EVERY_S
+        times.append(now_s)
+        return is_news
+
+    def are_too_many(self, address: str, now_s: float) -> bool:
+        """True if this address is not to be served now."""
+        times = self._at.get(network_of(address))
+        return times is not None and len(times) == REFUSALS_MAX and now_s - times[0] < WITHIN_S
+
+
+class JoinServer:
+    """Serves the newcomers of one node. ``tls``: shows the node's certificate."""
+
+    def __init__(self, enrollment: Enrollment, tls: Credentials, events: EventLog, security: SecurityEvents) -> None:
+        self._enrollment = enrollment
+        self._tls = tls
+        self._events = events
+        self._security = security
+        self._counters = security.counters
+        self.refusals = Refusals()
+        self.newcomers: set[JoiningNode] = set()
+
+    @property
+    def ca(self) -> bytes:
+        """The cluster's CA certificate (PEM)."""
+        return self._tls.cluster.authority.certificate
+
+    @property
+    def certificate(self) -> bytes:
+        """This node's certificate (DER)."""
+        return self._tls.certificate
+
+    def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> JoiningNode:
+        """The protocol object of one connection; it calls ``closed`` with itself at its end."""
+        return JoiningNode(self, closed)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for newcomer in list(self.newcomers):
+            newcomer.abort()
+
+    def opened(self, newcomer: JoiningNode) -> bool:
+        """Count a connection. Returns whether it is served."""
+        now_s = asyncio.get_running_loop().time()
+        if self.refusals.are_too_many(newcomer.address, now_s):
+            self._drop("refused too often", newcomer.address)
+            return False
+        network = network_of(newcomer.address)
+        of_one = sum(network_of(one.address) == network for one in self.newcomers)
+        if len(self.newcomers) >= NEWCOMERS_MAX or of_one >= NEWCOMERS_OF_ONE_MAX:
+            self._drop("too many newcomers", newcomer.address)
+            return False
+        self.newcomers.add(newcomer)
+        return True
+
+    def _drop(self, reason: str, address: str) -> None:
+        self._counters[metrics.labelled(metrics.JOIN_CONNECTIONS_DROPPED, reason=reason)] += 1
+        self._security.report(rules.JOINS_LIMITED, address, reason)
+
+    def admit(self, newcomer: JoiningNode, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
+        """Let a newcomer in. Raises InvitationRefused."""
+        welcome = self._enrollment.admit(request, certificate, nonce)
+        self._counters[metrics.JOINS_ACCEPTED] += 1
+        self._events.record("join", "welcomed", reason=f"{request.node}, from {newcomer.address}")
+        _log.info("node joined: node=%s address=%s", request.node, newcomer.address)
+        return welcome
+
+    def refused(self, newcomer: JoiningNode, why: str) -> None:
+        """Count a refusal, and report it now and then."""
+        self._counters[metrics.JOINS_REFUSED] += 1
+        self._security.report(rules.JOINS_LIMITED, newcomer.address, why)
+        if self.refusals.add(newcomer.address, asyncio.get_running_loop().time()):
+            self._events.record("join", "refused", reason=f"somebody at {newcomer.address}: {why}")
+            _log.warning("join refused: address=%s reason=%s", newcomer.address, why)
+
+    def closed(self, newcomer: JoiningNode) -> None:
+        """The connection is closed."""
+        self.newcomers.discard(newcomer)
+
+
+class JoiningNode(asyncio.Protocol):
+    """One connection of a newcomer."""
+
+    def __init__(self, server: JoinServer, closed: Callable[[asyncio.BaseProtocol], None]) -> None:
+        self.address = "?"
+        self._server = server
+        self._closed = closed
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._nonce = os.urandom(join.NONCE_BYTES)
+        self._certificate = b""
+        self._has_asked = self._is_over = False
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the timeout; nothing is sent before the newcomer asks."""
+        self._transport = cast("asyncio.Transport", transport)
+        peername = transport.get_extra_info("peername")
+        self.address = plain_host(str(peername[0])) if peername else "?"
+        self._certificate = self._server.certificate
+        if self._server.opened(self):
+            self._timer = self._loop.call_later(REQUEST_S, self._close)
+        else:
+            self._close()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle the complete frames."""
+        if self._is_over:
+            return
+        self._buffer += data
+        while len(self._buffer) >= HEADER_BYTES and not self._is_over:
+            size = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
+            if size > join.REQUEST_BYTES_MAX:
+                self._refuse(InvitationRefused("request", "a frame too large"))
+                return
+            if len(self._buffer) < HEADER_BYTES + size:
+                return
+            raw = bytes(self._buffer[HEADER_BYTES : HEADER_BYTES + size])
+            del self._buffer[: HEADER_BYTES + size]
+            self._received(raw)
+
+    def _received(self, raw: bytes) -> None:
+        try:
+            message = join.decode_newcomer(raw)
+        except ProtocolError:
+            self._refuse(InvitationRefused("request", "not a message of the join protocol"))
+            return
+        if isinstance(message, join.JoinAsk) and not self._has_asked:
+            self._has_asked = True
+            self._write(join.encode(join.JoinWho(self._server.ca, self._nonce)))
+        elif isinstance(message, join.JoinRequest) and self._has_asked:
+            try:
+                answer = join.encode(self._server.admit(self, message, self._certificate, self._nonce))
+            except InvitationRefused as refusal:
+                self._refuse(refusal)
+            else:
+                self._write(answer)
+                self._close()
+        else:
+            self._refuse(InvitationRefused("request", "out of turn"))
+
+    def _refuse(self, refusal: InvitationRefused) -> None:
+        """Send the same refusal after the same pause, whatever was wrong with a token."""
+        self._server.refused(self, refusal.why)
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        answer = join.encode(join.JoinRefused(refusal.code, refusal.what))
+        self._loop.call_later(REFUSAL_S, self._write_last, answer)
+
+    def _write_last(self, answer: bytes) -> None:
+        self._write(answer)
+        self._close()
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def _close(self) -> None:
+        self._is_over = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_over = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Make room for another newcomer."""
+        del exc
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._server.closed(self)
+        self._closed(self)

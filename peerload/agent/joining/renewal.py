@@ -95,7 +95,7 @@ class CertificateRenewal:
         authority = self._tls.cluster.authority
         made = certificates.certify(authority, src, certificates.key_of(shown), now, self._tls.life)
         self._counters[metrics.CERTIFICATES_ISSUED] += 1
-        self._events.happened("cluster", "certified", node=src)
+        self._events.record("cluster", "certified", node=src)
         self._links.send(src, messages.CertificateTold(made))
 
     def received(self, src: str, message: messages.CertificateTold) -> None:
@@ -106,5 +106,5 @@ class CertificateRenewal:
             self._counters[metrics.CERTIFICATES_REJECTED] += 1
             _log.warning("certificate rejected: from=%s error=%s", src, error)
             return
-        self._events.happened("cluster", "renewed", node=src)
+        self._events.record("cluster", "renewed", node=src)
         _log.info("certificate renewed: from=%s", src)

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # which aiomqtt is made of
 
-from peerload.agent.mqtt.flood_filter import FloodFilter
-from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, Received, Topics
+from peerload.agent.event_loop import next_tick
+from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, FloodFilter, Received, Topics
 from peerload.model import metrics
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Message, State
 from peerload.security.address import open_tcp
-from peerload.security.broker_address import BrokerUrl
-from peerload.security.broker_tls import SecuredBroker, broker_error_text, secured
+from peerload.security.broker import BrokerUrl, SecuredBroker, broker_error_text, secured
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -36,12 +35,14 @@ if TYPE_CHECKING:
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.config import AgentConfig
-    from peerload.security.broker_tls import BrokerTls
+    from peerload.security.broker import BrokerTls
 
 CONNECT_S = 5.0
 """Timeout of connection and subscription."""
 KEEPALIVE_S = 10
 """A silent broker is noticed within twice this."""
+MISC_EVERY_S = 2.0
+"""Interval at which the keep-alive is looked after."""
 CLOSE_S = 1.0
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 15.0
@@ -103,6 +104,11 @@ class _Client(aiomqtt.Client):
             for wait in waits:
                 if not wait.cancel() and not wait.cancelled():
                     wait.exception()  # has been reported
+
+    async def _misc_loop(self) -> None:
+        """Look after the keep-alive. The library does so each second."""
+        while self._client.loop_misc() == mqtt.MQTT_ERR_SUCCESS:
+            await next_tick(MISC_EVERY_S)
 
     async def subscribe_all(self, topics: Sequence[str]) -> bool:
         """Subscribe with QoS 0. Returns whether the broker grants all topics. Raises MqttError."""

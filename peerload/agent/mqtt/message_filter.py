@@ -1,26 +1,92 @@
-"""Message filter: topics, and which messages of a broker are believed. It does not use the MQTT library.
+"""Message filter: topics, which messages of a broker are believed, and publishers that flood. It does not use the MQTT library.
 
 A broker can only delay messages. A message is dropped and counted unless it is sealed with the cluster's key for its topic,
-by the node whose topic it is, not seen before, small, and advice (rule M2).
-"""
+by the node whose topic it is, not seen before, small, and advice (rule M2). Repeated messages change nothing, but they cost
+every node time: a publisher that sends thousands a second that are not new is muted for a while, before its messages are
+opened. The broker stays in use: with the rights of docs/mqtt.md a node publishes below its own name alone."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from peerload.model import metrics, rules
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
-from peerload.security.broker_address import ROOT
+from peerload.security.broker import ROOT
 from peerload.wire import peer
 
 if TYPE_CHECKING:
-    from peerload.agent.mqtt.flood_filter import FloodFilter
     from peerload.agent.security_events import SecurityEvents
     from peerload.wire.seal import Sealer
+
+WINDOW_S = 5.0
+"""Messages are judged in windows of this length."""
+FLOOD_MAX = 1000
+"""Messages in one window that are a flood …"""
+NEW_PART_MIN = 0.1
+"""… if less than this part of them was new."""
+MUTED_S = 60.0
+PUBLISHERS_MAX = 1024
+"""Publishers that are counted; the one that was silent for longest is forgotten first."""
+
+_log = logging.getLogger("peerload.mqtt")
+
+
+class _Publisher:
+    """Messages of one publisher since ``began_s``."""
+
+    __slots__ = ("began_s", "count", "muted_until_s", "new_count")
+
+    def __init__(self, now_s: float) -> None:
+        self.began_s = now_s
+        self.count = self.new_count = 0
+        self.muted_until_s = 0.0
+
+    @property
+    def floods(self) -> bool:
+        return self.count >= FLOOD_MAX and self.new_count < self.count * NEW_PART_MIN
+
+
+class FloodFilter:
+    """The publishers on one connection. Retained messages are not counted: they come again at each connection. Nor are those
+    of this node, ``own``: the broker passes on to it what it sends to all, and nothing of that is new."""
+
+    def __init__(self, security: SecurityEvents, own: str = "") -> None:
+        self._security = security
+        self._own = own
+        self._publishers: BoundedDict[str, _Publisher] = BoundedDict(PUBLISHERS_MAX)
+
+    def admits(self, name: str, now_s: float) -> bool:
+        """Count a message. False if its publisher is muted."""
+        if name == self._own:
+            return True
+        publisher = self._publishers[name] = self._publishers.get(name) or _Publisher(now_s)
+        if now_s - publisher.began_s >= WINDOW_S:
+            if publisher.floods:
+                if now_s >= publisher.muted_until_s:
+                    self._mute(name)
+                publisher.muted_until_s = now_s + MUTED_S
+            publisher.began_s, publisher.count, publisher.new_count = now_s, 0, 0
+        publisher.count += 1
+        return now_s >= publisher.muted_until_s
+
+    def count_new(self, name: str) -> None:
+        """The last message of this publisher was new."""
+        if (publisher := self._publishers.get(name)) is not None:
+            publisher.new_count += 1
+
+    def _mute(self, name: str) -> None:
+        self._security.counters[metrics.MQTT_PUBLISHERS_MUTED] += 1
+        self._security.report(
+            rules.PEERS_LIMITED, name, f"over MQTT: a flood; its messages are dropped for {MUTED_S:g} s"
+        )
+        _log.warning("publisher muted for a flood: node=%s muted_s=%g", name, MUTED_S)
+
 
 RECEIVED_MAX = 4096
 """Messages that wait to be checked; the newest State of each node counts as one."""
@@ -169,7 +235,7 @@ class AdviceFilter:
         self._topics = topics
         self._identity = identity
         self._sealer = sealer
-        self._states: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
+        self._states: BoundedDict[str, tuple[int, str, int]] = BoundedDict(SOURCES_MAX)
 
     def accept(self, topic: str, payload: bytes) -> Envelope | None:
         """Open a payload → its envelope; None, counted, if it is not believed. Raises nothing."""
@@ -201,7 +267,7 @@ class AdviceFilter:
             count_dropped(self._security.counters, why)
             if (rule := BROKEN_RULES.get(why)) is not None:
                 tolerated = REPLAYED_MAX if why == "replayed" else 0
-                self._security.tell(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
+                self._security.report(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
             return None
         return envelope
 
@@ -256,7 +322,4 @@ class AdviceFilter:
             if identity.incarnation < incarnation or (identity.boot == boot and envelope.seq <= seq):
                 return False
         self._states[envelope.src] = (identity.incarnation, identity.boot, envelope.seq)
-        self._states.move_to_end(envelope.src)
-        if len(self._states) > SOURCES_MAX:
-            self._states.popitem(last=False)
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.model.errors import ConfigError
@@ -29,14 +30,14 @@ COPIES_REPORTED_MAX = 8
 _log = logging.getLogger("peerload.agent")
 
 
+@dataclass(eq=False, repr=False)
 class DuplicateNames:
     """Reactions of one agent to others with its name."""
 
-    def __init__(self, info: NodeInfo, node: Node, run: RunState, events: EventLog) -> None:
-        self._info = info
-        self._node = node
-        self._run = run
-        self._events = events
+    _info: NodeInfo
+    _node: Node
+    _run: RunState
+    _events: EventLog
 
     def copy_proven(self, other: Identity, up_s: float) -> None:
         """Another agent has proven, by its certificate, that it has this node's name, and it has this node's database, too:
@@ -67,7 +68,7 @@ class DuplicateNames:
             return False
         info.notices.append(notice)
         _log.error("%s", notice)
-        self._events.happened("store", "copied", node=other.node, reason=notice)
+        self._events.record("store", "copied", node=other.node, reason=notice)
         return bool(other.address)
 
     def refused(self, by: str) -> None:

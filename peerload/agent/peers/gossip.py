@@ -11,10 +11,10 @@ import ipaddress
 import logging
 import socket
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from peerload.model import metrics, rules
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.security.address import ANY, join_address, plain_host, resolve
@@ -38,9 +38,6 @@ LOOKUPS_MAX = 3
 that is looked up when something is sent there again."""
 NAME_S = 60.0
 """Life of a cached address of a host name."""
-
-LAG_TICK_S = 0.5
-"""Interval of the lag checks: a stall is reported too short by at most this."""
 
 _log = logging.getLogger("peerload.gossip")
 
@@ -75,7 +72,7 @@ class GossipSocket(Generic[Sent, Received]):
         self._loopback_only = loopback_only
         self._socket: socket.socket | None = None
         self._is_both = False
-        self._names: OrderedDict[str, tuple[str | None, float]] = OrderedDict()
+        self._names: BoundedDict[str, tuple[str | None, float]] = BoundedDict(NAMES_MAX)
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._has_logged = False
 
@@ -167,7 +164,7 @@ class GossipSocket(Generic[Sent, Received]):
 
     def _drop(self, reason: str, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
         self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason=reason)] += 1
-        self._security.tell(rule, who, what, tolerated=tolerated)
+        self._security.report(rule, who, what, tolerated=tolerated)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -219,39 +216,39 @@ class GossipSocket(Generic[Sent, Received]):
         except (OSError, ValueError):  # ValueError: not a host name
             self._counters[metrics.GOSSIP_NAMES_UNRESOLVED] += 1
             found = self._names.get(host, (None, 0.0))[0]  # the last known address is better than none
-        self._names.pop(host, None)
         self._names[host] = (found, loop.time() + NAME_S)
-        if len(self._names) > NAMES_MAX:
-            self._names.popitem(last=False)
 
 
 class LagWatch:
     """Reports when the event loop did not run for longer than ``lag_s``: the machine was asleep, the process was stopped, or
-    the loop was busy. ``lagged`` is called with the duration in s."""
+    the loop was busy. ``lagged`` is called with the duration in s.
 
-    def __init__(self, lag_s: float, lagged: Callable[[float], None]) -> None:
+    It watches for ``span_s`` after each datagram: a node without peers does not wake up for it, nor does one that has
+    datagrams more often. A stall is reported too short by at most ``span_s``."""
+
+    def __init__(self, lag_s: float, span_s: float, lagged: Callable[[float], None]) -> None:
         self._lag_s = lag_s
+        self._span_s = span_s
         self._lagged = lagged
         self._due_s = 0.0
         self._handle: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Start watching."""
-        self._due_s = _boot_s() + LAG_TICK_S
-        self._handle = asyncio.get_running_loop().call_later(LAG_TICK_S, self._tick)
-
-    def _tick(self) -> None:
-        self.check()
-        self.close()
-        self.start()
 
     def check(self) -> None:
         """Report a stall now, if there was one: before the input that has piled up meanwhile is handled."""
         late_s = _boot_s() - self._due_s
         if late_s > self._lag_s and self._handle is not None:
             self.close()
-            self.start()
             self._lagged(late_s)
+
+    def watch(self) -> None:
+        """Watch for ``span_s`` from now on."""
+        self.close()
+        self._due_s = _boot_s() + self._span_s
+        self._handle = asyncio.get_running_loop().call_later(self._span_s, self._over)
+
+    def _over(self) -> None:
+        self.check()
+        self._handle = None
 
     def close(self) -> None:
         """Stop watching."""

@@ -46,11 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Sequence
     from datetime import datetime
 
-    from peerload.agent.peers.backpressure import PeerBackpressure
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.peers.listener import NewcomerServer
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.peers.peer_table import PeerEntry
+    from peerload.agent.peers.peer_table import PeerBackpressure, PeerEntry
     from peerload.agent.peers.streams import Piece, StreamReader
     from peerload.agent.security_events import SecurityEvents
     from peerload.security.tls import Credentials

@@ -43,7 +43,7 @@ _log = logging.getLogger("peerload.peer")
 
 
 class NewcomerServer(Protocol):
-    """Serves those who ask to join (agent/joining/join_server.py)."""
+    """Serves those who ask to join (agent/joining/enrollment.py)."""
 
     def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> asyncio.BaseProtocol:
         """The protocol object of one connection; it calls ``closed`` with itself at its end."""

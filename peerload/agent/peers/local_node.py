@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
     from peerload.model.messages import Identity, Message
     from peerload.security.cluster_dir import ClusterDirectory
-    from peerload.security.keyring import Keyring
+    from peerload.security.revocation import Keyring
 
 
 class LocalNode:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.peers.address_file import AddressFile
+from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.gossip import GossipSocket, LagWatch
 from peerload.core.membership.membership import PeerState
 from peerload.model import events, metrics
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import MembershipUpdate
 from peerload.security.address import parse_address, resolve_one
@@ -97,10 +97,13 @@ class Members:
             security,
             loopback_only=local.cluster.is_local,
         )
-        self._lag = LagWatch(node.state.config.gossip.lag_s, lambda lag_s: inbox.put(events.LoopLagged(lag_s)))
+        preset = node.state.config.gossip
+        self._lag = LagWatch(
+            preset.lag_s, 1.1 * preset.probe_s, lambda lag_s: inbox.put(events.LoopLagged(lag_s))
+        )  # a healthy node probes once in probe_s
         self._write_timer: asyncio.TimerHandle | None = None
-        self._sources: OrderedDict[str, _Source] = OrderedDict()
-        self._facts: OrderedDict[str, PeerFacts] = OrderedDict()
+        self._sources: BoundedDict[str, _Source] = BoundedDict(SOURCES_MAX)
+        self._facts: BoundedDict[str, PeerFacts] = BoundedDict(FACTS_MAX)
 
     @property
     def known(self) -> tuple[Identity, ...]:
@@ -144,12 +147,9 @@ class Members:
             self._socket.close()
             raise
 
-    def start(self) -> None:
-        """Begin to watch for stalls of the agent."""
-        self._lag.start()
-
     def send(self, action: SendGossip) -> None:
         """Send a datagram to a peer."""
+        self._lag.watch()
         self._socket.send(action.node, self._source_of(action.node) or action.address, action.messages)
 
     def _source_of(self, node: str) -> str:
@@ -172,16 +172,14 @@ class Members:
 
     def _received(self, node: str, boot: str, address: str, datagram: Datagram) -> None:
         self._lag.check()
+        self._lag.watch()
         if not self._trust.admits(node, boot):
             reason = metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason="revoked node")
             self._security.counters[reason] += 1
-            self._security.tell("J4", node, "a datagram, though it was revoked")
+            self._security.report("J4", node, "a datagram, though it was revoked")
             return
         self._facts_of(node).datagram_s = time.monotonic()
         self._sources[node] = _Source(address, boot, asyncio.get_running_loop().time())
-        self._sources.move_to_end(node)
-        if len(self._sources) > SOURCES_MAX:
-            self._sources.popitem(last=False)
         if any(isinstance(message, MembershipUpdate) for message in datagram.messages):
             self.changed()
         if datagram.skipped:
@@ -222,7 +220,5 @@ class Members:
     def _facts_of(self, node: str) -> PeerFacts:
         found = self._facts.get(node)
         if found is None:
-            if len(self._facts) >= FACTS_MAX:
-                self._facts.popitem(last=False)
             found = self._facts[node] = PeerFacts()
         return found

@@ -1,22 +1,24 @@
-"""Peer table: what is known of each peer, its links and waiting messages, and which handshakes are refused. No I/O.
+"""Peer table: what is known of each peer, its links and waiting messages, which handshakes are refused, and backpressure.
 
 The peer of every handshake has proven its certificate. It is refused if another agent has its name, if there are too many
-peers, if a later start of the same agent is here, or while it is banned.
-"""
+peers, if a later start of the same agent is here, or while it is banned. A peer whose messages the core has not handled
+yet is not read further (rule P2)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from peerload.model import metrics, rules
+from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
+    from peerload.agent.inbox import Inbox
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.messages import Hello, Identity, Message
@@ -217,7 +219,7 @@ class PeerTable:
         """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
         self._security.counters[metrics.labelled(metrics.PEER_FRAMES_DROPPED, reason=why)] += 1
         if (rule := BROKEN_RULES.get(why.partition(":")[0])) is not None:
-            self._security.tell(rule, who, f"{why}: {detail}" if detail else why)
+            self._security.report(rule, who, f"{why}: {detail}" if detail else why)
 
     # -- handshakes --------------------------------------------------------------------------------------------------
 
@@ -228,7 +230,7 @@ class PeerTable:
             return False
         self._security.counters[metrics.PEER_NAME_CLASHES] += 1
         address = identity.address[:100]
-        self._security.tell(
+        self._security.report(
             rules.NAME_UNIQUE, identity.node, f"another agent has that name; the one at {address} is refused"
         )
         self.clashes = dict([*self.clashes.items(), (identity.node, identity.address)][-CLASHES_MAX:])
@@ -258,7 +260,7 @@ class PeerTable:
         if not self._bans.add((identity.node, identity.boot), asyncio.get_running_loop().time()):
             return False
         self._security.counters[metrics.PEER_BANS] += 1
-        self._security.tell(
+        self._security.report(
             rules.FRAMES_BOUNDED, identity.node, f"{ERRORS_MAX} malformed frames; it is banned for {BAN_S:g} s"
         )
         _log.warning("peer banned for malformed frames: node=%s ban_s=%g", identity.node, BAN_S)
@@ -278,21 +280,16 @@ class Bans:
     """Malformed frames and bans by (node, boot id). Not by network address: many nodes may share one."""
 
     def __init__(self) -> None:
-        self._errors: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
-        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._errors: BoundedDict[tuple[str, str], deque[float]] = BoundedDict(BANS_MAX)
+        self._until: BoundedDict[tuple[str, str], float] = BoundedDict(BANS_MAX)
 
     def add(self, who: tuple[str, str], now_s: float) -> bool:
         """Count one error. True if that was one too many."""
-        times = self._errors.setdefault(who, deque(maxlen=ERRORS_MAX))
+        times = self._errors[who] = self._errors.get(who) or deque(maxlen=ERRORS_MAX)
         times.append(now_s)
-        self._errors.move_to_end(who)
-        if len(self._errors) > BANS_MAX:
-            self._errors.popitem(last=False)
         if len(times) < ERRORS_MAX or now_s - times[0] > ERRORS_WITHIN_S:
             return False
         self._until[who] = now_s + BAN_S
-        if len(self._until) > BANS_MAX:
-            self._until.popitem(last=False)
         return True
 
     def holds(self, who: tuple[str, str], now_s: float) -> bool:
@@ -311,3 +308,71 @@ def backoff_s(failures: int) -> float:
     """Pause before the next attempt after so many failures in a row: exponential, with jitter."""
     ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
     return ceiling * random.uniform(0.5, 1.0)  # noqa: S311 -- jitter, not a secret
+
+
+BACKLOG_FRAMES_MAX = 20_000
+BACKLOG_BYTES_MAX = 64 << 20
+"""Bounds for one node: above either its links are not read until half of the backlog has been handled."""
+CHECK_EVERY_S = 0.02
+"""Interval of the checks while a node is paused."""
+_BACKLOG = "the core has not handled its messages"
+
+
+class _Backlog:
+    """Messages of one node that are in the inbox: (number in the inbox, bytes), oldest first; and its paused links."""
+
+    __slots__ = ("messages", "paused", "size_bytes")
+
+    def __init__(self) -> None:
+        self.messages: deque[tuple[int, int]] = deque()
+        self.size_bytes = 0
+        self.paused: set[PeerConnection] = set()
+
+    def settle(self, taken: int) -> None:
+        """Remove what the core has taken."""
+        while self.messages and self.messages[0][0] <= taken:
+            self.size_bytes -= self.messages.popleft()[1]
+
+    def exceeds(self, divisor: int) -> bool:
+        """True if the backlog is above the bounds divided by this."""
+        return len(self.messages) * divisor > BACKLOG_FRAMES_MAX or self.size_bytes * divisor > BACKLOG_BYTES_MAX
+
+
+class PeerBackpressure:
+    """Backlogs of all peers of one agent."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._backlogs: dict[str, _Backlog] = {}
+
+    def queued(self, connection: PeerConnection, node: str, size_bytes: int) -> bool:
+        """Count a message that was put into the inbox. True if the links of the node are paused from now on."""
+        backlog = self._backlogs.get(node)
+        if backlog is None:
+            backlog = self._backlogs[node] = _Backlog()
+        backlog.messages.append((self._inbox.put_count, size_bytes))
+        backlog.size_bytes += size_bytes
+        backlog.settle(self._inbox.taken_count)
+        if not backlog.messages and not backlog.paused:
+            del self._backlogs[node]
+            return False
+        if not backlog.exceeds(1):
+            return False
+        is_first = not backlog.paused
+        backlog.paused.add(connection)
+        connection.pause_reading(_BACKLOG)
+        if is_first:
+            asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._check, node)
+        return is_first
+
+    def _check(self, node: str) -> None:
+        backlog = self._backlogs[node]
+        backlog.settle(self._inbox.taken_count)
+        if backlog.exceeds(2):
+            asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._check, node)
+            return
+        paused, backlog.paused = backlog.paused, set()
+        for connection in paused:
+            connection.resume_reading(_BACKLOG)
+        if not backlog.messages:
+            del self._backlogs[node]

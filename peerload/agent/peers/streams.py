@@ -29,7 +29,7 @@ from peerload.model.messages import (
 from peerload.wire import peer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from peerload.agent.peers.connection import Links, Owner, PeerConnection
     from peerload.agent.peers.local_node import LocalNode
@@ -95,7 +95,7 @@ class Streams:
         self._local = local
         self._links = links
         self._dialer = dialer
-        self._sources: dict[type[Message], PieceServer] = {}
+        self._pieces: Mapping[type[Message], PieceServer] = {}
         self._fetched = 0
         self._forwards: StreamServer | None = None
         self._inputs: StreamServer | None = None
@@ -104,17 +104,15 @@ class Streams:
         """Connections that other nodes made, with the task that writes an output; None: no output was requested."""
         self._unasked: dict[PeerConnection, str] = {}
 
-    def serve_pieces(self, kind: type[Message], server: PieceServer) -> None:
-        """Serve requests of this kind from now on: outputs of attempts that ran here, or blocks of files."""
-        self._sources[kind] = server
-
-    def serve_forwards(self, server: StreamServer) -> None:
-        """Serve the clients of other nodes from now on."""
-        self._forwards = server
-
-    def serve_inputs(self, server: StreamServer) -> None:
-        """Serve the standard input of tasks that run elsewhere from now on."""
-        self._inputs = server
+    def serve(
+        self,
+        pieces: Mapping[type[Message], PieceServer],
+        inputs: StreamServer | None = None,
+        forwards: StreamServer | None = None,
+    ) -> None:
+        """Serve from now on what is requested in pieces (outputs of attempts that ran here, blocks of files), the standard
+        input of tasks that run elsewhere, and the clients of other nodes."""
+        self._pieces, self._inputs, self._forwards = pieces, inputs, forwards
 
     async def open(
         self, dst: str, address: str, kinds: tuple[type[Message], ...]
@@ -169,7 +167,7 @@ class Streams:
             )
             return
         is_taken = connection in self._servers or self.served.get(connection) is not None
-        source = self._sources.get(type(message))
+        source = self._pieces.get(type(message))
         if is_taken or source is None:
             self._links.drop("no output request", connection.certified)
             connection.close("no output request")

@@ -63,7 +63,7 @@ class AttachRequests:
         self._take_over(connection, record, source, request)
         source.uid = record.uid
         source.add(request.data, request.offset)
-        self._forwarding.came(record, source)
+        self._forwarding.note_input(record, source)
         if request.ends:
             await source.finish()
         self._forwarding.sent(record.uid)
@@ -158,7 +158,7 @@ class AttachRequests:
             if not task.record.input:
                 continue
             source = self._stdin.get(task.record.input)
-            self._forwarding.came(task.record, source)
+            self._forwarding.note_input(task.record, source)
             if task.record.attended:
                 continue
             if not (source.has_ended or source.was_left):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.node_info import now
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.cancel_wait import CancelWaits
+    from peerload.agent.views.metrics import TaskFigures
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.task import TaskRecord
 
@@ -90,26 +92,18 @@ class TaskWatches:
         return task in self._watches
 
 
+@dataclass(eq=False, repr=False)
 class ClientEvents:
     """Passes answers and changes on to the clients that wait for them."""
 
-    def __init__(
-        self,
-        core: CoreRequests,
-        decisions: Decisions,
-        watches: TaskWatches,
-        attach: AttachRequests,
-        cancel_waits: CancelWaits,
-        saving: OutputSaver,
-        output: TaskOutputs,
-    ) -> None:
-        self._core = core
-        self._decisions = decisions
-        self._watches = watches
-        self._attach = attach
-        self._cancel_waits = cancel_waits
-        self._saving = saving
-        self._output = output
+    _core: CoreRequests
+    _decisions: Decisions
+    _watches: TaskWatches
+    _attach: AttachRequests
+    _cancel_waits: CancelWaits
+    _saving: OutputSaver
+    _output: TaskOutputs
+    _figures: TaskFigures
 
     def answered(self, answer: Answer) -> None:
         """A request has its answer."""
@@ -119,6 +113,7 @@ class ClientEvents:
         """A task has a new durable record, or runs."""
         self._attach.changed(action)
         self._saving.changed(action)
+        self._figures.changed(action)
         record = action.record
         self._watches.changed(record, running=action.running)
         if record.state.is_final and record.exit is not None:
@@ -136,6 +131,7 @@ class ClientEvents:
     def decided(self, decision: Decided) -> None:
         """A decision was made."""
         self._decisions.add(decision, now().wall_s)
+        self._figures.decided(decision)
 
     def waits(self, task: str, why: str) -> None:
         """A task has ended elsewhere, and its result cannot be fetched for now."""

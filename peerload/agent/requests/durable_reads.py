@@ -29,7 +29,7 @@ class DurableReads:
         is committed, so that the store is current as it is."""
         store, reached = self.store, asyncio.Event()
         if not store.is_stalled:
-            self._outbox.outward(reached.set)
+            self._outbox.when_durable(reached.set)
         while not store.is_stalled and not reached.is_set():
             with contextlib.suppress(TimeoutError):  # that very commit may find the disk full
                 async with asyncio.timeout(STALLED_CHECK_S):
@@ -37,7 +37,7 @@ class DurableReads:
         return store
 
     async def readable(self, connection: Connection, *, events: bool = False) -> Store:
-        """The same, once the client has read most of the earlier responses. ``events``: with all events so far."""
+        """As `durable`, once the client has read most of the earlier responses. ``events``: with all events so far."""
         if events:
             self.event_log.settle()
         await self.durable()

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from peerload.agent.accounts.environment import variables_of
+from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.requests.live_usage import running_here
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -79,17 +78,10 @@ class InsideCommands:
             lost = TaskLost(key, "the launcher knows nothing of it any more")
             self.heard(lost if known is None else TaskEnded(key, known))
         mine = running | ended.keys()
-        if not mine:
-            return ready
         for key in mine - self._commands.keys():
             self._launcher.signal(key, SIGKILL)
             self._drop(key)
-        return msgspec.structs.replace(
-            ready,
-            running=tuple(task for task in ready.running if task[0] not in mine),
-            ended=tuple(task for task in ready.ended if task[0] not in mine),
-            frozen=tuple(key for key in ready.frozen if key not in mine),
-        )
+        return ready.without(mine)
 
     def check_room(self) -> None:
         """Raises SlowDown if there are too many commands."""
@@ -146,26 +138,17 @@ class InsideCommands:
         self._spool.drop(key)
 
 
+@dataclass(eq=False, repr=False)
 class ExecRequests:
     """The verb `exec`, and the input of its commands."""
 
-    def __init__(
-        self,
-        commands: InsideCommands,
-        node: Node,
-        task_ids: TaskIds,
-        output: TaskOutputs,
-        stdin: StdinStore,
-        forwarding: StdinForwarding,
-        disk: DiskSpace,
-    ) -> None:
-        self.commands = commands
-        self._node = node
-        self._task_ids = task_ids
-        self._output = output
-        self._stdin = stdin
-        self._forwarding = forwarding
-        self._disk = disk
+    commands: InsideCommands
+    _node: Node
+    _task_ids: TaskIds
+    _output: TaskOutputs
+    _stdin: StdinStore
+    _forwarding: StdinForwarding
+    _disk: DiskSpace
 
     async def run(self, connection: Connection, request: control.Exec) -> None:
         """Run a command inside a task, and stream its output to the client, then its exit."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_files
-from peerload.agent.output.tail import tail_start
+from peerload.agent.output.spool import tail_start
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
     Pieces = AsyncGenerator[tuple[int, int, bytes], None]
 
 
+@dataclass(eq=False, repr=False)
 class OutputSource:
     """The output of tasks of this home: kept here, or copied from the node that runs them."""
 
-    def __init__(self, info: NodeInfo, node: Node, output: TaskOutputs, spool: Spool) -> None:
-        self._info = info
-        self._node = node
-        self._output = output
-        self._spool = spool
+    _info: NodeInfo
+    _node: Node
+    _output: TaskOutputs
+    _spool: Spool
 
     def runs(self, record: TaskRecord) -> bool:
         """True if there may be output to follow."""
@@ -119,17 +120,15 @@ class OutputSource:
         connection.ok(request.id, {**told, "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]})
 
 
+@dataclass(eq=False, repr=False)
 class OutputRequests:
     """The verb `output` of one agent."""
 
-    def __init__(
-        self, reads: DurableReads, task_ids: TaskIds, watches: TaskWatches, source: OutputSource, node: Node
-    ) -> None:
-        self._reads = reads
-        self._task_ids = task_ids
-        self._watches = watches
-        self._source = source
-        self._node = node
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _watches: TaskWatches
+    _source: OutputSource
+    _node: Node
 
     async def output(self, connection: Connection, request: control.Output) -> None:
         """Send the output of one task."""

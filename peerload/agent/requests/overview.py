@@ -10,7 +10,6 @@ import os
 import pwd
 import secrets
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.control.authorization import display_user
@@ -18,6 +17,7 @@ from peerload.agent.node_info import now
 from peerload.agent.views import node as node_views
 from peerload.agent.views import task as views
 from peerload.core.work import HomePhase, RemotePhase
+from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.work import HomeTask, RemoteTask
+    from peerload.model.task import TaskSpec
     from peerload.wire import control
 
 TASKS_SHOWN_MAX = 1000
@@ -111,7 +112,7 @@ class OverviewCache:
         self._access = access
         self._views = views
         self._all = OverviewBuilder(node, access, store, self._views, None)
-        self._each: OrderedDict[str, OverviewBuilder] = OrderedDict()
+        self._each: BoundedDict[str, OverviewBuilder] = BoundedDict(VIEWERS_KEPT_MAX)
 
     def of(self, caller: Principal) -> OverviewBuilder:
         """The overview of this caller."""
@@ -121,10 +122,7 @@ class OverviewCache:
         if found is None:
             store = self._access.store(caller)
             found = OverviewBuilder(self._node, self._access, store, self._views, caller)
-            self._each[caller.who] = found
-            if len(self._each) > VIEWERS_KEPT_MAX:
-                self._each.popitem(last=False)
-        self._each.move_to_end(caller.who)
+        self._each[caller.who] = found
         return found
 
 
@@ -241,7 +239,7 @@ class OverviewBuilder:
         if told["state"] == "queued":
             told["reason"] = views.why_waiting(self._node, task, task.record)
         del told["argv"]  # it may be a megabyte
-        return told | {"command": _command(task.spec.argv), "priority": task.spec.priority}
+        return told | {"command": _command(task.spec.argv), "priority": task.spec.priority} | _gpu_wishes(task.spec)
 
     # -- tasks of other homes -------------------------------------------------------------------------------------
 
@@ -275,6 +273,7 @@ class OverviewBuilder:
             "command": _command(spec.argv),
             "parked": guest.is_parked,
             "reason": guest.killed_because or None,
+            **_gpu_wishes(spec),
         }
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -285,6 +284,10 @@ class OverviewBuilder:
             return []
         found = store.events(request.events_after, request.events_max, newest=True)
         return [views.event_object(event) for event in found]
+
+
+def _gpu_wishes(spec: TaskSpec) -> dict[str, object]:
+    return {"gpu_wait": spec.request.gpu_wait.value, "gpu_prefer": list(spec.request.gpu_prefer)}
 
 
 def _guest_mark(guest: RemoteTask) -> object:

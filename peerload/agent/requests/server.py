@@ -1,82 +1,254 @@
-"""The path of a request: its checks in their order, and its dispatch."""
+"""The path of a request: its checks in their order, and the method that carries out each verb."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
+from peerload.agent.accounts import output_files
 from peerload.agent.control.quotas import waits_for
-from peerload.model.errors import SlowDown
+from peerload.wire import control
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Coroutine
 
+    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.quotas import Quotas
+    from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.forwarding.request_router import RequestRouter
-    from peerload.agent.node_info import NodeInfo
-    from peerload.agent.requests.dispatch import Dispatcher
+    from peerload.agent.requests.attach import AttachRequests
+    from peerload.agent.requests.durable_reads import DurableReads
+    from peerload.agent.requests.exec_in_task import ExecRequests
+    from peerload.agent.requests.live_usage import LiveUsage
+    from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
+    from peerload.agent.requests.output_stream import OutputRequests
+    from peerload.agent.requests.overview import OverviewCache
+    from peerload.agent.requests.submissions import FileRequests, Submissions
+    from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
+    from peerload.agent.requests.task_queries import EventRequests, TaskQueries
+    from peerload.agent.requests.wait_request import WaitRequests
+    from peerload.agent.requests.why import WhyRequest
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
-    from peerload.wire import control
+    from peerload.agent.store.disk_space import DiskSpace
+
+    Work = Coroutine[Any, Any, None]
 
 
+class Gates(NamedTuple):
+    """The collaborators that a request has to pass, in their order."""
+
+    quotas: Quotas
+    access: Authorization
+    router: RequestRouter
+    users: UserServices
+    disk: DiskSpace
+    files: AttemptFiles
+    directories: DirectoryQueries
+
+
+@dataclass(eq=False, repr=False)
 class RequestServer:
     """Serves the clients of one agent: those at its socket, and those of other nodes."""
 
-    def __init__(
-        self,
-        access: Authorization,
-        quotas: Quotas,
-        router: RequestRouter,
-        dispatcher: Dispatcher,
-        info: NodeInfo,
-        security: SecurityEvents,
-        run: RunState,
-    ) -> None:
-        self._access = access
-        self._quotas = quotas
-        self._router = router
-        self._dispatcher = dispatcher
-        self._info = info
-        self._security = security
-        self._run = run
+    _gates: Gates
+    _submissions: Submissions
+    _verbs: Verbs
+    _security: SecurityEvents
+    _run: RunState
+
+    @property
+    def counters(self) -> Counter[str]:
+        """The counters of the agent."""
+        return self._security.counters
 
     def handle(self, connection: Connection, request: control.Request) -> None:
-        """Check a request, in this order, and have it carried out. Requests that queue tasks then have to pass
-        `SubmissionChecks.check`: the quota of tasks, output files, disk space, and the directory."""
+        """Begin to serve a request, unless its client or its user asks too often."""
         try:
-            # Bound of one client: requests that are not answered yet.
             connection.check_pending()
-            # Rate of its user.
-            self._quotas.check_rate(connection, request)
-            # Authorization: the right to ask for this, and the ownership of the tasks that are named.
-            request = self._access.authorize(connection.caller, request)
-            # Routing: the work at other nodes, if they have a part in it.
-            work = self._router.work(connection, request)
-            # Dispatch: what carries it out here. Most of it is work that waits until all before it is durable.
-            if work is None:
-                work = self._dispatcher.work(connection, request)
-            # Quota of what is waited for, by user and by node.
-            if work is not None:
-                self._begin(connection, request, work)
+            self._gates.quotas.check_rate(connection, request)
         except Exception as error:  # noqa: BLE001 -- `report_failure` tells errors from bugs
             connection.report_failure(request.id, error)
+        else:
+            connection.spawn(request.id, self._serve(connection, request))
 
-    def _begin(self, connection: Connection, request: control.Request, work: Coroutine[Any, Any, None]) -> None:
-        """Begin the work, within the quota of what is waited for. Raises SlowDown."""
-        try:
-            charge = self._quotas.charge(connection, waits_for(request))
-        except SlowDown:
-            work.close()
-            raise
-        connection.spawn(request.id, work).add_done_callback(lambda _: charge.end())
+    async def _serve(self, connection: Connection, request: control.Request) -> None:
+        """Check a request, in this order, and answer it. Raises PeerloadError."""
+        quotas, access, router, users, disk, files, directories = self._gates
+        caller = connection.caller
+        # 1. Authorization: the right to ask for this, and the ownership of the tasks that are named.
+        request = access.authorize(caller, request)
+        # 2. Quota of the tasks that are waited for, by user and by node.
+        with quotas.charge(connection, waits_for(request)):
+            # 3. Routing: other nodes answer, if they have a part in it.
+            if (elsewhere := router.work(connection, request)) is not None:
+                await elsewhere
+            elif not isinstance(request, control.Submit | control.Retry):
+                if (work := self._verbs.work(connection, request)) is not None:
+                    await work
+            else:
+                # 4. Dependencies on tasks of other homes: these know who may see them.
+                await router.check_dependencies(connection, request)
+                submission = await self._submissions.read(caller, request)
+                spec, terms, tasks = submission.spec, submission.terms, submission.tasks
+                # 5. Quota of the user's tasks and submissions.
+                quotas.check_submission(caller, tasks)
+                # 6. Output files that this user can write.
+                if submission.writes_files:
+                    output_files.check_patterns(terms, len(submission.indices))
+                    await users.check_files(spec, terms)
+                # 7. Room on the disk of this node.
+                disk.admit(tasks, submission.size_bytes)
+                # 8. Its files, which are complete here.
+                await files.check(spec, terms)
+                # 9. The working directory, on the other nodes and here. A task without one here may run elsewhere.
+                await directories.ask(self._submissions.candidates(spec), spec.directory, spec.user)
+                directory_here = await users.admitted(spec, terms)
+                await self._submissions.queue(connection, request, submission, directory_here=directory_here)
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         """Count a violation of a security rule."""
-        self._info.counters[name] += 1
-        self._security.tell(rule, connection.from_node or f"uid {connection.uid}", what)
+        self._security.counters[name] += 1
+        self._security.report(rule, connection.from_node or f"uid {connection.uid}", what)
 
     def broke(self, why: str) -> None:
         """Stop the agent after a bug."""
         self._run.fail(why)
+
+
+@dataclass(eq=False, repr=False)
+class Verbs:
+    """The methods that carry out the verbs, besides those that queue tasks."""
+
+    reads: DurableReads
+    commands: TaskCommands
+    clean: CleanRequests
+    waits: WaitRequests
+    outputs: OutputRequests
+    execs: ExecRequests
+    attach: AttachRequests
+    tasks: TaskQueries
+    events: EventRequests
+    why: WhyRequest
+    usage: LiveUsage
+    overviews: OverviewCache
+    status: StatusRequests
+    node: NodeCommands
+    cluster: ClusterCommands
+    files: FileRequests
+
+    def work(self, connection: Connection, request: control.Request) -> Work | None:  # noqa: C901, PLR0912, PLR0915 -- one line a verb
+        """Carry a request out → the work that answers it; None if it was answered, or is the core's to answer. Raises
+        PeerloadError."""
+        match request:
+            # Tasks of this home, and their processes here
+            case control.Cancel():
+                return self.commands.cancel(connection, request)
+            case control.CancelRemote():
+                self.commands.cancel_remote(connection, request)
+            case control.Signal() if request.command:
+                self.execs.commands.signal(connection, request)
+            case control.Signal():
+                return self.commands.signal(connection, request)
+            case control.Hold():
+                return self.commands.hold(connection, request)
+            case control.Release():
+                return self.commands.release(connection, request)
+            case control.Prio():
+                return self.commands.prioritize(connection, request)
+            case control.Group():
+                self.commands.group(connection, request)
+            case control.Groups():
+                self.commands.groups(connection, request)
+            case control.Clean():
+                return self.clean.clean(connection, request)
+            case control.Wait():
+                return self.waits.wait(connection, request)
+            case control.Output():
+                return self.outputs.output(connection, request)
+            case control.Exec():
+                return self.execs.run(connection, request)
+            case control.Input() if request.command:
+                return self.execs.input(connection, request)
+            case control.Input():
+                return self.attach.input(connection, request)
+            case control.Resize() if request.command:
+                self.execs.commands.resize(connection, request)
+            case control.Resize():
+                self.attach.resize(connection, request)
+            case control.Attend():
+                self.attach.attend(connection, request)
+            case control.Detach():
+                return self.attach.detach(connection, request)
+            # Lists and explanations, which see everything that was decided before them
+            case control.Tasks():
+                return self.tasks.tasks(connection, request)
+            case control.Select():
+                return self.tasks.select(connection, request)
+            case control.History():
+                return self.tasks.history(connection, request)
+            case control.Remote():
+                return self.tasks.remote(connection, request)
+            case control.Show():
+                return self.tasks.show(connection, request)
+            case control.Events():
+                return self.events.events(connection, request)
+            case control.Why():
+                return self._why(connection, request)
+            case control.Usage():
+                return self._usage(connection, request)
+            case control.Overview():
+                return self._overview(connection, request)
+            case control.Files():
+                return self.files.files(connection, request)
+            # The node and its cluster
+            case control.Info():
+                connection.ok(request.id, self.status.agent.info())
+            case control.Settings():
+                connection.ok(request.id, self.status.agent.settings())
+            case control.Nodes():
+                connection.ok(request.id, {"nodes": self.status.nodes.objects()})
+            case control.Policy():
+                connection.ok(request.id, self.status.policy())
+            case control.Stats():
+                connection.ok(request.id, self.status.stats())
+            case control.Checkup():
+                connection.ok(request.id, self.status.checkup(connection.caller))
+            case control.Drain():
+                return self.node.drain(connection, request)
+            case control.Undrain():
+                self.node.undrain(connection, request)
+            case control.Leave():
+                self.node.leave(connection, request)
+            case control.Forget():
+                self.node.forget(connection, request)
+            case control.Stop():
+                self.node.stop(connection, request)
+            case control.Restart():
+                self.node.restart(connection, request)
+            case control.Invite():
+                self.cluster.invite(connection, request)
+            case control.Revoke():
+                self.cluster.revoke(connection, request)
+            case control.Rotate():
+                self.cluster.rotate(connection, request)
+            case control.Submit() | control.Retry():
+                raise AssertionError("`RequestServer` queues tasks")
+            case _:
+                assert_never(request)
+        return None
+
+    async def _why(self, connection: Connection, request: control.Why) -> None:
+        await self.reads.readable(connection, events=True)
+        connection.ok(request.id, await self.why.explain(request.task))
+
+    async def _usage(self, connection: Connection, request: control.Usage) -> None:
+        await connection.drain()
+        connection.ok(request.id, {"tasks": await self.usage.readings(request.tasks)})
+
+    async def _overview(self, connection: Connection, request: control.Overview) -> None:
+        await self.reads.readable(connection)
+        connection.ok(request.id, self.overviews.of(connection.caller).build(request))

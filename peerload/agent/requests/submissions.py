@@ -1,102 +1,69 @@
-"""The verbs that queue tasks, submit and retry, and their checks."""
+"""The verbs that queue tasks: submit and retry."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from peerload.agent.accounts import output_files
-from peerload.agent.accounts.environment import variables_of
+from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.stdin.stdin_store import input_name
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskSubmitted
 from peerload.model.messages import Need
 from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, Guarantee, TaskState
+from peerload.wire import control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from peerload.agent.accounts.as_user import UserServices
-    from peerload.agent.accounts.directory_cache import DirectoryQueries
     from peerload.agent.control.authorization import Authorization, Principal
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.core_requests import CoreRequests
-    from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.stdin.stdin_store import StdinStore
-    from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.rows import Each
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.wire import control
 
 
-class SubmissionChecks:
-    """Checks of a submission: the quota of its user, output files, disk space, and the directory."""
+class Submission(NamedTuple):
+    """A request for tasks, read and completed. ``tasks``: their number; ``retry_of``: the tasks that are queued again."""
 
-    def __init__(
-        self,
-        access: Authorization,
-        quotas: Quotas,
-        users: UserServices,
-        disk: DiskSpace,
-        directories: DirectoryQueries,
-        node: Node,
-        files: AttemptFiles,
-    ) -> None:
-        self._access = access
-        self._quotas = quotas
-        self._users = users
-        self._disk = disk
-        self._directories = directories
-        self._node = node
-        self._files = files
+    spec: TaskSpec
+    terms: SubmitOptions
+    indices: tuple[int, ...]
+    each: Each
+    digest: bytes
+    size_bytes: int
+    retry_of: str = ""
 
-    def with_owner(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
-        """Set the owner of a submission to this caller."""
-        return self._access.with_owner(caller, spec, terms)
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.indices) or 1
 
-    async def check(
-        self,
-        caller: Principal,
-        spec: TaskSpec,
-        terms: SubmitOptions,
-        tasks: int,
-        each: Each = (),
-        input_bytes: int = 0,
-        *,
-        files: bool,
-    ) -> bool:
-        """Check a submission, in this order → True if its directory is here. ``files``: check that its output files can be
-        written. Raises SlowDown, DiskFull or BadRequest."""
-        self._quotas.check_submission(caller, tasks or 1)
-        if files:
-            output_files.check_patterns(terms, tasks)
-            await self._users.check_files(spec, terms)
-        size = input_bytes + len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
-        self._disk.admit(tasks or 1, size)
-        await self._files.check(spec, terms)
-        others = self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
-        await self._directories.ask(others, spec.directory, spec.user)
-        if self._users.seen_lately(self._users.submitter(spec, terms), spec.directory):
-            return True
-        return await self._users.admitted(spec, terms)
+    @property
+    def writes_files(self) -> bool:
+        """True if its output files are new: those of a retry were checked before."""
+        return not self.retry_of
 
 
+@dataclass(eq=False, repr=False)
 class FileRequests:
     """Takes files of clients that are about to submit a task, and shows what is kept."""
 
-    def __init__(self, files: AttemptFiles) -> None:
-        self._files = files
+    _files: AttemptFiles
 
     async def files(self, connection: Connection, request: control.Files) -> None:
         """Keep, look for or remove blocks."""
@@ -113,57 +80,84 @@ class FileRequests:
         connection.ok(request.id, reply)
 
 
+@dataclass(eq=False, repr=False)
 class Submissions:
     """Puts submissions to the core, whose answer is sent once its decision is durable."""
 
-    def __init__(
-        self,
-        core: CoreRequests,
-        checks: SubmissionChecks,
-        reads: DurableReads,
-        task_ids: TaskIds,
-        stdin: StdinStore,
-        attach: AttachRequests,
-        node: Node,
-    ) -> None:
-        self._core = core
-        self._checks = checks
-        self._reads = reads
-        self._task_ids = task_ids
-        self._stdin = stdin
-        self._attach = attach
-        self._node = node
+    _core: CoreRequests
+    _access: Authorization
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _stdin: StdinStore
+    _attach: AttachRequests
+    _node: Node
 
-    async def submit(self, connection: Connection, request: control.Submit) -> None:
-        """Queue a command."""
+    def candidates(self, spec: TaskSpec) -> Sequence[str]:
+        """The other nodes that could run a task, as far as is known."""
+        return self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
+
+    async def read(self, caller: Principal, request: control.Submit | control.Retry) -> Submission:
+        """Read a submission, or the earlier one of tasks that are to be retried. Raises BadRequest, NoSuchTask."""
+        if isinstance(request, control.Retry):
+            return await self._read_retry(request)
         indices = members(request)
         terms = with_whole_ids(self._task_ids, request.spec, request.terms)
-        spec, terms = self._checks.with_owner(connection.caller, request.spec, terms)
+        spec, terms = self._access.with_owner(caller, request.spec, terms)
         if output_files.patterns(terms):
             spec = msgspec.structs.replace(spec, followed=True)  # the output files get all of it
-        directory_here = await self._checks.check(
-            connection.caller, spec, terms, len(indices), request.each, len(request.input), files=True
-        )
-        digest = submission_digest(request)
+        size = len(request.input) + _size(spec, request.each)
+        return Submission(spec, terms, indices, request.each, submission_digest(request), size)
+
+    async def _read_retry(self, request: control.Retry) -> Submission:
+        store = await self._reads.durable()
+        records = [record async for page in self._task_ids.pages(request.task) for record in page]
+        meant = self._task_ids.parse(request.task)
+        counter = meant.counter
+        name = self._task_ids.whole_id(str(counter) if meant.is_range else request.task)
+        spec, each = store.spec(counter), store.each(counter)
+        if spec.takes_input:
+            if any(record.input_came for record in records):
+                hint = "submit it again, with its input"
+                raise BadRequest(f"{name} cannot be repeated", why="its standard input is not kept", hint=hint)
+            spec = msgspec.structs.replace(spec, takes_input=False, terminal=None, followed=False)
+        chosen = _to_retry(name, records, self._node.home.tasks, request)
+        indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
+        asked = f"retry {name} {request.all}{' failed' if request.failed else ''}"
+        digest = hashlib.sha256(asked.encode()).digest()
+        return Submission(spec, store.terms(counter).again(), indices, each, digest, _size(spec, each), retry_of=name)
+
+    async def queue(
+        self,
+        connection: Connection,
+        request: control.Submit | control.Retry,
+        submission: Submission,
+        *,
+        directory_here: bool,
+    ) -> None:
+        """Put a submission that has passed all checks to the core."""
         before = self._reads.store.submission_of(request.token)
-        name, refused = await self._store_input(connection, request)
-        number = self._core.expect(connection, request.id, refused)
-        client = self._attach.client_number(connection) if request.attended else 0
+        name, client, held, waits_for_node = "", 0, False, False
+        refused: Callable[[], None] | None = None
+        if isinstance(request, control.Submit):
+            name, refused = await self._store_input(connection, request)
+            client = self._attach.client_number(connection) if request.attended else 0
+            held, waits_for_node = request.held, request.wait_for_node
         self._core.put(
             TaskSubmitted(
-                number,
+                self._core.expect(connection, request.id, refused),
                 request.token,
-                digest,
-                spec,
-                indices,
+                submission.digest,
+                submission.spec,
+                submission.indices,
                 directory_here=directory_here,
                 before=before,
-                held=request.held,
-                waits_for_node=request.wait_for_node,
+                held=held,
+                retry_of=submission.retry_of,
+                waits_for_node=waits_for_node,
+                terms=submission.terms,
+                each=submission.each,
                 client=client,
                 input=name,
-                terms=terms,
-                each=request.each,
             )
         )
 
@@ -191,41 +185,10 @@ class Submissions:
             self._attach.watch_connection(connection)
         return name, refused
 
-    async def retry(self, connection: Connection, request: control.Retry) -> None:
-        """Queue a task again as a new one; of an array the members that have not succeeded."""
-        store = await self._reads.durable()
-        records = [record async for page in self._task_ids.pages(request.task) for record in page]
-        meant = self._task_ids.parse(request.task)
-        counter = meant.counter
-        name = self._task_ids.whole_id(str(counter) if meant.is_range else request.task)
-        spec, each = store.spec(counter), store.each(counter)
-        terms = store.terms(counter).again()
-        if spec.takes_input:
-            if any(record.input_came for record in records):
-                hint = "submit it again, with its input"
-                raise BadRequest(f"{name} cannot be repeated", why="its standard input is not kept", hint=hint)
-            spec = msgspec.structs.replace(spec, takes_input=False, terminal=None, followed=False)
-        chosen = _to_retry(name, records, self._node.home.tasks, request)
-        indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
-        directory_here = await self._checks.check(connection.caller, spec, terms, len(indices), each, files=False)
-        asked = f"retry {name} {request.all}{' failed' if request.failed else ''}"
-        digest = hashlib.sha256(asked.encode()).digest()
-        before = store.submission_of(request.token)
-        number = self._core.expect(connection, request.id)
-        self._core.put(
-            TaskSubmitted(
-                number,
-                request.token,
-                digest,
-                spec,
-                indices,
-                directory_here=directory_here,
-                before=before,
-                retry_of=name,
-                terms=terms,
-                each=each,
-            )
-        )
+
+def _size(spec: TaskSpec, each: Each) -> int:
+    """Bytes of a submission's command lines and environment."""
+    return len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
 
 
 def with_whole_ids(task_ids: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> SubmitOptions:

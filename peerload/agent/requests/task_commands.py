@@ -5,6 +5,7 @@ All but clean are put to the core as events, whose answers are sent once its dec
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.store.pruning import RemovalCriteria
@@ -32,24 +33,16 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 
+@dataclass(eq=False, repr=False)
 class TaskCommands:
     """Looks up the named tasks, and puts the change to the core."""
 
-    def __init__(
-        self,
-        core: CoreRequests,
-        reads: DurableReads,
-        task_ids: TaskIds,
-        cancel_waits: CancelWaits,
-        access: Authorization,
-        node: Node,
-    ) -> None:
-        self._core = core
-        self._reads = reads
-        self._task_ids = task_ids
-        self._cancel_waits = cancel_waits
-        self._access = access
-        self._node = node
+    _core: CoreRequests
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _cancel_waits: CancelWaits
+    _access: Authorization
+    _node: Node
 
     async def cancel(self, connection: Connection, request: control.Cancel) -> None:
         """Cancel tasks; with ``wait`` answer when their processes have ended."""
@@ -120,14 +113,14 @@ class TaskCommands:
 REASON = "peerload clean"
 
 
+@dataclass(eq=False, repr=False)
 class CleanRequests:
     """The verb `clean` of one agent."""
 
-    def __init__(self, remover: TaskRemover, reads: DurableReads, task_ids: TaskIds, node: Node) -> None:
-        self._remover = remover
-        self._reads = reads
-        self._task_ids = task_ids
-        self._node = node
+    _remover: TaskRemover
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _node: Node
 
     async def clean(self, connection: Connection, request: control.Clean) -> None:
         """Remove ended tasks, and tell which. Raises BadRequest if one that is named has not ended, NoSuchTask if there is
@@ -149,16 +142,16 @@ class CleanRequests:
             who="" if connection.caller.sees_all else connection.caller.who,
         )
 
-        async def tell(removed: Removed) -> None:
+        async def stream_names(removed: Removed) -> None:
             names, removed.names = removed.names, []
             await connection.stream(request.id, {"tasks": names})
 
         gone = await self._remover.remove(
-            wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell
+            wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=stream_names
         )
         if gone.tasks and not request.dry_run:
             what = "the outputs of" if request.outputs_only else ""
             reason = f"{what} {gone.tasks} ended tasks, {gone.output_bytes} bytes of output: {REASON}".strip()
-            self._reads.event_log.happened("store", "removed", reason=reason)
+            self._reads.event_log.record("store", "removed", reason=reason)
         counts = {"outputs": gone.outputs, "output_bytes": gone.output_bytes, "in_use": gone.in_use}
         connection.ok(request.id, {"removed": gone.tasks, **counts})

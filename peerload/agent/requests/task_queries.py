@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.control.authorization import display_user
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 PAGE_TASKS = 256
 """Tasks in one page; others have their turn between two pages."""
 SHOW_PAGE_TASKS = 50
-"""The same with all details."""
+"""Tasks in one page of `show`, with all details."""
 PAGE_TOKENS = 50
 """Tokens of one page."""
 LISTED_HERE_MAX = 2000
@@ -91,7 +92,7 @@ class TaskQueries:
         ended_after = now().wall_s - request.ended_within_s
         is_large = request.limit > LISTED_HERE_MAX or request.gathered
         if is_large or not connection.caller.sees_all or not criteria.is_of_columns:
-            listed = functools.partial(store.listed_beside, gathered=request.gathered)
+            listed = functools.partial(store.listed_in_thread, gathered=request.gathered)
             found, truncated = await asyncio.to_thread(listed, whole.path, ended_after, request.limit, criteria)
         else:
             found, truncated = store.listed(ended_after, request.limit, states=criteria.states, node=request.node)
@@ -131,7 +132,7 @@ class TaskQueries:
         means_all = caller.sees_all and (request.all_users or request.tasks)
         store = whole if means_all else whole.only_of(caller.who)
         criteria = Criteria.of(request, map(self._task_ids.parse, request.tasks))
-        found = await asyncio.to_thread(store.selected_beside, whole.path, criteria)
+        found = await asyncio.to_thread(store.selected_in_thread, whole.path, criteria)
         states = found.states
         for counter, member, uid, attempt in found.leased:
             task = self._node.home.tasks.get(uid)
@@ -217,14 +218,14 @@ class TaskQueries:
         return task
 
 
+@dataclass(eq=False, repr=False)
 class EventRequests:
     """The verb `events` of one agent, whose node is called ``node``."""
 
-    def __init__(self, reads: DurableReads, task_ids: TaskIds, access: Authorization, node: str) -> None:
-        self._reads = reads
-        self._task_ids = task_ids
-        self._access = access
-        self._node = node
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _access: Authorization
+    _node: str
 
     async def events(self, connection: Connection, request: control.Events) -> None:
         """Send the newest events, oldest first; with ``follow`` those to come."""

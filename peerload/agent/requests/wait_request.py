@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_files
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskRecord
 
 
+@dataclass(eq=False, repr=False)
 class TaskEnds:
     """Ends of tasks of this home in the form of `wait`."""
 
-    def __init__(self, store: Store, spool: Spool, jobs: CompletionJobs, output_bytes_max: int) -> None:
-        self._store = store
-        self._spool = spool
-        self._jobs = jobs
-        self._output_bytes_max = output_bytes_max
+    _store: Store
+    _spool: Spool
+    _jobs: CompletionJobs
+    _output_bytes_max: int
 
-    def told(self, record: TaskRecord, *, with_output: bool) -> dict[str, object]:
+    def describe(self, record: TaskRecord, *, with_output: bool) -> dict[str, object]:
         """How a task ended, with its output if that is asked; or that it is unknown."""
         told = views.ended_object(record)
         if with_output:
@@ -63,17 +64,15 @@ class TaskEnds:
         return told | {"stdout": stdout, "stderr": stderr} if (len(stdout), len(stderr)) == sizes else told
 
 
+@dataclass(eq=False, repr=False)
 class WaitRequests:
     """The verb `wait` of one agent."""
 
-    def __init__(
-        self, reads: DurableReads, task_ids: TaskIds, watches: TaskWatches, quotas: Quotas, ends: TaskEnds
-    ) -> None:
-        self._reads = reads
-        self._task_ids = task_ids
-        self._watches = watches
-        self._quotas = quotas
-        self._ends = ends
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _watches: TaskWatches
+    _quotas: Quotas
+    _ends: TaskEnds
 
     async def wait(self, connection: Connection, request: control.Wait) -> None:
         """Send the ends of tasks until all have ended, or the first with ``any``."""
@@ -181,5 +180,5 @@ class WaitRequest:
     def _send_end(self, record: TaskRecord) -> None:
         if self._request.files and record.state.is_final and self._ends.has_files(record):
             self._to_be_saved.append(record)
-        told = self._ends.told(record, with_output=self._request.outputs)
+        told = self._ends.describe(record, with_output=self._request.outputs)
         self._connection.more(self._request.id, told)

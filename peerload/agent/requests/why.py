@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -54,17 +55,15 @@ def is_waiting(task: HomeTask | None) -> bool:
     return task.phase in WAITING_PHASES or (task.phase is HomePhase.AWAY and not task.running_at)
 
 
+@dataclass(eq=False, repr=False)
 class WhyRequest:
     """Answers `why` for the tasks of one home."""
 
-    def __init__(
-        self, node: Node, store: StoreReader, task_ids: TaskIds, decisions: Decisions, cluster: ClusterView
-    ) -> None:
-        self._node = node
-        self._store = store
-        self._task_ids = task_ids
-        self._decisions = decisions
-        self._cluster = cluster
+    _node: Node
+    _store: StoreReader
+    _task_ids: TaskIds
+    _decisions: Decisions
+    _cluster: ClusterView
 
     async def explain(self, ref: str) -> dict[str, object]:
         """Explain one task or an array. Raises NoSuchTask, BadRequest for an invalid id."""

@@ -23,7 +23,7 @@ from peerload.agent.sensors.gpu_usage import GpuAverages, memory_by_owner
 from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
 from peerload.agent.sensors.process_owner import ProcessOwners
-from peerload.config.configured_devices import configured_devices
+from peerload.config.loader import configured_devices
 from peerload.core.resources.placement import is_meant
 from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled

@@ -1,18 +1,16 @@
-"""HostSensors of the host: cores, memory, load and pressure, read with psutil and from /proc."""
+"""HostSensors of the host: cores, memory, load and pressure, read from /proc."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import psutil
-
+from peerload.agent.event_loop import next_tick
 from peerload.agent.sensors.own_use import read_text_of
 from peerload.model.events import LoadSampled
 
@@ -21,14 +19,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.agent")
 
-SAMPLE_S = 1.0
+SAMPLE_S = 2.0
 AVERAGE_S = 5.0
 """Time constant of the exponential average of utilization."""
 FOREIGN_AVERAGE_S = 15.0
 """Time constant for foreign programs: a short burst of them moves no task."""
-FOREIGN_EVERY_S = 3.0
+FOREIGN_EVERY_S = 4.0
 """Interval at which the use of this node's own tasks is read."""
 CPUS_MIN = 0.01
+READ_BYTES_MAX = 1 << 18
 TICKS = os.sysconf("SC_CLK_TCK")
 REPORT_CPUS = 0.05
 """Smaller changes (in cores) are not reported."""
@@ -37,12 +36,25 @@ REPORT_MEMORY_SHARE = 1 / 32
 """Smaller changes of the memory in use, as a share of all, are not reported."""
 
 
-class Pressure(NamedTuple):
-    """Pressure stall information: share of the last ten seconds in which some process waited, 0 … 1; None where the
-    kernel does not provide it."""
+class KernelFile:
+    """A file of the kernel that is read again and again, over one descriptor."""
 
-    cpu: float | None = None
-    memory: float | None = None
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def read(self) -> bytes:
+        """Its first READ_BYTES_MAX bytes; empty if it is absent."""
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return b""
+        return os.pread(self._fd, READ_BYTES_MAX, 0)
 
 
 class HostSensors:
@@ -58,8 +70,10 @@ class HostSensors:
     ) -> None:
         self._put = put
         self._own_s = own_s
-        self._root = root
         self._cores = Cores(root)
+        self._memory = KernelFile(Path("/proc/meminfo"))
+        self._cpu_pressure = KernelFile(root / "proc/pressure/cpu")
+        self._mem_pressure = KernelFile(root / "proc/pressure/memory")
         self._average: float | None = None
         self._foreign = 0.0
         self._before = own_s()
@@ -69,12 +83,8 @@ class HostSensors:
 
     async def run(self) -> None:
         """Sample for ever."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
         while True:
-            due += SAMPLE_S
-            await asyncio.sleep(max(due - loop.time(), 0.0))
-            due = max(due, loop.time() - SAMPLE_S)  # after a pause, once is enough
+            await next_tick(SAMPLE_S)
             try:
                 self.sample()
             except OSError as error:  # such as too many open files: what was read last holds
@@ -91,19 +101,18 @@ class HostSensors:
             return
         now = busy_s / passed_s
         before = now if self._average is None else self._average
-        self._average = min(max(before + _weight(SAMPLE_S, AVERAGE_S) * (now - before), 0.0), self._cores.cpus)
+        self._average = min(max(before + _weight(passed_s, AVERAGE_S) * (now - before), 0.0), self._cores.cpus)
         self._sample_foreign(busy_s, passed_s)
-        memory = psutil.virtual_memory()
-        waited = pressure(self._root)
+        mem_bytes, available_bytes = _memory(self._memory.read())
         sampled = LoadSampled(
             self._average,
             min(max(self._foreign, 0.0), self._cores.cpus),
-            int(memory.total - memory.available),
-            cpu_pressure=waited.cpu or 0.0,
-            mem_pressure=waited.memory or 0.0,
+            mem_bytes - available_bytes,
+            cpu_pressure=_waited(self._cpu_pressure.read()),
+            mem_pressure=_waited(self._mem_pressure.read()),
             cpus=self._cores.cpus,
         )
-        if self._has_changed(sampled, memory.total):
+        if self._has_changed(sampled, mem_bytes):
             self._reported = sampled
             self._put(sampled)
 
@@ -144,8 +153,9 @@ class Cores:
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
+        self._stat = KernelFile(root / "proc/stat")
         self._mask = os.sched_getaffinity(0)
+        self._lines_max = max(self._mask) + 2
         self.cpus, self._usage = float(len(self._mask)), None
         for cpus, usage in _cpu_quotas(root):
             if cpus < self.cpus:
@@ -167,11 +177,11 @@ class Cores:
     def _read(self) -> tuple[float, float, float]:
         """(busy, total) seconds of the cores in the mask since boot, and what the quota's cgroup has used."""
         busy = total = 0
-        for line in read_text_of(self._root / "proc/stat").splitlines():
-            name, *fields = line.split()
-            if not name.startswith("cpu"):
+        for line in self._stat.read().split(b"\n", self._lines_max)[1 : self._lines_max]:
+            name, *fields = line.split(maxsplit=9)
+            if not name.startswith(b"cpu"):
                 break
-            if name != "cpu" and int(name[3:]) in self._mask:
+            if int(name[3:]) in self._mask:
                 _, _, _, idle, iowait, *_ = times = [int(field) for field in fields[:8]]
                 # guest time is counted in user time already
                 total += sum(times)
@@ -179,21 +189,23 @@ class Cores:
         return busy / TICKS, total / TICKS, self._usage() if self._usage is not None else 0.0
 
 
-def pressure(root: Path = Path("/")) -> Pressure:
-    """Current pressure; a kernel may be built, or started, without it."""
-    return Pressure(*(_waited(read_text_of(root / "proc/pressure" / name)) for name in Pressure._fields))
+def _waited(text: bytes) -> float:
+    """Pressure stall information: the share of the last ten seconds in which some process waited. ``some avg10=1.25 avg60=…`` →
+    0.0125; 0 where the kernel does not provide it."""
+    found = re.search(rb"^some avg10=([0-9.]+)", text)
+    return min(float(found[1]) / 100, 1.0) if found is not None else 0.0
 
 
-def _waited(text: str) -> float | None:
-    """The average of ``some avg10=1.25 avg60=…`` as a share: 0.0125."""
-    found = re.search(r"^some avg10=([0-9.]+)", text)
-    return min(float(found[1]) / 100, 1.0) if found is not None else None
+def _memory(meminfo: bytes) -> tuple[int, int]:
+    """(total, available) bytes of memory."""
+    found = re.match(rb"MemTotal: +([0-9]+) kB\n(?:.*\n)*?MemAvailable: +([0-9]+) kB\n", meminfo)
+    return (int(found[1]) << 10, int(found[2]) << 10) if found is not None else (0, 0)
 
 
 def machine_facts(root: Path = Path("/")) -> tuple[float, int]:
     """(cpus, memory in bytes) this process may use: the affinity mask, and the cgroup's limits where they are lower."""
     cpus = min([float(len(os.sched_getaffinity(0))), *(quota for quota, _ in _cpu_quotas(root))])
-    mem_bytes = int(psutil.virtual_memory().total)
+    mem_bytes = _memory(KernelFile(Path("/proc/meminfo")).read())[0]
     for limit in _memory_limits(root):
         if 0 < limit < mem_bytes:
             mem_bytes = limit

@@ -8,7 +8,7 @@ An input whose end, or leaving, is acknowledged to its client is on the disk as 
 file (the machine stopped in between) does not count. A file is open only while it is written to: there may be many thousands.
 
 The name is made of the submission's token, so that the file exists before the task does. A task that runs here is fed from
-this file, one elsewhere from a copy that its node fetches (`stdin_fetch.py`). A client may send only so much more than was
+this file, one elsewhere from a copy that its node fetches (`stdin_forwarding.py`). A client may send only so much more than was
 taken. Up to INPUT_KEPT_BYTES_MAX the whole input is kept, and another attempt reads it from the beginning; beyond that, taken
 data is dropped, and the task has this one attempt.
 """
@@ -115,7 +115,7 @@ class StoredStdin:
         except OSError as error:
             raise _full(error) from None
         self.size_bytes += len(data)
-        self.tell()
+        self.notify()
 
     def _hold_back(self, bytes_: int) -> None:
         if self.has_room:
@@ -148,7 +148,7 @@ class StoredStdin:
 
     def _ended(self) -> None:
         self.has_ended = True
-        self.tell()
+        self.notify()
 
     async def finish(self) -> None:
         """End the input, durably. Raises StdinFull."""
@@ -221,7 +221,7 @@ class StoredStdin:
         self.is_closed = self.is_closed or is_closed
         if self.is_cut and self.taken_bytes - self._punched_bytes >= PUNCH_BYTES:
             self._punch()
-        self.tell()
+        self.notify()
 
     def _punch(self) -> None:
         """Drop what was taken."""
@@ -231,7 +231,7 @@ class StoredStdin:
     def resize(self, rows: int, columns: int) -> None:
         """The window of its client is another."""
         self.window = (rows, columns)
-        self.tell()
+        self.notify()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
@@ -243,7 +243,7 @@ class StoredStdin:
         finally:
             self._watchers.discard(event)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake whoever watches the input."""
         for event in self._watchers:
             event.set()
@@ -272,7 +272,7 @@ class StdinStore:
         known = self._open.pop(name, None)
         if known is not None:
             known.is_closed = known.is_dropped = True
-            known.tell()
+            known.notify()
         for suffix in (_SUFFIX, _ENDED, _LEFT):
             remove(self._directory / f"{name}{suffix}")
 

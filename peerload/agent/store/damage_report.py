@@ -73,14 +73,14 @@ def report(notices: list[str], store: Store, kept: Recovered, journal: EventLog)
     `begin_as_copy`. → all notices for whoever starts the agent."""
     notices = list(notices)
     for notice in notices:
-        journal.happened("store", "lost", reason=notice)
+        journal.record("store", "lost", reason=notice)
     for damage in kept.damaged[:TOLD_MAX]:
         log.error("task is damaged and is not served: task=%s reason=%s", damage.task, damage.why)
         task, reason = (damage.task, damage.why) if is_id(damage.task) else ("", f"{damage.task}: {damage.why}")
         journal.note(PutEvent(time.time(), "store", "damaged", task=task, reason=reason))
     for reason in kept.unreadable[:TOLD_MAX]:
         log.error("database row cannot be read: reason=%s", reason)
-        journal.happened("store", "damaged", reason=reason)
+        journal.record("store", "damaged", reason=reason)
     if kept.damaged:
         names = ", ".join(damage.task for damage in kept.damaged[:3]) + (" ..." if len(kept.damaged) > 3 else "")  # noqa: PLR2004
         notices.append(f"{len(kept.damaged)} damaged tasks are not served ({names}); see:  peerload ls")

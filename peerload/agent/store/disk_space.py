@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from peerload.agent.event_loop import next_tick
 from peerload.model.errors import DiskFull
 
 if TYPE_CHECKING:
@@ -138,10 +139,6 @@ class DiskSpace:
         """True if next to nothing can be written now."""
         return self.free_bytes() < ADMIT_BYTES
 
-    @property
-    def _has_no_files(self) -> bool:
-        return self.free_files() < min(ADMIT_FILES, self.low_files)
-
     def prepare(self) -> None:
         """Prepare the start of an agent: make room for its own files, from the reserve if need be; else fill the
         reserve up."""
@@ -160,7 +157,7 @@ class DiskSpace:
             self._admit(bytes_, "no more of this input is taken", "run it again")
 
     def _admit(self, bytes_: int, outcome: str, then: str) -> None:
-        if self._has_no_files:
+        if self.free_files() < min(ADMIT_FILES, self.low_files):
             raise DiskFull(
                 f"the disk of this node has no inodes left; {outcome}",
                 why=f"{self.free_files()} of {self.total_files} are free at {self._directory}",
@@ -181,12 +178,13 @@ class DiskSpace:
         time to find that much room."""
         while True:
             try:
-                await asyncio.to_thread(self.refill)
+                if self.reserve.size_bytes < self.reserve.wanted_bytes:
+                    await asyncio.to_thread(self.refill)
                 self.look(listener)
             except OSError as error:
                 listener.lost(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
                 return
-            await asyncio.sleep(LOOK_EVERY_S)
+            await next_tick(LOOK_EVERY_S)
 
     def look(self, listener: DiskListener) -> None:
         """Look at it now."""
@@ -205,11 +203,11 @@ class DiskSpace:
             self.reserve.take()
 
     def _judged(self) -> str:
-        free = self.free_bytes()
-        if self.is_full or self._has_no_files:
+        free, files = self.free_bytes(), self.free_files()
+        if free < ADMIT_BYTES or files < min(ADMIT_FILES, self.low_files):
             return "full"
         share = 1 if self.state == "ok" else ROOM_SHARE
-        is_low = free < self.low_bytes * share or self.free_files() < self.low_files * share
+        is_low = free < self.low_bytes * share or files < self.low_files * share
         return "low" if is_low else "ok"
 
 

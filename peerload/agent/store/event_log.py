@@ -40,7 +40,7 @@ class EventLog:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(NOTES_WITHIN_S, self.settle)
 
-    def happened(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
+    def record(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
         """Keep an event that the core does not decide about, with the present time."""
         self.note(PutEvent(time.time(), what, state, node=node, reason=reason))
 

@@ -281,12 +281,12 @@ class StoreReader:
         kept = busy[:limit] + waiting + ended[: left - len(waiting)]
         return sorted(kept, key=lambda row: row.place), truncated
 
-    def listed_beside(
+    def listed_in_thread(
         self, path: Path, ended_after: float, limit: int, criteria: Criteria, *, gathered: bool = False
     ) -> tuple[list[ArrayRow], bool]:
         """`listed`, for another thread."""
-        with self.beside(path, criteria) as beside:
-            return beside.listed(ended_after, limit, states=criteria.states, node=criteria.node, gathered=gathered)
+        with self.snapshot(path, criteria) as reader:
+            return reader.listed(ended_after, limit, states=criteria.states, node=criteria.node, gathered=gathered)
 
     def behind(self, path: Path, damaged: Sequence[ArrayRow]) -> list[ArrayRow]:
         """The rows of the members behind the first of each of these, which cannot be read; for another thread."""
@@ -294,34 +294,34 @@ class StoreReader:
         for row in damaged:
             counter, member, state = row.first[0], row.first[1], row.first[3]
             rest = Criteria(meant=(TaskSelection(counter, ((member + 1, MEMBER_MAX),)),))
-            with self.beside(path, rest) as beside:
-                found += rows(beside, "1", (), [TaskState(state)], 1, gathered=True)
+            with self.snapshot(path, rest) as reader:
+                found += rows(reader, "1", (), [TaskState(state)], 1, gathered=True)
         return found
 
-    def selected_beside(self, path: Path, criteria: Criteria) -> Selected:
+    def selected_in_thread(self, path: Path, criteria: Criteria) -> Selected:
         """All tasks that match, for another thread."""
-        with self.beside(path, criteria) as beside:
-            return selected(criteria, beside)
+        with self.snapshot(path, criteria) as reader:
+            return selected(criteria, reader)
 
     @contextlib.contextmanager
-    def beside(self, path: Path, criteria: Criteria) -> Iterator[StoreReader]:
+    def snapshot(self, path: Path, criteria: Criteria) -> Iterator[StoreReader]:
         """A reader with a connection of its own to the database at ``path``, for another thread: large reads must
         not hold up the agent's own connection. It finds only tasks that match the criteria."""
-        beside = StoreReader(self._node)
-        beside._who = self._who
-        beside._damaged = self._damaged
+        reader = StoreReader(self._node)
+        reader._who = self._who
+        reader._damaged = self._damaged
         try:
             with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=BESIDE_WITHIN_S)) as connection:
                 connection.execute("PRAGMA query_only = 1")
                 connection.execute("BEGIN")  # all of it as it is at one moment
-                beside._reader = connection
+                reader._reader = connection
                 if not criteria.is_of_columns:
-                    connection.create_function("is_wanted", 2, is_wanted_by(criteria, beside))
-                    beside._only = "is_wanted(t.counter, t.member) AND "
+                    connection.create_function("is_wanted", 2, is_wanted_by(criteria, reader))
+                    reader._only = "is_wanted(t.counter, t.member) AND "
                 if criteria.meant:
                     counters = [meant.counter for meant in criteria.meant]
-                    beside._only = f"t.counter BETWEEN {min(counters):d} AND {max(counters):d} AND {beside._only}"
-                yield beside
+                    reader._only = f"t.counter BETWEEN {min(counters):d} AND {max(counters):d} AND {reader._only}"
+                yield reader
         except sqlite3.Error as error:
             raise StoreError("the database cannot be read", why=str(error)) from None
 

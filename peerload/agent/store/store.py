@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.histogram import Histogram
 from peerload.agent.store import schema
 from peerload.agent.store.backup import back_up
 from peerload.agent.store.disk_space import has_no_room
@@ -70,6 +71,7 @@ EVENTS_KEPT_MAX = 2_000_000
 """Events kept; beyond that the oldest go."""
 PRUNE_EVERY = 10_000
 """Events are counted off after so many new ones, and at most twice as many removed at a time."""
+COMMIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 FULL_RETRY_S = 0.5
 """A full disk without a reserve is tried again this often."""
 NOTES_ASIDE_MAX = 1000
@@ -92,6 +94,8 @@ class Store(StoreRecovery):
         self._reserve = reserve
         self._lock: int | None = None
         self._writer: sqlite3.Connection | None = None
+        self.commits = Histogram(COMMIT_SECONDS)
+        """Times of commits, written by the writer's thread."""
         self._thread: threading.Thread | None = None
         self._queue: queue.SimpleQueue[tuple[Sequence[Row | MaintenanceRow], Callable[[], None]] | None] = (
             queue.SimpleQueue()
@@ -419,7 +423,7 @@ class Store(StoreRecovery):
 
     def _commit(self, rows: list[Row | MaintenanceRow]) -> None:
         assert self._writer is not None
-        writer = self._writer
+        writer, began_s = self._writer, time.monotonic()
         writer.execute("BEGIN IMMEDIATE")
         try:
             # Rows of one task must be applied in order; different kinds touch different tables.
@@ -441,6 +445,7 @@ class Store(StoreRecovery):
                 self._prune(writer, len(events))
             last_event = writer.execute(schema.LAST_EVENT).fetchone()[0] or 0
             writer.execute("COMMIT")
+            self.commits.observe(time.monotonic() - began_s)
             self._event_reached = last_event
             self.store_id = next((row.store for row in reversed(rows) if type(row) is PutRun), self.store_id)
             self._making |= {row.counter for row in rows if type(row) is PutMaking}

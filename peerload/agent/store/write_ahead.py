@@ -74,7 +74,7 @@ class Outbox:
             self._notes = []
             self.flush()
 
-    def outward(self, act: Callable[[], None]) -> None:
+    def when_durable(self, act: Callable[[], None]) -> None:
         """Do it now if nothing undurable stands before it, else in its turn."""
         ticket = self._given + bool(self._rows)
         if ticket == self._durable and not self._held:
@@ -86,7 +86,7 @@ class Outbox:
         """Send renewed leases of these tasks at once, unless rows of these very tasks are not durable yet."""
         waiting = [self._turn, *(batch for _, _, batch in self._under_way)]
         if self._broken or any(uid in batch for uid in uids for batch in waiting):
-            self.outward(act)
+            self.when_durable(act)
         else:
             act()
 

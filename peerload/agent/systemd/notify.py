@@ -42,12 +42,12 @@ class ServiceManager:
 
     @property
     def is_there(self) -> bool:
-        """Whether a service manager is there."""
+        """True if a service manager is there."""
         return self._address is not None
 
     @property
     def passes_socket(self) -> bool:
-        """Whether the socket for clients belongs to the service manager: it is neither made nor removed here."""
+        """True if the socket for clients belongs to the service manager: it is neither made nor removed here."""
         return self._listener is not None
 
     def listener(self, path: str) -> socket.socket | None:

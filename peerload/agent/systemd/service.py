@@ -1,9 +1,9 @@
-"""The agent as a service: readiness, watchdog keep-alives, and reload of the settings on SIGHUP.
+"""The agent as a service: health check, readiness, watchdog keep-alives, and reload of the settings on SIGHUP.
 
-Readiness and keep-alives are sent only after the health check has passed. A SIGHUP reloads the settings: those in LIVE
-take effect, and so do a new certificate and new statements of the CA; the others are reported to wait for a restart. A
-file with a mistake changes nothing.
-"""
+Readiness and keep-alives are sent only after the health check has passed: the socket answers, the store commits, the launcher
+answers. So an agent that merely has a process is restarted. A SIGHUP reloads the settings: those in LIVE take effect, and so
+do a new certificate and new statements of the CA; the others are reported to wait for a restart. A file with a mistake
+changes nothing."""
 
 from __future__ import annotations
 
@@ -11,26 +11,98 @@ import asyncio
 import logging
 import os
 import signal
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.errors import ConfigError, PeerloadError
+from peerload.agent.store.pruning import CommitProbe
+from peerload.model.errors import ConfigError, PeerloadError, StoreError
+from peerload.wire import frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from peerload.agent.joining.distribution import TrustDistribution
+    from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.node_info import NodeInfo
     from peerload.agent.store.event_log import EventLog
-    from peerload.agent.systemd.health import HealthCheck
+    from peerload.agent.store.store import Store
     from peerload.agent.systemd.notify import ServiceManager
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
     from peerload.security.tls import Credentials
 
     Load = Callable[[], tuple[AgentConfig, dict[str, str]]]
+
+ANSWER_BYTES_MAX = 1 << 20
+REQUEST_ID = 1
+LOOK_S = 0.5
+"""Interval at which a commit that waits for disk space is noticed."""
+
+
+class HealthCheck:
+    """The checks of one agent. socket: path of the socket for clients."""
+
+    def __init__(self, socket: str, store: Store, launcher: LauncherLink) -> None:
+        self._socket = socket
+        self._store = store
+        self._launcher = launcher
+
+    async def trouble(self, within_s: float) -> str:
+        """Why this agent does not do its work, "" if it does. Each check may take so many seconds."""
+        checks = {
+            "its socket does not answer": _socket_answers(self._socket),
+            "its store does not commit": _store_commits(self._store),
+            "its launcher does not answer": self._launcher.answers(within_s),
+        }
+        found = await asyncio.gather(*(_within(within_s, check) for check in checks.values()))
+        return "; ".join(f"{says}{why}" for says, why in zip(checks, found, strict=True) if why is not None)
+
+
+async def _within(within_s: float, check: Awaitable[bool]) -> str | None:
+    """None if the check passed, else what to add to its message."""
+    try:
+        async with asyncio.timeout(within_s):
+            return None if await check else ""
+    except TimeoutError:
+        return f" within {within_s:g} s"
+    except (OSError, ValueError, StoreError) as error:
+        return f" ({getattr(error, 'strerror', None) or error})"
+
+
+async def _socket_answers(path: str) -> bool:
+    """True if the agent answers; any answer counts, even a refusal."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(frame.pack({"id": REQUEST_ID, "verb": "info"}))
+        size = int.from_bytes(await reader.readexactly(frame.HEADER_BYTES), "big")
+        if size > ANSWER_BYTES_MAX:
+            return False
+        return isinstance(msgspec.msgpack.decode(await reader.readexactly(size)), dict)
+    except (asyncio.IncompleteReadError, msgspec.DecodeError):
+        return False
+    finally:
+        writer.close()
+
+
+async def _store_commits(store: Store) -> bool:
+    """True if a row reaches the disk. A commit that waits for disk space passes: it is meant to wait, is reported
+    elsewhere, and a restart would not help."""
+    if store.is_stalled:
+        return True
+    kept = asyncio.Event()
+    store.persist([CommitProbe(time.time())], kept.set)
+    waits = asyncio.create_task(kept.wait())
+    try:
+        while not waits.done() and not store.is_stalled:
+            await asyncio.wait([waits], timeout=LOOK_S)
+    finally:
+        waits.cancel()
+    return True
+
 
 log = logging.getLogger("peerload.agent")
 
@@ -94,7 +166,7 @@ class Service:
                 self._manager.alive(self._status())
 
     async def _is_healthy(self, within_s: float) -> bool:
-        """Whether the health check passes. Changes are logged; a failure is reported each time."""
+        """True if the health check passes. Changes are logged; a failure is reported each time."""
         trouble = await self._health.trouble(within_s)
         if trouble != self._last_trouble:
             self._last_trouble = trouble
@@ -118,17 +190,15 @@ class Service:
         self._manager.ready(f"{self._status()}; {says}")
 
 
+@dataclass(eq=False, repr=False)
 class SettingsReload:
     """Reload of the settings (``load`` reads them), of the certificate, and of the CA's statements."""
 
-    def __init__(
-        self, load: Load, info: NodeInfo, tls: Credentials, trust: TrustDistribution, journal: EventLog
-    ) -> None:
-        self._load = load
-        self._info = info
-        self._tls = tls
-        self._trust = trust
-        self._journal = journal
+    _load: Load
+    _info: NodeInfo
+    _tls: Credentials
+    _trust: TrustDistribution
+    _journal: EventLog
 
     def reload(self) -> str:
         """Reload everything. What cannot be used changes nothing. → what was done, for people."""
@@ -138,10 +208,10 @@ class SettingsReload:
             hint = f" ({error.hint})" if error.hint else ""
             says = f"not reloaded, what was in force stays: {error}{hint}"
             log.error("%s; look:  peerload config check", says)  # noqa: TRY400 -- theirs, and no bug of ours
-            self._journal.happened("agent", "not reloaded", reason=str(error))
+            self._journal.record("agent", "not reloaded", reason=str(error))
         else:
             log.info("%s", says)
-            self._journal.happened("agent", "reloaded", reason=says)
+            self._journal.record("agent", "reloaded", reason=says)
         return says
 
     def _reloaded(self) -> str:
@@ -163,7 +233,7 @@ class SettingsReload:
 
 
 def _has_terminal() -> bool:
-    """Whether this process has a terminal, whose end a SIGHUP reports."""
+    """True if this process has a terminal, whose end a SIGHUP reports."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:

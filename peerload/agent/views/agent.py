@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import time
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,9 @@ from peerload import __version__
 from peerload.agent.accounts.accounts import members
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
-from peerload.config.check import told
-from peerload.security.broker_address import without_password
+from peerload.config.check import describe
+from peerload.model import metrics
+from peerload.security.broker import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,14 +42,14 @@ NAMED_MAX = 8
 """Administrators that are named."""
 
 
+@dataclass(eq=False, repr=False)
 class ClusterView:
     """Reads the cluster directory, the trust and the credentials of one agent."""
 
-    def __init__(self, config: AgentConfig, cluster: ClusterDirectory, trust: Trust, tls: Credentials) -> None:
-        self._config = config
-        self._cluster = cluster
-        self._trust = trust
-        self._tls = tls
+    _config: AgentConfig
+    _cluster: ClusterDirectory
+    _trust: Trust
+    _tls: Credentials
 
     def is_revoked(self) -> bool:
         """True if this node was revoked."""
@@ -100,7 +103,7 @@ class ClusterView:
                 "fingerprint": facts.fingerprint,
             },
             "seal_number": trust.number,
-            "sealed_since": trust.sealed_since,
+            "sealed_since": None if trust.newest is None else trust.newest.at,
             "administrators": self._administrators(),
         }
 
@@ -113,17 +116,15 @@ class ClusterView:
         return {"may_be": config.map_administrators and config.users != "guest", "named": sorted(named)[:NAMED_MAX]}
 
 
+@dataclass(eq=False, repr=False)
 class PeerLinksView:
     """Reads the peer links and the bus of one agent. ``bus``: None if no broker is configured."""
 
-    def __init__(
-        self, info: NodeInfo, links: PeerLinks, members: Members, bus: MqttBus | None, cluster: ClusterView
-    ) -> None:
-        self._info = info
-        self._links = links
-        self._members = members
-        self._bus = bus
-        self._cluster = cluster
+    _info: NodeInfo
+    _links: PeerLinks
+    _members: Members
+    _bus: MqttBus | None
+    _cluster: ClusterView
 
     def info(self) -> dict[str, object]:
         """The part of `info` that is about links."""
@@ -142,6 +143,11 @@ class PeerLinksView:
             "clashes": self._links.name_clashes,
             "refused_by": list(self._info.refused_by),
         }
+
+    def gauges(self) -> dict[str, float]:
+        """Gauges of links and broker."""
+        told: dict[str, float] = {metrics.PEER_LINKS: len(self._links.linked())}
+        return told if self._bus is None else told | {metrics.MQTT_CONNECTED: int(self._bus.connected)}
 
     def _broker(self) -> dict[str, object] | None:
         if self._bus is None:
@@ -173,24 +179,16 @@ class PeerLinksView:
 REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 
 
+@dataclass(eq=False, repr=False)
 class AgentView:
     """Answers to `info` and `settings`."""
 
-    def __init__(
-        self,
-        info: NodeInfo,
-        node: Node,
-        launcher: LauncherLink,
-        gpus: Gpus,
-        cluster: ClusterView,
-        links: PeerLinksView,
-    ) -> None:
-        self._info = info
-        self._node = node
-        self._launcher = launcher
-        self._gpus = gpus
-        self._cluster = cluster
-        self._links = links
+    _info: NodeInfo
+    _node: Node
+    _launcher: LauncherLink
+    _gpus: Gpus
+    _cluster: ClusterView
+    _links: PeerLinksView
 
     def info(self) -> dict[str, object]:
         """The answer to `info`."""
@@ -221,21 +219,29 @@ class AgentView:
 
     def settings(self) -> dict[str, object]:
         """The answer to `settings`."""
-        return {"settings": told(self._info.config, self._info.origins)}
+        return {"settings": describe(self._info.config, self._info.origins)}
 
 
 DAMAGED_TOLD_MAX = 100
 FROZEN_TOLD_MAX = 100
 
 
+@dataclass(eq=False, repr=False)
 class StorageView:
     """The disk and the database of one agent."""
 
-    def __init__(self, node: str, disk: DiskSpace, store: Store, retention: Retention) -> None:
-        self._node = node
-        self._disk = disk
-        self._store = store
-        self._retention = retention
+    _node: str
+    _disk: DiskSpace
+    _store: Store
+    _retention: Retention
+
+    def gauges(self) -> dict[str, float]:
+        """Gauges of disk and database; without those of a disk that cannot be looked at."""
+        told: dict[str, float] = {metrics.COMMITS_STALLED: int(self._store.is_stalled)}
+        with contextlib.suppress(OSError):
+            told[metrics.DISK_FREE] = self._disk.free_bytes()
+            told[metrics.DISK_SIZE] = self._disk.total_bytes
+        return told
 
     def checkup(self) -> dict[str, object]:
         """The part of `checkup` that is about storage."""
@@ -260,22 +266,21 @@ class StorageView:
         }
 
 
+@dataclass(eq=False, repr=False)
 class DiagnosticsView:
-    """Answer to `checkup`: the health of the agent, its links and its storage."""
+    """Answer to `checkup`: the health of the agent, its links and its storage. The gauges of these, for `stats`."""
 
-    def __init__(
-        self,
-        node: Node,
-        launcher: LauncherLink,
-        storage: StorageView,
-        cluster: ClusterView,
-        links: PeerLinksView,
-    ) -> None:
-        self._node = node
-        self._launcher = launcher
-        self._storage = storage
-        self._cluster = cluster
-        self._links = links
+    _node: Node
+    _launcher: LauncherLink
+    _storage: StorageView
+    _cluster: ClusterView
+    _links: PeerLinksView
+
+    def gauges(self) -> dict[str, float]:
+        """Gauges of launcher, storage and links."""
+        expiry = self._cluster.info()["certificate_ends_at"]
+        told = {metrics.LAUNCHER_UP: int(not self._launcher.is_silent)} | self._storage.gauges() | self._links.gauges()
+        return told | {metrics.CERTIFICATE_EXPIRY: expiry} if isinstance(expiry, float) else told
 
     def checkup(self) -> dict[str, object]:
         """The answer to `checkup`."""

@@ -152,6 +152,7 @@ _GPU_UNKNOWN = dict.fromkeys(
         "mode",
         "health",
         "why",
+        "temperature_c",
     )
 )
 
@@ -202,6 +203,7 @@ def _own_gpu(state: DeviceState, now_s: float) -> dict[str, object]:
         "mode": state.mode.name.lower(),
         "health": reading.health.name.lower(),
         "why": reading.why or None,
+        "temperature_c": reading.temperature_c or None,
     }
 
 

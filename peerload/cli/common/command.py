@@ -1,35 +1,33 @@
-# ruff: noqa: PTH109, PTH111, PTH117, PTH118, PTH113, PTH119
+# ruff: noqa: PTH109, PTH110, PTH111, PTH113, PTH117, PTH118, PTH119
 # os.path, since pathlib would cost every command its quick start.
-"""Submission: from the flags of `run`, `submit` and `map` to the request, and the messages about its reply."""
+"""Submission: from the flags of `run`, `submit` and `map` to the request, the messages about its reply, and hints about likely
+mistakes. The bounds are those of peerload.model, which is not imported: that would slow down every submit."""
 
 from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import files, options, suggestions, task_flags
-from peerload.cli.common.errors import CANNOT
+from peerload.cli.common import files, options
+from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client import environment
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, UsageError
 from peerload.model.text import printable
 from peerload.text import units
-from peerload.text.format import number_text, say, shortened, size_text
+from peerload.text.format import number_text, say, size_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from peerload.client.connection import Client
 
+
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
 NAME_CHARACTERS_MAX = 128
 """The bounds of peerload.model, which is not imported: that would slow down every submit."""
-PLACEMENT_ROUNDS = 9
-PLACEMENT_ROUND_S = 0.1
-"""Time for a task to find a node that has its directory."""
-NODES_NAMED_MAX = 4
-"""Nodes named on one line."""
 
 _SCRATCH = b"-"
 _INTERPRETERS = ("python", "bash", "sh", "dash", "zsh", "perl", "ruby", "node", "Rscript", "julia", "php", "env")
@@ -38,37 +36,32 @@ _INTERPRETERS = ("python", "bash", "sh", "dash", "zsh", "perl", "ruby", "node", 
 def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> options.Options:
     """The flags that `run` and `submit` have in common."""
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
-    reader.flag("-c", "--cpus", type=options.cpus, metavar="N", help="cores, may be a fraction (default 1)")
-    reader.flag("--mem", type=units.size, metavar="8G", help="memory it needs")
-    task_flags.add_device_flags(reader)
-    task_flags.add_flags(reader, is_map=verb == "map")
-    reader.flag("-t", "--time", type=units.duration, metavar="2h", help="stop it after this (exit code 124)")
-    reader.flag("-J", "--name", help="name of the task (default: from the command)")
-    reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")
-    reader.flag("-x", "--exclude", action="append", default=[], metavar="NAME", help="not on this node (repeatable)")
-    reader.flag("-C", "--label", action="append", default=[], metavar="L", help="only where this label is (repeatable)")
-    reader.flag("-d", "--chdir", metavar="DIR", help="run in DIR (default: here); - is a fresh scratch directory")
+    reader.flag("-c, --cpus N", help="cores, may be a fraction (default 1)", type=options.cpus)
+    reader.flag("--mem 8G", help="memory it needs", type=units.size)
+    add_device_flags(reader)
+    add_flags(reader, is_map=verb == "map")
+    reader.flag("-t, --time 2h", help="stop it after this (exit code 124)", type=units.duration)
+    reader.flag("-J, --name", help="name of the task (default: from the command)")
+    reader.flag("-w, --node NAME", help="run it on this node only")
+    reader.flag("-x, --exclude NAME …", help="not on this node (repeatable)")
+    reader.flag("-C, --label L …", help="only where this label is (repeatable)")
+    reader.flag("-d, --chdir DIR", help="run in DIR (default: here); - is a fresh scratch directory")
     files.add_flags(reader)
-    reader.flag("--env", action="append", default=[], metavar="K=V", help="set a variable (repeatable)")
+    reader.flag("--env K=V …", help="set a variable (repeatable)")
     reader.flag(
-        "--export",
-        action="append",
-        default=[],
-        metavar="NAME,…",
-        help="send these variables although they look like secrets; `none` sends only named ones",
+        "--export NAME,… …", help="send these variables although they look like secrets; `none` sends only named ones"
     )
-    reader.flag("--prio", type=options.whole(-1_000_000, 1_000_000), default=0, metavar="N", help="greater goes first")
+    reader.flag("--prio N", help="greater goes first", type=options.whole(-1_000_000, 1_000_000), default=0)
     reader.switch("--local", help="do not move it to another node")
-    reader.flag("--migrations", type=options.whole(0, 1000), metavar="N", help="move it at most N times")
+    reader.flag("--migrations N", help="move it at most N times", type=options.whole(0, 1000))
     reader.switch("--once", help="never start it twice; if its node is lost, its outcome stays unknown")
     reader.switch("--fast", help="start it elsewhere as soon as its node is declared dead: two copies may overlap")
     reader.flag(
-        "--lease",
-        type=options.lease,
-        metavar="10m|auto",
+        "--lease 10m|auto",
         help="how long its node may be unreachable before it runs elsewhere; auto: a tenth of the time it has run",
+        type=options.lease,
     )
-    reader.flag("-s", "--shell", metavar="'a | b'", help="run this line in /bin/sh instead of a command")
+    reader.flag("-s, --shell 'a | b'", help="run this line in /bin/sh instead of a command")
     reader.switch("--wait-for-node", help="wait for a node that can run it, if no known node ever can")
     reader.switch("--dry-run", help="print what would be submitted, submit nothing")
     return reader
@@ -77,16 +70,16 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
 def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[str, Any], list[str]]:
     """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
     argv = _argv(flags.shell, words, verb)
-    suggestions.check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
+    check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
-        suggestions.say_if_quoted(words, verb)
+        say_if_quoted(words, verb)
     variables, secret = environment.captured(
         os.environb, flags.export, flags.env, moved=flags.chdir is not None or files.travel(flags)
     )
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
-    request |= _given(mem_bytes=flags.mem, **task_flags.device_request(flags, verb))
+    request |= _given(mem_bytes=flags.mem, **device_request(flags, verb))
     placement = _given(
         node=flags.node,
         exclude=_listed(flags.exclude),
@@ -143,7 +136,7 @@ def task_name(argv: list[bytes], *, shell: bool) -> str:
 
 
 def _is_assignment(word: bytes) -> bool:
-    """Whether a shell reads it as `NAME=VALUE` before a command."""
+    """True if a shell reads it as `NAME=VALUE` before a command."""
     return word.partition(b"=")[0].decode("utf-8", "replace").isidentifier() and b"=" in word
 
 
@@ -194,7 +187,7 @@ def submit(client: Client, spec: dict[str, Any], *, input_comes: bool = False, *
     try:
         return client.call("submit", token=os.urandom(16).hex(), spec=spec, **fields)
     except NeverRunnable as error:
-        raise suggestions.mended(error, client, spec) from None
+        raise mended(error, client, spec) from None
     except AgentSilent as error:
         error.hint = f"the task is queued if the agent goes on; then see:  peerload ls        {error.hint}"
         raise
@@ -204,124 +197,6 @@ def submit(client: Client, spec: dict[str, Any], *, input_comes: bool = False, *
             why=error.why,
             hint="the task may be queued; see:  peerload up        peerload ls",
         ) from None
-
-
-def say_left_out(secret: list[str]) -> None:
-    """Say on a terminal which variables were not sent."""
-    if secret and sys.stderr.isatty():
-        say(
-            f"not sent, since they look like secrets: {shortened(', '.join(secret), 200)}",
-            f"to send one:  --export {secret[0]}",
-        )
-
-
-def say_declining(reply: dict[str, Any]) -> None:
-    """Say on stderr which nodes decline the task just submitted, why, and what helps."""
-    nodes_by_reason: dict[str, list[str]] = {}
-    for node, why in (reply.get("declining") or {}).items():
-        nodes_by_reason.setdefault(str(why), []).append(str(node))
-    for why, nodes in nodes_by_reason.items():
-        named = ", ".join(nodes[:NODES_NAMED_MAX])
-        more = f" and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else ""
-        helps = "policy" not in why
-        say(
-            f"{reply['id']} cannot run on {named}{more}: {why}",
-            "another directory:  -d DIR        a fresh scratch directory on its node:  -d -" if helps else "",
-        )
-
-
-def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Say on stderr, within a second, which nodes cannot take the task just submitted or why it cannot start now."""
-    task = reply["id"]
-    say_declining(reply)
-    if reply.get("directory_here") is False:
-        shown = printable(spec["directory"])
-        if reply.get("members"):
-            reason = "only nodes that have it will take the tasks"
-        else:
-            reason = _reason_still_queued(client, task)
-        if reason:
-            say(
-                f"{task} waits: the directory {shown} is not on this machine: {reason}",
-                f"cancel it:  peerload cancel {task}        name another:  -d DIR        a fresh scratch one:  -d -",
-            )
-    elif reply.get("placeable"):
-        say(
-            f"{task} waits: {reply['placeable']}",
-            f"why:  peerload why {task}        cancel it:  peerload cancel {task}",
-        )
-
-
-def _reason_still_queued(client: Client, task: str) -> str:
-    """The reason why a task is still queued after a second; "" as soon as it has found a node."""
-    reason = ""
-    for _ in range(PLACEMENT_ROUNDS):
-        client.last = {}
-        for _ended in client.stream("wait", tasks=[task], timeout_s=PLACEMENT_ROUND_S):
-            return ""
-        tasks = client.call("show", tasks=[task]).get("tasks") or [{}]
-        if tasks[0].get("state") != "queued":
-            return ""
-        reason = str(tasks[0].get("reason") or "")
-    return reason or "no node that has it has taken the task so far"
-
-
-def exit_code_of(task: dict[str, Any]) -> int:
-    """The exit code for an ended task: its own, 128 + signal, or 125 if it has none."""
-    code, signal = task.get("exit_code"), task.get("signal")
-    if isinstance(code, int):
-        return code & 0xFF
-    return 128 + signal if isinstance(signal, int) and signal > 0 else 125
-
-
-def say_unknown(task: dict[str, Any]) -> None:
-    """Say on stderr that the outcome of a task is not known, and what to do."""
-    name, reason, node = (printable(task.get(key) or "") for key in ("id", "reason", "node"))
-    outlook = f"waiting for it, in case {node} comes back" if node else "no copy of it is left that could end"
-    say(
-        f"the outcome of {name} is not known: it may have ended" + (f": {reason}" if reason else ""),
-        f"{outlook}; run it again:  peerload retry {name}        give it up:  peerload cancel {name}",
-    )
-
-
-def say_missing(task: dict[str, Any]) -> int:
-    """Say on stderr that a task succeeded but part of its output is lost → CANNOT; 0 if nothing is lost."""
-    if not task.get("missing_bytes"):
-        return 0
-    name, why = (printable(task.get(key) or "") for key in ("id", "reason"))
-    say(
-        f"exit code {CANNOT}: {name} succeeded, but part of its output is missing: {why}",
-        f"the rest:  peerload logs {name}",
-    )
-    return CANNOT
-
-
-def say_unsaved(files: dict[str, Any]) -> int:
-    """Say on stderr that the output of a task is not completely in its file → CANNOT; 0 if it is."""
-    name, state, why = (printable(files.get(key) or "") for key in ("id", "state", "why"))
-    if state in ("", "saved"):
-        return 0
-    again = "; it will be tried again" if state == "postponed" else ""
-    say(
-        f"the output of {name} is not saved: {why}{again}",
-        f"what is kept of it:  peerload logs {name}        more:  peerload show {name}",
-    )
-    return CANNOT
-
-
-def say_away(away: dict[str, Any]) -> None:
-    """Say on stderr that the home of a task cannot be asked, only the node that runs it."""
-    name, home, why = (printable(away.get(key) or "") for key in ("id", "home", "why"))
-    say(f"{name}: its home {home} cannot be asked: {why}", "this is what is known here")
-
-
-def say_waits(waits: dict[str, Any]) -> None:
-    """Say on stderr that a task has ended on another node and its home cannot store the result yet."""
-    name, node, why = (printable(waits.get(key) or "") for key in ("id", "node", "why"))
-    say(
-        f"{name} has ended on {node}; its home does not have the result yet: {why}",
-        f"it is fetched again; more:  peerload why {name}",
-    )
 
 
 def _argv(shell: str | None, words: list[str], verb: str) -> list[bytes]:
@@ -370,5 +245,276 @@ def _given(**fields: object) -> dict[str, object]:
     return {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
 
 
+AFTER_MAX = 100
+RETRIES_MAX = 100
+GROUP_LENGTH_MAX = 40
+GROUP_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+TAGS_MAX = 16
+TAG_VALUE_LENGTH_MAX = 128
+GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter or a digit"
+
+
+def add_flags(reader: Options, *, is_map: bool = False) -> None:
+    """The flags about its home: group, dependencies, tags and retries. is_map: `--tag` has another meaning there, as in GNU parallel."""
+    reader.flag("--after ID …", help="start after this task has ended (repeatable; an array: all of it)")
+    reader.flag("--after-ok ID …", help="start after this task has succeeded; cancelled if it does not (repeatable)")
+    reader.flag("--group G", help="the group whose slots it uses:  peerload group")
+    name = "--task-tag" if is_map else "--tag"
+    reader.flag(
+        name, dest="tags", action="append", default=[], metavar="K=V", help="a tag to select it by (repeatable)"
+    )
+    reader.flag(
+        "--retries N",
+        help="run it again up to N times if it fails (PEERLOAD_ATTEMPT counts)",
+        type=whole(0, RETRIES_MAX),
+        default=0,
+    )
+    add_completion_flags(reader)
+
+
+def terms(flags: Namespace, verb: str) -> dict[str, object]:
+    """The options as the agent takes them, without defaults. Raises UsageError."""
+    if flags.retries and flags.once:
+        raise UsageError(
+            f"{verb}: --once and --retries contradict each other",
+            hint="--once: never started twice        --retries N: started again when it has failed",
+        )
+    if flags.group is not None:
+        flags.group = group_name(flags.group, verb)
+    after, after_ok = _listed(flags.after), _listed(flags.after_ok)
+    for flag, names in (("--after", after), ("--after-ok", after_ok)):
+        if len(names) > AFTER_MAX:
+            raise UsageError(
+                f"{verb}: {flag} names {len(names)} tasks; at most {AFTER_MAX} are allowed",
+                hint="the id of an array means all its members:  --after 42",
+            )
+    given = {
+        "group": flags.group,
+        "after": after,
+        "after_ok": after_ok,
+        "retries": flags.retries,
+        "tags": _tags(flags, verb),
+    }
+    return {key: value for key, value in given.items() if value} | completion_terms(flags, verb)
+
+
+def _tags(flags: Namespace, verb: str) -> list[str]:
+    """One `key=value` for each key; the last one counts. Raises UsageError."""
+    tags: dict[str, str] = {}
+    for word in flags.tags:
+        key, equals, value = word.partition("=")
+        is_key = 0 < len(key) <= GROUP_LENGTH_MAX and GROUP_CHARACTERS.issuperset(key) and key[0] not in "._-"
+        if not is_key or not equals or len(value) > TAG_VALUE_LENGTH_MAX or not (value.isprintable() or not value):
+            raise UsageError(
+                f"{verb}: {printable(word[:60])!r} is not a tag",
+                hint=f"such as:  --tag project=mnist        the key has {GROUP_SAYS}",
+            )
+        tags[key] = value
+    if len(tags) > TAGS_MAX:
+        raise UsageError(f"{verb}: {len(tags)} tags; at most {TAGS_MAX} are allowed")
+    return [f"{key}={value}" for key, value in tags.items()]
+
+
+def group_name(text: str, verb: str) -> str:
+    """A valid name of a group. Raises UsageError."""
+    if not 0 < len(text) <= GROUP_LENGTH_MAX or not GROUP_CHARACTERS.issuperset(text) or text[0] in "._-":
+        raise UsageError(f"{verb}: {text[:60]!r} is not a valid name of a group", hint=f"a name has {GROUP_SAYS}")
+    return text
+
+
 def _listed(values: list[str]) -> list[str]:
-    return [name for value in values for name in value.split(",") if name]
+    return list(dict.fromkeys(name for value in values for name in value.split(",") if name))
+
+
+PATH_BYTES_MAX = 4096
+NOTIFY_BYTES_MAX = 64 << 10
+
+
+def add_completion_flags(reader: Options) -> None:
+    """The flags about what is done at home when a task has ended: `-o`, `-e` and `--notify`."""
+    reader.flag(
+        "-o, --output FILE",
+        help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",
+    )
+    reader.flag("-e, --error FILE", help="the same for its stderr; both may be one file")
+    reader.flag("--notify CMD", help="run this line in /bin/sh on this node when it has ended (an array: all of it)")
+
+
+def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
+    """The options that were given. Raises UsageError."""
+    found: dict[str, object] = {}
+    for flag, key, pattern in (("-o", "output_file", flags.output), ("-e", "error_file", flags.error)):
+        if pattern is not None:
+            found[key] = _absolute(pattern, f"{verb}: {flag}")
+    if flags.notify is not None:
+        command = os.fsencode(flags.notify)
+        if not command.strip() or b"\0" in command or len(command) > NOTIFY_BYTES_MAX:
+            raise UsageError(
+                f"{verb}: --notify needs a command of at most {NOTIFY_BYTES_MAX} bytes",
+                hint="such as:  --notify 'notify-send \"$PEERLOAD_TASK_ID $PEERLOAD_STATE\"'",
+            )
+        found["notify"] = command
+    return found
+
+
+def _absolute(pattern: str, flag: str) -> bytes:
+    """The pattern as an absolute path; a % in the working directory stands for itself."""
+    raw = os.path.expanduser(os.fsencode(pattern))
+    if not raw or raw.endswith(b"/"):
+        raise UsageError(f"{flag} {pattern!r} names no file", hint=f"such as:  {flag.rpartition(' ')[2]} out-%j.txt")
+    if not raw.startswith(b"/"):
+        try:
+            here = os.getcwdb()
+        except FileNotFoundError:
+            raise UsageError(f"{flag} {pattern!r}: the current directory has been removed") from None
+        raw = os.path.join(here.replace(b"%", b"%%"), raw)
+    if len(raw) > PATH_BYTES_MAX:
+        raise UsageError(f"{flag}: the path has {len(raw)} bytes; at most {PATH_BYTES_MAX} are allowed")
+    return raw
+
+
+GPUS_MAX = 1024
+OOM_RETRIES_MAX = 16
+
+
+def add_device_flags(reader: Options) -> None:
+    """The flags by which a task asks for GPUs and other devices."""
+    reader.flag("-G, --gpus N", help="GPUs, all on one node; 0.25: a fraction of one", type=gpus)
+    reader.flag("--gpu-mem 12G", help="memory of each GPU", type=units.size)
+    reader.flag(
+        "--gpu-prefer 0,1 …",
+        help="GPUs to take first: numbers, prefixes of names (GPU-ab12), or patterns of models (A100*)",
+    )
+    reader.flag(
+        "--gpu-wait",
+        help="if these have no room: wait for them (queue), or take others (schedule)",
+        choices=("queue", "schedule"),
+    )
+    reader.flag("--gpu-wait-max 10m", help="after this, queue becomes schedule", type=units.duration)
+    reader.flag(
+        "--gpu-share", help="whether it shares its GPUs with other tasks", choices=("auto", "exclusive", "time")
+    )
+    reader.flag(
+        "--gpu-oom-retries N",
+        help="retries with more GPU memory after it ran out of that (default 2, 0: never)",
+        type=whole(0, OOM_RETRIES_MAX),
+    )
+    reader.flag("-l, --device KIND=N …", help="other devices (repeatable)", type=device)
+
+
+def gpus(text: str) -> float:
+    """A number of GPUs, or a fraction of one."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= GPUS_MAX:
+        raise ArgumentTypeError(f"{text!r} is not a number of GPUs; such as 1, 4, or 0.25 for a fraction of one")
+    if number > 1 and number != int(number):
+        raise ArgumentTypeError(f"{text!r} is neither a whole number nor below 1; such as 2, or 0.5")
+    return number
+
+
+def device(text: str) -> tuple[str, int]:
+    """``fpga=2``; ``fpga`` alone is one."""
+    name, equals, number = text.partition("=")
+    count = number if equals else "1"
+    if not name or not count.isdecimal() or not 1 <= int(count) <= GPUS_MAX:
+        raise ArgumentTypeError(f"{text!r} is not KIND=N; such as fpga=1")
+    if name == "gpu":
+        raise ArgumentTypeError("GPUs are requested with -G")
+    return name, int(count)
+
+
+def device_request(flags: Namespace, verb: str) -> dict[str, object]:
+    """The part of a request about devices. Raises UsageError if flags contradict each other."""
+    about_gpus = ("gpu_mem", "gpu_prefer", "gpu_wait", "gpu_wait_max", "gpu_share")
+    given = [name for name in about_gpus if getattr(flags, name)]
+    given += ["gpu_oom_retries"] if flags.gpu_oom_retries is not None else []
+    if given and not flags.gpus:
+        raise UsageError(f"{verb}: --{given[0].replace('_', '-')} needs GPUs, and none is requested", hint="add  -G 1")
+    if len({name for name, _ in flags.device}) < len(flags.device):
+        raise UsageError(f"{verb}: the same kind of device is given twice", hint="such as:  -l fpga=2")
+    found: dict[str, object] = {"devices": flags.device or None}
+    if not flags.gpus:
+        return found
+    is_part = flags.gpus < 1
+    if is_part and flags.gpu_share == "exclusive":
+        raise UsageError(f"{verb}: a fraction of a GPU cannot be exclusive (--gpu-share)")
+    if flags.gpu_wait_max and flags.gpu_wait != "queue":
+        raise UsageError(f"{verb}: --gpu-wait-max is only for --gpu-wait queue", hint="add  --gpu-wait queue")
+    return found | {
+        "gpus": 1 if is_part else int(flags.gpus),
+        "gpu_fraction": flags.gpus if is_part else None,
+        "gpu_mem_bytes": flags.gpu_mem,
+        "gpu_prefer": [name for value in flags.gpu_prefer for name in value.split(",") if name] or None,
+        "gpu_wait": flags.gpu_wait,
+        "gpu_wait_s_max": flags.gpu_wait_max,
+        "gpu_share": flags.gpu_share,
+        "gpu_oom_retries": flags.gpu_oom_retries,
+    }
+
+
+NODES_SUGGESTED_MAX = 8
+SHELL_MARKS = "|&;<>()$`*?~"
+"""Characters that only a shell interprets."""
+SHELL_OPERATORS = ("|", "||", "&&", ">", ">>", "2>", "2>&1")
+
+
+def check_node_names(verb: str, names: list[str]) -> None:
+    """Raise UsageError if one of them cannot be the name of a node."""
+    for name in names:
+        if not is_node_name(name):
+            lower = name.lower()
+            also = f"did you mean {lower} ?        " if is_node_name(lower) else ""
+            raise UsageError(
+                f"{verb}: {name!r} is not a valid node name: {NODE_NAME_SAYS}", hint=f"{also}there are:  peerload nodes"
+            )
+
+
+def say_if_quoted(words: list[str], verb: str) -> None:
+    """Say on stderr that a line in quotes is one word, and that a word such as `|` is an argument: no shell reads it."""
+    if len(words) == 1 and len(words[0].split()) > 1 and not os.path.exists(words[0]):
+        shown = printable(words[0])
+        needs_shell = any(mark in words[0] for mark in SHELL_MARKS)
+        by_words = "" if needs_shell else f"without the quotes:  peerload {verb} {shown}        "
+        say(
+            f"{shown!r} is one word: it is taken for the name of a program",
+            f"{by_words}as a line for a shell:  peerload {verb} sh -c {quoted(shown)}",
+        )
+    elif operators := [word for word in words[1:] if word in SHELL_OPERATORS]:
+        shown = printable(" ".join(words))
+        say(
+            f"{operators[0]!r} is passed to {printable(words[0])} as an argument: no shell reads it",
+            f"as a line for a shell:  peerload {verb} sh -c {quoted(shown)}",
+        )
+
+
+def quoted(line: str) -> str:
+    """The line quoted as one word for a shell."""
+    return "'" + line.replace("'", "'\\''") + "'"
+
+
+def mended(error: NeverRunnable, client: Client, spec: dict[str, Any]) -> NeverRunnable:
+    """The refusal of a task, improved if it named an unknown node."""
+    wanted = spec["placement"].get("node")
+    if not wanted:
+        return error
+    if spec["placement"].get("local") and wanted != client.call("info")["node"]:
+        error.hint = f"--local keeps it here, -w {wanted} sends it there: leave one of them out"
+        return error
+    from difflib import get_close_matches
+
+    names = [str(node["node"]) for node in client.call("nodes")["nodes"]]
+    if wanted in names:
+        return error
+    near = get_close_matches(wanted, names, n=1)
+    also = f"did you mean  -w {near[0]} ?        " if near else ""
+    more = f" and {len(names) - NODES_SUGGESTED_MAX} more" if len(names) > NODES_SUGGESTED_MAX else ""
+    better = NeverRunnable(
+        f"no node {wanted} is known here; nothing was submitted",
+        why=f"there are {', '.join(names[:NODES_SUGGESTED_MAX])}{more}",
+        hint=f"{also}peerload nodes        to wait for it:  --wait-for-node",
+    )
+    better.code = error.code
+    return better

@@ -8,6 +8,10 @@ import sys
 from peerload.cli.common.verb_table import VERBS
 from peerload.model.errors import PeerloadError, UsageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.model.errors import ConfigError
+
 CANNOT = 125
 """Exit code: peerload itself could not do what was asked."""
 USAGE = 2
@@ -41,6 +45,18 @@ def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str 
         sys.stderr.flush()
     except BrokenPipeError:
         pipe_closed()
+
+
+def mistake_as_json(mistake: ConfigError) -> dict[str, object]:
+    """A mistake in a file, for ``--json``."""
+    return {
+        "file": mistake.file or None,
+        "line": mistake.line or None,
+        "key": mistake.key,
+        "what": mistake.says,
+        "why": mistake.why,
+        "hint": mistake.hint,
+    }
 
 
 def pipe_closed() -> int:

@@ -46,15 +46,25 @@ class Options(argparse.ArgumentParser):
         self.flag("--socket", metavar="PATH", help="the agent's socket (default: PEERLOAD_SOCKET, else your own agent)")
         self.switch("--json", help=json_says or "print JSON, one object")
 
-    def flag(self, *names: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
-        """A flag that takes a value."""
-        self._takes_value.update(dict.fromkeys(names, True))
+    def flag(self, *declared: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
+        """A flag that takes a value, as help shows it: ``-o, --output FILE``; with `` …`` at the end it may be repeated."""
+        names, metavar = self._declared(declared, takes_value=True)
+        if metavar.endswith("…") and metavar[-2:-1] in ("", " "):
+            metavar, settings = metavar[:-1].rstrip(), {"action": "append", "default": [], **settings}
+        if metavar:
+            settings["metavar"] = metavar
         self.add_argument(*names, **settings)
 
-    def switch(self, *names: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
-        """A flag that takes none."""
-        self._takes_value.update(dict.fromkeys(names, False))
-        self.add_argument(*names, action="store_true", **settings)
+    def switch(self, *declared: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
+        """A flag that takes none: ``-f, --follow``."""
+        self.add_argument(*self._declared(declared, takes_value=False)[0], action="store_true", **settings)
+
+    def _declared(self, declared: tuple[str, ...], *, takes_value: bool) -> tuple[list[str], str]:
+        """The names of a flag, and the word for its value."""
+        words = ", ".join(declared).split(" ")
+        names = [word.rstrip(",") for word in words if word.startswith("-")]
+        self._takes_value.update(dict.fromkeys(names, takes_value))
+        return names, " ".join(words[len(names) :])
 
     def at(self) -> None:
         """Add `--at`, which names the node that answers."""
@@ -169,7 +179,7 @@ def cpus(text: str) -> float:
 
 
 def is_node_name(text: str) -> bool:
-    """Whether this can be the name of a node."""
+    """True if this can be the name of a node."""
     return 0 < len(text) <= NODE_NAME_LENGTH_MAX and NODE_NAME_CHARACTERS.issuperset(text)
 
 

@@ -44,14 +44,14 @@ def add(reader: Options, *, changes: bool = False, has_state: bool = True) -> No
     `--state` of its own."""
     reader.add_argument("task", nargs="*", metavar="ID")
     if has_state:
-        reader.flag("--state", action="append", default=[], metavar="S", help=f"only in this state: {' '.join(STATES)}")
-    reader.flag("--name", default="", metavar="GLOB", help="only those of this name, such as 'train*'")
-    reader.flag("--group", default="", metavar="G", help="only those of this group")
-    reader.flag("--node", type=node_name, default="", metavar="NAME", help="only those on this node")
-    reader.flag("--tag", action="append", default=[], metavar="K[=V]", help="only those with this tag (repeatable)")
+        reader.flag("--state S …", help=f"only in this state: {' '.join(STATES)}")
+    reader.flag("--name GLOB", help="only those of this name, such as 'train*'", default="")
+    reader.flag("--group G", help="only those of this group", default="")
+    reader.flag("--node NAME", help="only those on this node", type=node_name, default="")
+    reader.flag("--tag K[=V] …", help="only those with this tag (repeatable)")
     if changes:
         reader.switch("--all-users", help="an administrator: the tasks of all users, where no ID is given")
-        reader.switch("-y", "--yes", help=f"do not ask before more than {ASKED_ABOVE} tasks are changed")
+        reader.switch("-y, --yes", help=f"do not ask before more than {ASKED_ABOVE} tasks are changed")
     reader.epilog = f"{reader.epilog}\n{EPILOG}" if reader.epilog else EPILOG
 
 
@@ -77,12 +77,12 @@ class Selection:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether a flag selects among the tasks."""
+        """True if a flag selects among the tasks."""
         return bool(self.narrowing or self.states)
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are only ids, each of one task or one array."""
+        """True if there are only ids, each of one task or one array."""
         return bool(self.words) and not self.is_narrowed and all(map(is_plain_id, self.words))
 
     def request_fields(self, states: Iterable[str] = ()) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Selection:
         return [str(ref) for ref in found.get("selected") or ()]
 
     def would_ask(self) -> bool:
-        """Whether there is a user at a terminal to ask."""
+        """True if there is a user at a terminal to ask."""
         return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -156,13 +156,13 @@ def states_of(given: list[str], verb: str) -> list[str]:
 
 
 def is_plain_id(word: str) -> bool:
-    """Whether this is the id of one task or array: no range, and no `@~1`."""
+    """True if this is the id of one task or array: no range, and no `@~1`."""
     members = word.rpartition("/")[2].partition(".")[2]
     return "~" not in word and "-" not in members and "," not in members
 
 
 def agreed(verb: str, count: int, states: dict[str, Any] | None = None) -> bool:
-    """Whether the user at the terminal agrees; few tasks need no question."""
+    """True if the user at the terminal agrees; few tasks need no question."""
     if count <= ASKED_ABOVE:
         return True
     told = ", ".join(f"{number} {printable(state)}" for state, number in sorted((states or {}).items()))

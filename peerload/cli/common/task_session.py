@@ -12,15 +12,13 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from peerload.cli.common import command
-from peerload.cli.common.errors import CANNOT, INTERRUPTED
-from peerload.cli.common.standard_input import BACKGROUND_LOOK_S, StdinReader
-from peerload.cli.common.terminal import DETACH_KEY, RawTerminal, window
+from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
+from peerload.cli.common.terminal import BACKGROUND_LOOK_S, DETACH_KEY, RawTerminal, StdinReader, window
 from peerload.client.connection import Client
 from peerload.client.protocol import accepted
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
-from peerload.text.format import say, shortened, size_text
+from peerload.text.format import say, shortened
 from peerload.text.tasks import is_mine
 
 if TYPE_CHECKING:
@@ -40,12 +38,6 @@ SAID_AT_SUBMISSION = "no node known can ever run it"
 """… unless it was already said at its submission."""
 SIGNALS_UNHANDLED_MAX = 3
 """An agent that stops in the middle of a frame blocks the loop: after this many signals we give up."""
-EXPLAINED_EXIT_CODES = (124, 126, 127)
-WITHOUT_ROOM = "; the disk of "
-"""In the reason of a task whose output may not have been kept."""
-"""Exit codes whose reason is worth a line: time limit, cannot execute, not found."""
-DETACHED = 131
-"""Exit code after Ctrl-\\: that of a command which this key ends, so that nothing after && runs."""
 _CAUGHT = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -73,7 +65,7 @@ class TaskSession:
     """
 
     DETACHES = True
-    """Whether the user can detach."""
+    """True if the user can detach."""
 
     def __init__(
         self,
@@ -212,11 +204,11 @@ class TaskSession:
         elif "ended" in body:
             self._begins(body["ended"])
         elif "unknown" in body:
-            command.say_unknown(body["unknown"])
+            say_unknown(body["unknown"])
         elif "away" in body:
-            command.say_away(body["away"])
+            say_away(body["away"])
         elif "waits" in body:
-            command.say_waits(body["waits"])
+            say_waits(body["waits"])
         else:
             self._show(body)
         return None
@@ -418,53 +410,7 @@ class TaskSession:
         return AgentUnavailable(f"lost the agent while {self._task} was running", why=error.why, hint=hint)
 
 
-# -- the end of a task, told ---------------------------------------------------------------------------------------------
-
-
-def report_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
-    """The exit code for a task whose output is incomplete: never 0, and stderr says so."""
-    if code or not missing_bytes:
-        return code
-    say(
-        f"exit code {CANNOT}: {ended['id']} succeeded, and {size_text(missing_bytes)} of its output are missing",
-        f"what is kept of it:  peerload logs {ended['id']}",
-    )
-    return CANNOT
-
-
-def say_detached(task: str) -> int:
-    """Say that the user has detached → the exit code."""
-    say(f"detached from {task}; it runs on", f"join it again:  peerload attach {task}        peerload logs -f {task}")
-    return DETACHED
-
-
-def _needs_explanation(ended: dict[str, Any], code: int, reason: str) -> bool:
-    """Whether the exit code alone does not explain the failure."""
-    if reason in ("", f"exit code {code}"):
-        return False
-    return code in EXPLAINED_EXIT_CODES or bool(ended.get("out_of")) or WITHOUT_ROOM in reason
-
-
-def report_end(ended: dict[str, Any], *, interrupted: bool) -> int:
-    """The exit code for an ended task, with a line on stderr if the code alone does not explain it."""
-    task, state, reason = str(ended.get("id", "")), str(ended.get("state", "")), str(ended.get("reason") or "")
-    code = command.exit_code_of(ended)
-    if state == "cancelled" and interrupted:
-        return code if ended.get("exit_code") is not None else INTERRUPTED
-    if state == "unknown" or code == CANNOT:
-        say(f"{task} is {state}: {reason or 'it has no exit code'}", f"more:  peerload show {task}")
-    elif _needs_explanation(ended, code, reason):
-        say(f"{task}: {printable(reason)}", f"it ran on {ended['node']}" if ended.get("node") else "")
-    elif (
-        state == "failed" and ended.get("node") and os.isatty(2)
-    ):  # only the command's own stderr is of interest elsewhere
-        say(f"{task} failed on {printable(ended['node'])}: {printable(reason or f'exit code {code}')}")
-    elif state == "cancelled":
-        say(f"{task} was cancelled" + (f": {reason}" if reason else ""))
-    return code
-
-
 def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
-    """Whether a task is this user's, so that its output may go to the terminal unchanged. The user that another node names is trusted
+    """True if a task is this user's, so that its output may go to the terminal unchanged. The user that another node names is trusted
     only if all nodes are one person's."""
     return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))

@@ -25,6 +25,7 @@ GROUPS = {
         "history": "list ended tasks: when, how long, where, what they used",
         "events": "list what happened: every change with its reason and time",
         "top": "watch nodes and tasks live",
+        "web": "show the cluster in a browser; metrics for Prometheus",
     },
     "Change tasks": {
         "cancel": "stop tasks",
@@ -70,16 +71,17 @@ GROUPS = {
 VERBS = {verb: says for group in GROUPS.values() for verb, says in group.items()}
 HIDDEN = ("launcher",)
 """Verbs that services run, and nobody else."""
-_ELSEWHERE = {
-    "forget": ("leave", "forget"),
-    "launcher": ("agent", "launcher"),
-    "prio": ("hold", "prio"),
-    "release": ("hold", "release"),
-    "revoke": ("leave", "revoke"),
-    "sh": ("run", "shell"),
-    "undrain": ("drain", "undrain"),
+_FILES = {
+    "agent": ("up", "down", "agent", "launcher"),
+    "change": ("cancel", "signal", "hold", "release", "prio", "retry"),
+    "cluster": ("cluster", "leave", "forget", "revoke"),
+    "join": ("join",),
+    "ls": ("ls", "logs", "why", "events"),
+    "nodes": ("nodes", "drain", "undrain"),
+    "run": ("run", "sh", "attach", "exec"),
+    "top": ("top",),
 }
-"""The file in cli/verbs and the function of each verb that has no file of its own; the others are `main` of theirs."""
+"""The files in cli/verbs with their verbs, which are functions of that name; any other verb is `main` in a file of its own."""
 ALIASES = {"kill": "cancel", "list": "ls", "log": "logs", "ps": "ls"}
 """Words that people type for a verb; `version` stands for --version."""
 _TASKS_OR_AGENT = "a task:  peerload {}        the agent:  peerload {}"
@@ -106,7 +108,7 @@ SUGGESTIONS = {
 
 def load(verb: str) -> Callable[[list[str]], int]:
     """The function that runs this verb with its words."""
-    file, function = _ELSEWHERE.get(verb, (verb, "main"))
+    file, function = next(((file, verb) for file, verbs in _FILES.items() if verb in verbs), (verb, "main"))
     run: Callable[[list[str]], int] = getattr(__import__(f"peerload.cli.verbs.{file}", fromlist=[function]), function)
     return run
 

@@ -23,7 +23,7 @@ from peerload.client import environment
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.security import cluster_dir
-from peerload.text.format import coloured, print_json, table
+from peerload.text.format import coloured, print_result, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,10 +99,7 @@ def main(words: list[str]) -> int:
     if account is None:
         return INTERRUPTED
     account["processes_left"] = len(left)
-    if flags.json:
-        print_json(account)
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in _told(account)))
+    print_result(account, "".join(f"{line}\n" for line in _told(account)), as_json=flags.json)
     return 0 if account["as_published"] and not left else 1
 
 

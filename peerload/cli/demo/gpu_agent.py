@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from peerload.agent.main import run
-from peerload.cli.common.agent_flags import agent_options, default_state, given_settings
+from peerload.cli.common.agent_process import agent_options, default_state, given_settings
 from peerload.cli.demo.played_nvml import PlayedNvml
 
 

@@ -81,10 +81,7 @@ def tally(tasks: Sequence[Mapping[str, Any]], node: str) -> tuple[int, int, int]
 
 
 def account(
-    tasks: Sequence[Mapping[str, Any]],
-    slots: Mapping[str, int],
-    home: str,
-    counters: Mapping[str, Mapping[str, int]],
+    tasks: Sequence[Mapping[str, Any]], slots: Mapping[str, int], home: str, counters: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Any]:
     """The figures at the end, as `--json` prints them.
 

@@ -50,7 +50,7 @@ def restart(facts: DoctorInput) -> Finding:
     """Check that the agent runs with the settings in its files."""
     if not facts.settings or facts.config is None:
         return Finding(SKIP, "no agent to ask" if not facts.info else "cannot be compared")
-    from peerload.cli.common.agent_flags import compared
+    from peerload.cli.common.agent_process import compared
 
     changed = [one["key"] for one in compared(facts.settings, facts.config) if one["needs_restart"]]
     if changed:

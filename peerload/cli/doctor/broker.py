@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import paho.mqtt.client as mqtt
 
     from peerload.cli.doctor.facts import DoctorInput
-    from peerload.security.broker_address import BrokerUrl
-    from peerload.security.broker_tls import BrokerTls
+    from peerload.security.broker import BrokerTls, BrokerUrl
 
 ANSWERS_WITHIN_S = 3.0
 VERSION_WITHIN_S = 0.5
@@ -60,7 +59,7 @@ class BrokerAccess(NamedTuple):
 
     def tls(self, *, shows_us: bool) -> BrokerTls:
         """TLS with this node's certificate, or without one."""
-        from peerload.security.broker_tls import BrokerTls
+        from peerload.security.broker import BrokerTls
 
         return BrokerTls(self.ca, self.cluster_ca, self.certificate if shows_us else None)
 
@@ -68,8 +67,7 @@ class BrokerAccess(NamedTuple):
 def probe_broker(address: str, way: BrokerAccess | None = None) -> BrokerProbe:
     """Connect with certificate, user and password as the agent would."""
     from peerload.model.errors import ConfigError
-    from peerload.security.broker_address import BrokerUrl
-    from peerload.security.broker_tls import broker_valid_until
+    from peerload.security.broker import BrokerUrl, broker_valid_until
 
     way = way or BrokerAccess()
     try:
@@ -98,10 +96,10 @@ def probe_broker(address: str, way: BrokerAccess | None = None) -> BrokerProbe:
 
 
 def anybody_may_publish(address: str, way: BrokerAccess, facts: DoctorInput) -> bool:
-    """Whether a client without name, password and certificate can publish below this node's topics. The message goes
+    """True if a client without name, password and certificate can publish below this node's topics. The message goes
     to a topic that no agent listens to, and means nothing."""
     from peerload.model.errors import ConfigError
-    from peerload.security.broker_address import ROOT, BrokerUrl
+    from peerload.security.broker import ROOT, BrokerUrl
 
     name, config = facts.cluster.name if facts.cluster is not None else "local", facts.config
     node = config.node if config is not None else "node"
@@ -158,7 +156,7 @@ def _tried(
     client: mqtt.Client, url: BrokerUrl, answered: threading.Event, found: dict[str, Any], let_in: Callable[[], None]
 ) -> str:
     """Connect, do that if we are let in, and go → why we were not, "" if we were."""
-    from peerload.security.broker_tls import broker_error_text
+    from peerload.security.broker import broker_error_text
 
     try:
         client.connect(url.host, url.port, keepalive=10)

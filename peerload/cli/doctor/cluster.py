@@ -270,7 +270,7 @@ def _is_here(url: str) -> bool:
 
 
 def _may_delay(facts: DoctorInput) -> bool:
-    """Whether a Mosquitto runs here that was not configured to send at once."""
+    """True if a Mosquitto runs here that was not configured to send at once."""
     files = []
     for path in (facts.root / "proc").glob("[0-9]*/cmdline"):
         try:

@@ -103,7 +103,7 @@ class DoctorInput:
         return loader.files(named, self.environment)
 
     def has(self, path: str) -> bool:
-        """Whether this path exists below the root."""
+        """True if this path exists below the root."""
         return (self.root / path.lstrip("/")).exists()
 
     def _default_socket(self) -> str:
@@ -117,7 +117,7 @@ class DoctorInput:
         return configured if is_named and "PEERLOAD_SOCKET" not in self.environment else found
 
     def _configure(self) -> None:
-        from peerload.cli.common.agent_flags import default_state
+        from peerload.cli.common.agent_process import default_state
         from peerload.config import loader
         from peerload.security import cluster_dir as cluster
 

@@ -141,7 +141,7 @@ class MapInputs:
 
     @property
     def is_over(self) -> bool:
-        """Whether all inputs were taken."""
+        """True if all inputs were taken."""
         return self._is_over
 
     def stop(self) -> None:

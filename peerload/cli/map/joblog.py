@@ -48,7 +48,7 @@ class Joblog:
             ) from None
 
     def has(self, number: int, command: bytes) -> bool:
-        """Whether this task is done. Raises UsageError if the log has another command under its number."""
+        """True if this task is done. Raises UsageError if the log has another command under its number."""
         mark = self._done[number] if number < len(self._done) else 0
         if not mark:
             return False

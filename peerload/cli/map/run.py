@@ -14,7 +14,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from peerload.cli.common import command
+from peerload.cli.common.task_messages import say_declining, say_unknown
 from peerload.cli.map.inputs import BadInput
 from peerload.cli.map.show import MapResult, MapView
 from peerload.cli.map.template import shown
@@ -107,7 +107,7 @@ class Halt:
             self._share = int(digits) / 100
 
     def is_due(self, *, failed: int, succeeded: int) -> bool:
-        """Whether the condition holds."""
+        """True if the condition holds."""
         ended = failed + succeeded
         count = {"fail": failed, "success": succeeded, "done": ended}.get(self._counted, 0)
         if self._number:
@@ -316,7 +316,7 @@ class Mapping:
         elif what == "submit":
             self._submitted(batch, kind, body)
         elif kind == "more" and body.get("state") == "unknown":
-            command.say_unknown(body)
+            say_unknown(body)
         elif kind == "more":
             self._one_ended(batch, body)
         elif batch.left:
@@ -328,7 +328,7 @@ class Mapping:
             return
         if body.get("declining") and not self._said_declining:
             self._said_declining = True
-            command.say_declining(body)
+            say_declining(body)
         if not batch.id and body.get("placeable") and len(self._batches) == 1:
             say(f"{body['id']} waits: {body['placeable']}", f"why:  peerload why {body['id']}")
         batch.id = str(body["id"])

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command
 from peerload.cli.common.output import write_all
+from peerload.cli.common.task_messages import exit_code_of
 from peerload.model.text import printable
 from peerload.text.format import duration_text, shortened
 
@@ -45,7 +45,7 @@ class MapView:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more tasks should be submitted for now."""
+        """True if no more tasks should be submitted for now."""
         return False
 
     def ended(self, task: MapResult) -> None:
@@ -91,7 +91,7 @@ class Outputs:
 
     @property
     def is_full(self) -> bool:
-        """Whether the bound of kept tasks is reached."""
+        """True if the bound of kept tasks is reached."""
         return len(self._waiting) >= KEPT_TASKS_MAX
 
     def skipped(self, number: int) -> None:
@@ -215,7 +215,7 @@ def _terminal_width() -> int:
 def failure_text(body: dict[str, Any], line: bytes) -> str:
     """One line about a failed task."""
     signal_ = body.get("signal")
-    how = f"signal {signal_}" if signal_ else f"exit {command.exit_code_of(body)}"
+    how = f"signal {signal_}" if signal_ else f"exit {exit_code_of(body)}"
     if (body.get("exit_code") is None and not signal_) or body.get("out_of"):
         how = f"{how} ({body.get('reason') or body.get('state')})"
     where = f"on {body['node']}" if body.get("node") else ""

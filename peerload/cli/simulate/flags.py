@@ -99,6 +99,7 @@ def reader() -> Options:
     options.flag("--seed", type=whole(0, 10**9), default=1, metavar="S", help="of all chance (default: %(default)s)")
     options.flag("--workers", type=whole(1, WORKERS_MAX), metavar="N", help="processes (default: one a cpu)")
     options.flag("--plot", metavar="FILE", help="draw mean response over load into a .png, .svg or .pdf file")
+    options.flag("--energy", metavar="CASES", help="play energy cases of a JSON file")
     options.flag("--csv", metavar="FILE", help="write one line a policy and load; - is stdout")
     return options
 

@@ -1,16 +1,36 @@
-"""`peerload agent`: the agent in the foreground. `peerload launcher --system`: the process that starts the tasks of all users of a
-machine, as root, for its agent, which is not root. Services run both."""
+# ruff: noqa: PTH118
+# os.path, since pathlib would cost every command its quick start.
+"""`peerload up`, `down` and `agent`: start and stop my agent, run one in the foreground. `peerload launcher --system`: the process that
+starts the tasks of all users of a machine, as root, for its agent, which is not root."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from typing import Any
 
-from peerload.cli.common.agent_flags import agent_options, default_places, given_settings
-from peerload.model.errors import PeerloadError
+from peerload.cli.common.agent_process import (
+    agent_info,
+    agent_options,
+    await_end,
+    default_places,
+    ended_at_once,
+    given_settings,
+    is_worked_in,
+    located,
+    start,
+    watch,
+)
+from peerload.cli.common.options import Options
+from peerload.client.connection import ANSWERS_WITHIN_S, START_HINT, Client, default_socket_path
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.model.text import printable
+from peerload.text.format import counted, number_text, print_json, print_result, say, size_text, terminal_columns
 
 
-def main(words: list[str]) -> int:
+def agent(words: list[str]) -> int:
     """Run the agent until SIGTERM, Ctrl-C or `peerload down`."""
     flags = agent_options(
         "agent", "Run the agent in the foreground; it logs to stderr. `peerload up` starts one in the background."
@@ -22,7 +42,7 @@ def main(words: list[str]) -> int:
     return code
 
 
-HELP = """\
+LAUNCHER_HELP = """\
 usage: peerload launcher --system [--directory DIR] [--sockets DIR] [--agent-user NAME] [--config FILE]
                                   [--config-directory DIR] [--units KIND] [--memory KIND]
 
@@ -33,7 +53,7 @@ Start the tasks of all users of this machine, for the agent of its service. Runs
 def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
     """Replace this process by the launcher, which has nothing else loaded."""
     if "--help" in words or "-h" in words:
-        sys.stdout.write(HELP)
+        sys.stdout.write(LAUNCHER_HELP)
         return 0
     if words[:1] != ["--system"]:
         from peerload.model.errors import UsageError
@@ -49,3 +69,250 @@ def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
 
     argv = command_line("system.service", words[1:])
     os.execv(argv[0], argv)  # noqa: S606 -- ourselves, with nothing loaded
+
+
+SOCKET_WITHIN_S = 3.0
+"""A running agent recreates a lost socket within this."""
+LOOK_EVERY_S = 0.02
+PEER_WITHIN_S = 3.0
+"""Patience with the first peer before a message says that none has answered."""
+REFUSED_WITHIN_S = 0.3
+"""Time for a peer to object that it knows another node of this name."""
+OTHER_CLUSTER = "of another cluster"
+_LOOPBACK = ("127.", "[::1]")
+JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
+
+
+def up(words: list[str]) -> int:
+    """Run the verb."""
+    flags = agent_options(
+        "up", "Start an agent for me on this machine, in the background. It needs no configuration file."
+    ).read(words)
+    settings = located(given_settings(flags))
+    info = agent_info(settings["socket"], ANSWERS_WITHIN_S) or _running(settings)
+    already = info is not None
+    if info is not None and (ignored := _not_in_force(given_settings(flags), settings, info)):
+        said = " ".join(f"--{key}" for key in ignored)
+        sys.stderr.write(f"peerload: {said} not applied: the agent is already running\n")
+        sys.stderr.write(f"  stop it first:  peerload down --socket {printable(settings['socket'])}\n")
+    if info is None:
+        log_start = _log_size(settings)
+        info = start(settings)
+        if settings.get("peer") or info.get("sought"):
+            info = _joined(settings, info, log_start)
+    info.setdefault("socket", settings["socket"])
+    info["notices"] = [*(info.get("notices") or ()), *_shared_machine(info)]
+    print_result({key: info.get(key) for key in JSON_KEYS}, _started_text(info, already=already), as_json=flags.json)
+    return 0
+
+
+def _shared_machine(info: dict[str, Any]) -> list[str]:
+    """A notice if other agents of the cluster run on this machine."""
+    if not info.get("peers"):
+        return []
+    from peerload.text.nodes import ONE_MACHINE, on_one_machine
+
+    with Client(info["socket"]) as client:
+        shared = on_one_machine(client.call("nodes")["nodes"])
+    return [f"{', '.join(names)}: {ONE_MACHINE}" for names in shared if info.get("node") in names]
+
+
+def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The answer to `info` of the agent that uses this state directory, once it has recreated its socket: the runtime directory may have
+    been removed at logout. None if there is no such agent, or it listens elsewhere."""
+    pause, deadline = threading.Event(), time.monotonic() + SOCKET_WITHIN_S
+    while is_worked_in(settings["state"]) and time.monotonic() < deadline:
+        pause.wait(LOOK_EVERY_S)
+        if (info := agent_info(settings["socket"], ANSWERS_WITHIN_S)) is not None:
+            return info
+    return None
+
+
+def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:
+    """The given flags that have no effect on an agent that runs already."""
+    same_state = "state" not in given or os.path.realpath(settings["state"]) == os.path.realpath(str(info.get("state")))
+    return sorted(set(given) - ({"state", "socket"} if same_state else {"socket"}))
+
+
+def _log_size(settings: dict[str, Any]) -> int:
+    try:
+        return os.path.getsize(os.path.join(settings["state"], "agent.log"))  # noqa: PTH202 -- as at the top
+    except OSError:
+        return 0
+
+
+def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> dict[str, Any]:
+    """The answer of the agent to `info` once it has met a peer that accepts it; else say after a moment why it has not.
+    Raises PeerloadError if it ended meanwhile: a peer knows another node of its name."""
+    pause = threading.Event()
+    deadline = time.monotonic() + PEER_WITHIN_S
+    ends = watch(info.get("pid"))
+    try:
+        with Client(settings["socket"]) as client:
+            while not info.get("peers") and time.monotonic() < deadline:
+                pause.wait(LOOK_EVERY_S)
+                info = client.call("info")
+            if info.get("peers"):
+                pause.wait(REFUSED_WITHIN_S)
+                info = client.call("info")
+    except AgentUnavailable:
+        if ends is not None:
+            await_end(ends, "the agent")  # its error is the last thing it logs
+        log_path = os.path.join(settings["state"], "agent.log")
+        raise ended_at_once("it ended as soon as it met a peer", log_path, log_start) from None
+    sought = info.get("sought") or {}
+    if not info.get("peers") and sought:
+        said = "; ".join(f"{address} ({_why(address, why)})" for address, why in sought.items())
+        hint = f"trying on:  peerload nodes{_socket_flag(settings)}"
+        if any(OTHER_CLUSTER in why for why in sought.values()):
+            hint = "give both the same:  peerload up --cluster DIR        or let this one in:  peerload invite, there"
+        say(f"no peer answered yet at {said}", hint)
+    return info
+
+
+def _why(address: str, why: str) -> str:
+    return why.removeprefix(f"{address}: ") or f"nothing heard for {PEER_WITHIN_S:g} s"
+
+
+def _socket_flag(info: dict[str, Any]) -> str:
+    """The flag by which a verb asks this agent; "" if it is the default one."""
+    return "" if info.get("socket") == default_socket_path() else f" --socket {info.get('socket', '')}"
+
+
+def _how_to_add(info: dict[str, Any]) -> str:
+    """The command for one more machine, and for one more node on this one."""
+    address, own = printable(info.get("listen", "HOST:PORT")), printable(_socket_flag(info))
+    invite = f"peerload invite{own}"
+    if info.get("cluster_local"):
+        return f"{invite}        on this one too:  peerload up --peer {address} …"
+    if not info.get("issuer"):
+        return "peerload invite, on the machine where the cluster was made"
+    if not address.startswith(_LOOPBACK):
+        return invite
+    return f"{invite}        from other machines: once this one is started with  --listen ADDRESS:PORT"
+
+
+def _cluster_text(info: dict[str, Any]) -> str:
+    """A sentence about the number of known nodes."""
+    peers, remembered = int(info.get("peers") or 0), int(info.get("remembered") or 0)
+    if remembered:
+        return f"{peers + remembered + 1} nodes known, looking for {remembered} of them."
+    alone = "No peer met yet." if info.get("sought") else "A cluster of one."
+    return f"{peers + 1} nodes known." if peers else alone
+
+
+def _labelled(label: str, *commands: str) -> str:
+    """Commands after a label, on one line if the terminal is wide enough, else each on its own."""
+    line = f"{label:16}{'        '.join(commands)}"
+    columns = terminal_columns()
+    return f"{label:16}" + f"\n{'':16}".join(commands) if 0 < columns < len(line) else line
+
+
+def _started_text(info: dict[str, Any], *, already: bool) -> str:
+    cpus = info.get("cpus")
+    facts = [f"node {printable(info.get('node', ''))}", f"{number_text(cpus)} cpu{'' if cpus == 1 else 's'}"]
+    if info.get("mem_bytes"):
+        facts.append(size_text(info["mem_bytes"]))
+    if info.get("slots") is not None:
+        facts.append(f"{counted(info['slots'], 'task')} at a time")
+    notices = "".join(f"Note:           {printable(notice)}\n" for notice in info.get("notices") or ())
+    verb = "an agent is already running" if already else "agent started"
+    own = printable(_socket_flag(info))
+    return (
+        f"{verb}: {', '.join(facts)}. {_cluster_text(info)}\n"
+        f"{notices}"
+        f"{_labelled('Try:', f'peerload run{own} hostname', f'peerload submit{own} sleep 5', f'peerload top{own}')}\n"
+        f"Add a machine:  {_how_to_add(info)}\n"
+        f"Stop it:        peerload down{own}\n"
+    )
+
+
+FLAG = "flag"
+"""The origin of settings given by flags."""
+
+
+def down(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "down", "Stop my agent. Running tasks go on, and `peerload up` finds them again; with --all they end, too."
+    )
+    reader.switch("--all", help="also end the running tasks and the launcher, even if the agent is gone")
+    reader.flag("--state DIR", help="state directory of an agent that is gone (default: your own agent's)")
+    flags = reader.read(words)
+    try:
+        client = Client(flags.socket)
+    except AgentUnavailable as error:
+        if flags.all and _orphans_ended(flags.socket, flags.state, as_json=flags.json):
+            return 0
+        raise _none_runs(error, ends_tasks=flags.all) from None
+    with client:
+        info = client.call("info")
+        back = "" if flags.all or flags.json else _back_again(client)
+        watched = {key: watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
+        try:
+            client.call("stop", all=flags.all)
+        except AgentUnavailable:
+            if watched["pid"] is None:
+                raise  # without its process nothing shows whether it stops
+    for key, descriptor in watched.items():
+        if descriptor is not None:
+            await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
+    node = printable(info.get("node", ""))
+    if flags.json:
+        print_json({"pid": info.get("pid"), "node": info.get("node"), "all": flags.all})
+    elif flags.all:
+        sys.stdout.write(f"agent of {node} stopped; its tasks were ended\n")
+    else:
+        sys.stdout.write(f"agent of {node} stopped; running tasks go on.  Start it again:  {back}\n")
+    return 0
+
+
+def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable:
+    """The error that there is no agent to stop, with what to type."""
+    if error.hint == START_HINT:
+        left = "" if ends_tasks else "        to end the tasks that one has left:  peerload down --all"
+        error.hint = f"one with another socket:  peerload down --socket PATH{left}"
+    return error
+
+
+def _back_again(client: Client) -> str:
+    """The command that starts this agent with the same flags. It has no password of a broker."""
+    import shlex
+
+    words = ["peerload", "up"]
+    try:
+        settings = client.call("settings")["settings"]
+    except BadRequest:  # an agent of an earlier version
+        settings = []
+    for setting in settings:
+        if setting["origin"] == FLAG:
+            values = setting["value"] if isinstance(setting["value"], list) else [setting["value"]]
+            own = own_place(setting["key"])
+            words += [word for value in values if value != own for word in (f"--{setting['key']}", str(value))]
+    return printable(shlex.join(words))
+
+
+def own_place(key: str) -> str | None:
+    """The default of `peerload up` for the state directory and the socket; None for other settings."""
+    from peerload.cli.common.agent_process import default_state
+    from peerload.client.connection import default_socket_path
+
+    return {"state": default_state(), "socket": default_socket_path()}.get(key)
+
+
+def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:
+    """End the launcher of an agent that is gone, with its tasks. False if there is none."""
+    from peerload.cli.common.agent_process import end_launcher, located
+
+    if socket_path is not None and state is None:
+        return False  # another agent than the user's own: its state directory is not known
+    found = end_launcher(located({"state": state} if state else {})["state"])
+    if found is None:
+        return False
+    await_end(found, "the launcher")
+    print_result(
+        {"pid": None, "node": None, "all": True},
+        "the agent was gone; the tasks that still ran were ended\n",
+        as_json=as_json,
+    )
+    return True

@@ -31,17 +31,15 @@ def main(words: list[str]) -> int:
         "Without an agent (none can start on a full disk) the state directory itself is cleaned.",
     )
     selection.add(reader, changes=True, has_state=False)
-    reader.flag("--older", type=duration, metavar="7d", help="that ended longer ago than this")
-    reader.flag("--keep", type=whole(1, KEEP_MAX), metavar="N", help="all but the newest N of them")
-    reader.flag("--state", action="append", default=[], metavar="S", help=f"that ended so: {' '.join(STATES)}")
+    reader.flag("--older 7d", help="that ended longer ago than this", type=duration)
+    reader.flag("--keep N", help="all but the newest N of them", type=whole(1, KEEP_MAX))
+    reader.flag("--state S …", help=f"that ended so: {' '.join(STATES)}")
     for state in STATES:
         reader.switch(f"--{state}", help=f"the same as --state {state}")
     reader.switch("--all", help="every task that has ended")
     reader.switch("--outputs", help="delete only their outputs, keep the tasks")
     reader.switch("--dry-run", help="only say what would be deleted")
-    reader.flag(
-        "--state-dir", metavar="DIR", help="state directory of an agent that does not run (default: your own agent's)"
-    )
+    reader.flag("--state-dir DIR", help="state directory of an agent that does not run (default: your own agent's)")
     flags = reader.read(words)
     chosen_by = selection.Selection(flags, "clean", needed=False)
     asked = _request(flags, chosen_by)
@@ -132,7 +130,7 @@ def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | 
     from pathlib import Path
 
     from peerload.agent.offline_clean import cleaned
-    from peerload.cli.common.agent_flags import located
+    from peerload.cli.common.agent_process import located
 
     state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]
     reply = cleaned(Path(state), asked)

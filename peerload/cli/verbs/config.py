@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.agent_flags import compared
-from peerload.cli.common.errors import CANNOT
+from peerload.cli.common.agent_process import compared, default_places
+from peerload.cli.common.errors import CANNOT, mistake_as_json
 from peerload.cli.common.options import Options
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
@@ -55,21 +55,23 @@ def main(words: list[str]) -> int:
 
 def _show(flags: Namespace) -> int:
     from peerload.config import loader
-    from peerload.config.check import told
+    from peerload.config.check import describe
     from peerload.model.errors import ConfigError
 
     mistake: ConfigError | None = None
     config: AgentConfig | None = None
     origins: dict[str, str] = {}
     try:
-        config, origins = loader.load_with_origins({}, _defaults(), dict(os.environ))
+        config, origins = loader.load_with_origins({}, default_places({}), dict(os.environ))
     except ConfigError as error:
         mistake = error
     running, node = _of_the_agent(flags, config)
-    if running is None and config is None:
-        assert mistake is not None
-        raise mistake
-    rows = compared(running if running is not None else told(_known(config), origins), config, origins)
+    if running is None:
+        if config is None:
+            assert mistake is not None
+            raise mistake
+        running = describe(config, origins)
+    rows = compared(running, config, origins)
     if flags.json:
         print_json({"agent": node, "settings": rows})
         return 0
@@ -77,18 +79,6 @@ def _show(flags: Namespace) -> int:
         say(str(mistake), mistake.hint or "an agent started now would not start:  peerload config check")
     _print(flags, rows, node)
     return 0
-
-
-def _known(config: AgentConfig | None) -> AgentConfig:
-    assert config is not None
-    return config
-
-
-def _defaults() -> dict[str, str]:
-    from peerload.cli.common.agent_flags import default_state
-    from peerload.client.connection import user_socket_path
-
-    return {"state": default_state(), "socket": user_socket_path()}
 
 
 def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[dict[str, Any]] | None, str | None]:
@@ -166,12 +156,16 @@ def _check(flags: Namespace) -> int:
     mistakes = [mistake for path in paths for mistake in mistakes_in(path)]
     if not flags.file and not mistakes:
         try:
-            loader.load({}, _defaults(), environment)  # variables, too
+            loader.load({}, default_places({}), environment)  # variables, too
         except ConfigError as error:
             mistakes.append(error)
     if flags.json:
         print_json(
-            {"files": [str(path) for path in paths], "ok": not mistakes, "mistakes": list(map(_as_json, mistakes))}
+            {
+                "files": [str(path) for path in paths],
+                "ok": not mistakes,
+                "mistakes": list(map(mistake_as_json, mistakes)),
+            }
         )
         return CANNOT if mistakes else 0
     for mistake in mistakes:
@@ -180,14 +174,3 @@ def _check(flags: Namespace) -> int:
         named = ", ".join(printable(path) for path in paths)
         sys.stdout.write(f"{named}: ok\n" if paths else "there is no configuration file, and none is needed\n")
     return CANNOT if mistakes else 0
-
-
-def _as_json(mistake: ConfigError) -> dict[str, Any]:
-    return {
-        "file": mistake.file or None,
-        "line": mistake.line or None,
-        "key": mistake.key,
-        "what": mistake.says,
-        "why": mistake.why,
-        "hint": mistake.hint,
-    }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options, whole
 from peerload.cli.demo.demo import interrupt, run_and_clean, temporary_directory
 from peerload.cli.demo.sharing import TASKS_MAX, SharingDemo, told
-from peerload.text.format import print_json
+from peerload.text.format import print_result
 
 TASKS = 60
 
@@ -27,10 +26,10 @@ def main(words: list[str]) -> int:
         " the agents, show how they spread, count it up, and remove everything. `peerload demo gpu` shows how tasks"
         " share GPUs, on GPUs that are played.",
     )
-    reader.flag("--tasks", type=whole(1, TASKS_MAX), default=TASKS, metavar="N", help="how many (default: %(default)s)")
-    reader.flag("--policy", default="adaptive", metavar="NAME|FILE", help="the preset of policies (%(default)s)")
+    reader.flag("--tasks N", help="how many (default: %(default)s)", type=whole(1, TASKS_MAX), default=TASKS)
+    reader.flag("--policy NAME|FILE", help="the preset of policies (%(default)s)", default="adaptive")
     reader.flag(
-        "--broker", choices=("mosquitto", "amqtt"), help="which broker (default: Mosquitto where it is installed)"
+        "--broker", help="which broker (default: Mosquitto where it is installed)", choices=("mosquitto", "amqtt")
     )
     flags = reader.read(words)
     policy = os.path.abspath(flags.policy) if flags.policy.endswith(".toml") else flags.policy  # noqa: PTH100 -- no links followed
@@ -41,9 +40,6 @@ def main(words: list[str]) -> int:
     if account is None:
         return INTERRUPTED
     account |= {"policy": flags.policy, "broker": demo.broker, "processes_left": len(left)}
-    if flags.json:
-        print_json(account)
-    else:
-        sys.stdout.write("\n" + "".join(f"{line}\n" for line in told(account)))
+    print_result(account, "\n" + "".join(f"{line}\n" for line in told(account)), as_json=flags.json)
     good = not left and not account["failed"] and account["outputs_right"] == account["tasks"]
     return 0 if good else 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from peerload.cli.common.command import group_name
 from peerload.cli.common.options import Options
-from peerload.cli.common.task_flags import group_name
 from peerload.client.connection import Client
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_json, table
+from peerload.text.format import counted, print_json, print_result, table
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
     )
     reader.add_argument("what", nargs="?", default="ls", metavar="ls|set|pause|resume|rm")
     reader.add_argument("name", nargs="?", metavar="G")
-    reader.flag("--slots", metavar="N", help="with set: at most N tasks at a time; none: any number")
+    reader.flag("--slots N", help="with set: at most N tasks at a time; none: any number")
     flags = reader.read(words)
     request = _request(flags)
     with Client(flags.socket) as client:
@@ -43,10 +43,7 @@ def main(words: list[str]) -> int:
             _show(client.call("groups").get("groups", []), flags)
             return 0
         group = client.call("group", **request)["group"]
-    if flags.json:
-        print_json(group)
-    else:
-        sys.stdout.write(f"{printable(_group_text(flags.what, group))}\n")
+    print_result(group, f"{printable(_group_text(flags.what, group))}\n", as_json=flags.json)
     return 0
 
 

@@ -42,12 +42,12 @@ LIMIT_MAX = 1_000_000
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options("history", "List ended tasks whose home is here, the last one first.")
-    reader.flag("--since", type=instant, default=0.0, metavar="T", help="ended since: 2h (ago), 2026-11-20, …T14:30")
-    reader.flag("--limit", type=whole(1, LIMIT_MAX), metavar="N", help=f"at most the newest N ({LIMIT}; exports: all)")
+    reader.flag("--since T", help="ended since: 2h (ago), 2026-11-20, …T14:30", type=instant, default=0.0)
+    reader.flag("--limit N", help=f"at most the newest N ({LIMIT}; exports: all)", type=whole(1, LIMIT_MAX))
     reader.switch("--cluster", help="the tasks of all nodes, not only of this one")
     reader.at()
     reader.switch("--all", help="tasks of all users")
-    reader.flag("--export", metavar="FILE", help="write a trace for `peerload sim`: .csv, .jsonl, or - (CSV on stdout)")
+    reader.flag("--export FILE", help="write a trace for `peerload sim`: .csv, .jsonl, or - (CSV on stdout)")
     flags = reader.read(words)
     if flags.cluster and flags.at:
         raise UsageError("history: --cluster is not for --at", hint="all nodes:  --cluster        one:  --at NODE")

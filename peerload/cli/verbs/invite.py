@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from peerload import distribution
-from peerload.cli.common.joining import become_agents_user
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
+from peerload.cli.verbs.join import become_agents_user
 from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
@@ -36,14 +36,12 @@ def main(words: list[str]) -> int:
         "Print the command by which another machine joins this node's cluster. It contains a secret that is valid once, for\n"
         "15 minutes. If this node has no cluster of several machines, one is made first.",
     )
-    reader.flag("--uses", type=whole(1, USES_MAX), default=1, metavar="N", help="valid for N machines (default 1)")
-    reader.flag(
-        "--ttl", type=duration, default=TTL_S, metavar="15m", help="valid for this time (default 15m, at most 7d)"
-    )
-    reader.flag("--node", default="", metavar="NAME", help="valid only for a node of this name")
+    reader.flag("--uses N", help="valid for N machines (default 1)", type=whole(1, USES_MAX), default=1)
+    reader.flag("--ttl 15m", help="valid for this time (default 15m, at most 7d)", type=duration, default=TTL_S)
+    reader.flag("--node NAME", help="valid only for a node of this name", default="")
     reader.switch("--issuer", help="the new member may invite others: it gets the key of the cluster's CA")
-    reader.flag("--listen", metavar="HOST:PORT", help="address of this node for the others, if a cluster is made now")
-    reader.flag("--name", metavar="NAME", help="name of the cluster, if one is made now")
+    reader.flag("--listen HOST:PORT", help="address of this node for the others, if a cluster is made now")
+    reader.flag("--name NAME", help="name of the cluster, if one is made now")
     flags = reader.read(words)
     if flags.node and not is_node_name(flags.node):
         raise UsageError(f"invite: {flags.node!r} is not a valid node name", why=NODE_NAME_SAYS)
@@ -98,7 +96,7 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
 def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
     """Make a cluster for several machines, with the agent here as its first member."""
     from peerload.cli.common.agent_process import restart
-    from peerload.cli.common.joining import cluster_directory, listen_at
+    from peerload.cli.verbs.join import cluster_directory, listen_at
     from peerload.security import cluster_dir, node_identity_file
     from peerload.security.address import parse_address, reachable_anywhere
 
@@ -173,7 +171,7 @@ def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
 def install_lines_for(
     join: str, release: str, direct_url: dict[str, object], *, is_system: bool, kept_wheel: str = ""
 ) -> list[InstallLine]:
-    """The same for a distribution of this release with this origin. kept_wheel: the file that it was installed from, if it is kept."""
+    """The lines for a distribution of this release with this origin. kept_wheel: the file that it was installed from, if it is kept."""
     url = str(direct_url.get("url") or "")
     path = unquote(urlsplit(url).path) if url.startswith("file:") else ""
     if kept_wheel and not os.path.exists(path):  # noqa: PTH110 -- as the rest of the package

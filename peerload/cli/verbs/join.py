@@ -1,24 +1,35 @@
-"""`peerload join TOKEN`: make this machine a member of the cluster that made the token."""
+# ruff: noqa: PTH116
+# os.path, since pathlib would cost every command its quick start.
+"""`peerload join TOKEN`: make this machine a member of the cluster that made the token; parts that `invite` shares.
+
+Both verbs write files that belong to the agent. If that agent serves the whole machine, they continue as its user; only root can.
+Root trusts nothing that an agent says of itself before it has become the agent's user. The kernel names that user with every
+answer (SCM_CREDENTIALS), even if the service manager holds the socket, which SO_PEERCRED would name."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import socket
+import struct
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.agent_flags import configured, located, make_private
-from peerload.cli.common.joining import become_agents_user
+from peerload.cli.common.agent_process import configured, located, make_private
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name
-from peerload.client.connection import Client, default_socket_path
+from peerload.client.connection import ANSWERS_WITHIN_S, Client, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import print_json, say
+from peerload.text.format import print_result, say
+from peerload.wire import frame
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
+
 
 MEETS_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.05
@@ -27,7 +38,7 @@ LINE_CHARS_MAX = 4096
 JSON_KEYS = ("node", "cluster", "cluster_directory", "listen", "socket", "peers")
 
 
-def main(words: list[str]) -> int:
+def join(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "join",
@@ -36,10 +47,10 @@ def main(words: list[str]) -> int:
         "other user of this machine sees it in the list of processes.",
     )
     reader.add_argument("token", nargs="+", metavar="TOKEN")
-    reader.flag("--node", metavar="NAME", help="name of this node (default: that of the agent here, else the host's)")
-    reader.flag("--listen", metavar="HOST:PORT", help="address for the others (default: this machine's)")
-    reader.flag("--cluster", metavar="DIR", help="directory for the keys of the cluster (default: your own)")
-    reader.flag("--state", metavar="DIR", help="directory of tasks and outputs")
+    reader.flag("--node NAME", help="name of this node (default: that of the agent here, else the host's)")
+    reader.flag("--listen HOST:PORT", help="address for the others (default: this machine's)")
+    reader.flag("--cluster DIR", help="directory for the keys of the cluster (default: your own)")
+    reader.flag("--state DIR", help="directory of tasks and outputs")
     flags = reader.read(words)
     flags.token = token_words(flags.token)
     from peerload.wire.token import parse
@@ -71,10 +82,7 @@ def main(words: list[str]) -> int:
     info = _as_member(running, place)
     _await_peer(place["socket"])
     info = _info(place["socket"]) or info
-    if flags.json:
-        print_json({key: info.get(key) for key in JSON_KEYS})
-    else:
-        sys.stdout.write(_joined_text(info, admitted, place))
+    print_result({key: info.get(key) for key in JSON_KEYS}, _joined_text(info, admitted, place), as_json=flags.json)
     return 0
 
 
@@ -113,7 +121,7 @@ def _info(socket_path: str) -> dict[str, Any] | None:
 
 
 def _is_connected(socket_path: str) -> bool:
-    """Whether the agent here is connected to another member; a node that was revoked, or was away for too long, may join again."""
+    """True if the agent here is connected to another member; a node that was revoked, or was away for too long, may join again."""
     with Client(socket_path) as client:
         return _sees_peer(client)
 
@@ -124,7 +132,7 @@ def _sees_peer(client: Client) -> bool:
 
 def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
     """The places of this node: state, socket, cluster directory; and its name."""
-    from peerload.cli.common.joining import cluster_directory
+    from peerload.cli.verbs.join import cluster_directory
 
     given = {key: value for key in ("state", "socket", "cluster") if (value := getattr(flags, key))}
     settings = located({key: value for key, value in given.items() if key != "cluster"})
@@ -145,7 +153,7 @@ def _ask_to_join(
 ) -> Any:  # noqa: ANN401 -- as above
     """Ask to join and store the result; the file that makes it effective is written last. own: the address of the agent that runs
     here, "" if none does."""
-    from peerload.cli.common.joining import listen_at
+    from peerload.cli.verbs.join import listen_at
     from peerload.security import cluster_dir, join_client, node_identity_file, private_files, revocation, tls
     from peerload.security.address import parse_address
     from peerload.security.certificates import KeyPair
@@ -221,3 +229,130 @@ def _joined_text(info: dict[str, Any], admitted: Any, place: dict[str, str]) -> 
         f"Try:            peerload nodes{own}        peerload run{own} hostname\n"
         f"Leave it:       peerload leave{own}\n"
     )
+
+
+PORT = 7117
+"""The usual port, taken if it is free: one number to open in a firewall."""
+PORT_TRIES_MAX = 20
+
+
+def cluster_directory(named: str | None) -> Path:
+    """The directory of this machine's cluster: as named, else this user's own."""
+    from peerload.security import cluster_dir
+
+    return Path(os.path.abspath(named)) if named else cluster_dir.own_directory(os.environ)  # noqa: PTH100 -- symbolic links are kept
+
+
+def listen_at(host: str, own: str = "") -> str:
+    """`HOST:PORT` with the usual port, or with a free one, which is said, if another program has that. own: the address of the agent
+    that runs here and is about to restart. Raises ConfigError."""
+    from peerload.model.errors import ConfigError
+    from peerload.security.address import join_address
+
+    usual = join_address(host, PORT)
+    if own == usual or _is_free(host, PORT):
+        return usual
+    why = "no port is free for TCP and for UDP"
+    for _ in range(PORT_TRIES_MAX):
+        with socket.socket(_family(host)) as probe:
+            try:
+                probe.bind((host, 0))
+            except OSError as error:
+                why = str(error.strerror)
+                break
+            port = int(probe.getsockname()[1])
+        if _is_free(host, port):
+            listen = join_address(host, port)
+            say(
+                f"another program uses port {PORT} of {host}: this node listens at {listen} from now on",
+                "open that port in firewalls, or choose one:  --listen ADDRESS:PORT",
+            )
+            return listen
+    raise ConfigError("listen", f"cannot listen at {host}", why=why, hint="choose an address:  --listen ADDRESS:PORT")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_free(host: str, port: int) -> bool:
+    """True if an agent could listen there by TCP and UDP. Old connections in TIME_WAIT do not matter, as they do not to the agent."""
+    with socket.socket(_family(host)) as stream, socket.socket(_family(host), socket.SOCK_DGRAM) as datagrams:
+        try:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stream.bind((host, port))
+            datagrams.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+_CREDENTIALS = struct.Struct("@3i")
+"""The sender of a message: pid, uid, gid (`struct ucred`)."""
+
+
+def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: str | None = None) -> None:
+    """Become the user of the agent for good, with its home, if the agent serves all users. ``info``: its answer at that socket, None
+    if none runs. Raises PeerloadError for anyone but root and that user, and for root if the agent is another user's own."""
+    is_system = info is not None and info.get("mode") == "system"
+    if info is None or not (is_system or os.geteuid() == 0):
+        return
+    path = os.path.abspath(socket_path or default_socket_path())  # noqa: PTH100 -- as above
+    uid, gid = _who_answers(path)
+    if os.geteuid() not in (0, uid):
+        what = f"only root can do this: {verb} changes the whole machine"
+        raise PeerloadError(what, why="its agent serves all users", hint=f"sudo peerload {verb}")
+    if not is_system:
+        if uid:
+            name = _name_of(uid)
+            why = "root writes no files at the word of another user's agent"
+            raise PeerloadError(f"the agent at {path} is {name}'s own", why=why, hint=f"sudo -u {name} peerload {verb}")
+        return
+    if os.geteuid() == 0 and uid != 0:
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        except OSError as error:
+            raise PeerloadError("cannot become the agent's user", why=error.strerror or str(error)) from None
+        os.umask(0o077)
+        os.chdir("/")
+    state = str(info.get("state"))
+    try:
+        found = os.stat(state)
+    except OSError as error:
+        raise PeerloadError(f"{state} cannot be read", why=error.strerror or str(error)) from None
+    if found.st_uid != uid:
+        why = f"it belongs to {_name_of(found.st_uid)}, and the agent runs as {_name_of(uid)}"
+        raise PeerloadError(f"the agent says that its state is in {state}", why=why, hint="peerload doctor --security")
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "PEERLOAD_CLUSTER", "PEERLOAD_STATE"):
+        os.environ.pop(name, None)
+    os.environ["HOME"] = state
+    os.environ["PEERLOAD_SOCKET"] = path
+
+
+def _who_answers(path: str) -> tuple[int, int]:
+    """The user and group of the process that answers at this socket. Raises PeerloadError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        link.settimeout(ANSWERS_WITHIN_S)
+        try:
+            link.connect(path)
+            link.sendall(frame.pack({"id": 1, "verb": "info"}))
+            _, told, _, _ = link.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except OSError as error:
+            raise PeerloadError(f"the agent at {path} does not answer", why=error.strerror or str(error)) from None
+    for level, kind, data in told:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            _, uid, gid = _CREDENTIALS.unpack(data)
+            return uid, gid
+    raise PeerloadError(f"the user of the agent at {path} is not known", why="the kernel does not say")
+
+
+def _name_of(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

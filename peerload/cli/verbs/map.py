@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, files, options, task_flags
+from peerload.cli.common import command, files, options
 from peerload.cli.common.errors import CANNOT, report
+from peerload.cli.common.task_messages import exit_code_of
 from peerload.cli.map.inputs import opened, split
 from peerload.cli.map.joblog import Joblog
 from peerload.cli.map.run import Halt, Mapping
@@ -20,7 +21,7 @@ from peerload.text.format import counted, print_json, say, shortened, size_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from peerload.cli.map.inputs import MapInputs
+from peerload.cli.map.inputs import MapInputs
 
 FAILURES_NAMED_MAX = 20
 """Bound of failures that are named; more are counted."""
@@ -74,15 +75,7 @@ def main(words: list[str]) -> int:
             "words:  ::: a b c        a file:  :::: FILE",
         )
     del secret  # `submit` reports them on a terminal only
-    mapping = Mapping(
-        flags.socket,
-        fields,
-        template,
-        inputs,
-        halt=halt,
-        joblog=joblog,
-        at_a_time=flags.jobs,
-    )
+    mapping = Mapping(flags.socket, fields, template, inputs, halt=halt, joblog=joblog, at_a_time=flags.jobs)
     with mapping:
         return _run(mapping, flags)
 
@@ -94,24 +87,17 @@ def _reader() -> options.Options:
         usage="[flags] COMMAND ... ::: INPUT ...",
         epilog=EPILOG,
     )
-    reader.flag(
-        "-j", "--jobs", type=options.whole(1, 1_000_000), metavar="N", help="at most N tasks unfinished at a time"
-    )
-    reader.switch("-k", "--keep-order", help="print outputs in the order of the inputs")
+    reader.flag("-j, --jobs N", help="at most N tasks unfinished at a time", type=options.whole(1, 1_000_000))
+    reader.switch("-k, --keep-order", help="print outputs in the order of the inputs")
     reader.switch("--tag", help="begin each line of output with its input and a tab")
     reader.switch("--bar", help="show a progress bar with the time left (default: on a terminal)")
     reader.switch("--no-bar", help="show no bar")
-    reader.flag("--joblog", metavar="FILE", help="write a line for each ended task, with the columns of GNU parallel")
+    reader.flag("--joblog FILE", help="write a line for each ended task, with the columns of GNU parallel")
     reader.switch("--resume", help="skip tasks that the joblog has")
     reader.switch("--resume-failed", help="skip tasks that the joblog has as succeeded")
-    reader.flag(
-        "--halt",
-        default="never",
-        metavar="WHEN",
-        help="now,fail=1: stop all at the first failure; soon,fail=10%%; never",
-    )
+    reader.flag("--halt WHEN", help="now,fail=1: stop all at the first failure; soon,fail=10%%; never", default="never")
     reader.switch("--keep", help="let submitted tasks go on when this command is killed")
-    reader.switch("-0", "--null", help="inputs of files end with NUL instead of a line break")
+    reader.switch("-0, --null", help="inputs of files end with NUL instead of a line break")
     return reader
 
 
@@ -128,7 +114,7 @@ def _joblog(flags: Namespace) -> Joblog | None:
 
 def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
     """The fields of the request that are the same for all tasks."""
-    terms = task_flags.terms(flags, "map")
+    terms = command.terms(flags, "map")
     more = {"wait_for_node": True} if flags.wait_for_node else {}
     more |= {} if flags.keep else {"attended": True}
     return {"spec": spec, **more, "terms": terms}
@@ -240,7 +226,7 @@ def _report(mapping: Mapping) -> int:
     if mapping.halted_by is not None:
         name = mapping.halted_by.get("id", "")
         say(f"--halt: stopped after {name}; {counted(mapping.cancelled, 'task')} cancelled", hint)
-        return command.exit_code_of(mapping.halted_by)
+        return exit_code_of(mapping.halted_by)
     failed = mapping.failed + mapping.cancelled
     if mapping.incomplete:
         _name_incomplete(mapping)

@@ -1,24 +1,24 @@
-"""`peerload nodes`: the nodes of the cluster and their GPUs."""
+"""`peerload nodes`, `drain` and `undrain`: list nodes, have one take no more tasks."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.options import Options
+from peerload.cli.common.errors import TIMED_OUT
+from peerload.cli.common.options import Options, node_name
 from peerload.client.connection import Client
+from peerload.model.errors import UsageError
 from peerload.model.text import printable
-from peerload.text.format import print_json, terminal_columns
-from peerload.text.nodes import (
-    HEADINGS,
-    WIDE_HEADINGS,
-    gpu_table,
-    node_cells,
-    node_table,
-    shared_machine_lines,
-)
+from peerload.text.format import counted, print_json, say, terminal_columns
+from peerload.text.nodes import HEADINGS, WIDE_HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
+from peerload.text.units import duration
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
-def main(words: list[str]) -> int:
+def nodes(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "nodes",
@@ -46,4 +46,68 @@ def main(words: list[str]) -> int:
     ]
     lines += shared_machine_lines(nodes)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def drain(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "drain",
+        "Have this or another node take no more tasks, also after a restart. Waiting tasks of other nodes go back to them, its\n"
+        "own waiting tasks look for other nodes, running tasks go on.",
+    )
+    reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
+    reader.flag("--reason TEXT", help="the reason, shown to others", default="")
+    reader.switch(
+        "--wait", help="return when nothing runs there any more and the results of other nodes' tasks have arrived"
+    )
+    reader.flag("--timeout 30s", help="with --wait: no longer than this; exit code 124 then", type=duration)
+    flags = reader.read(words)
+    if flags.timeout is not None and not flags.wait:
+        raise UsageError("drain: --timeout is for --wait", hint="peerload drain --wait --timeout 30s")
+    with Client(flags.socket) as client:
+        if not flags.wait:
+            _show(client.call("drain", reason=flags.reason, at=flags.node), flags)
+            return 0
+        asked = {"reason": flags.reason, "wait": True, "timeout_s": flags.timeout}
+        for part in client.stream("drain", **asked, at=flags.node):
+            _show(part, flags)
+        timed_out = bool(client.last.get("timed_out"))
+    if timed_out:
+        say(f"not empty within {flags.timeout:g} s", "it stays drained; running tasks:  peerload top --once")
+        return TIMED_OUT
+    if not flags.json:
+        sys.stdout.write(f"nothing runs {_where(flags)} any more\n")
+    return 0
+
+
+def _show(reply: dict[str, Any], flags: Namespace) -> None:
+    returned, running = int(reply.get("returned", 0)), int(reply.get("running", 0))
+    if flags.json:
+        print_json({"returned": returned, "running": running})
+        return
+    node = f" {flags.node}" if flags.node else ""
+    sys.stdout.write(
+        f"drained: {counted(returned, 'task')} of other nodes went back, {counted(running, 'task')} still running"
+        f" {_where(flags)}\n  undo:  peerload undrain{node}\n"
+    )
+    sys.stdout.flush()
+
+
+def _where(flags: Namespace) -> str:
+    return f"on {flags.node}" if flags.node else "here"
+
+
+def undrain(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options("undrain", "Have this or another node take tasks again, after  peerload drain.")
+    reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        was_drained = bool(client.call("undrain", at=flags.node).get("was_drained", True))
+    if flags.json:
+        print_json({"was_drained": was_drained})
+    else:
+        node = flags.node or "this node"
+        sys.stdout.write(f"{node} takes tasks again\n" if was_drained else f"{node} was not drained\n")
     return 0

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.errors import CANNOT
+from peerload.cli.common.errors import CANNOT, mistake_as_json
 from peerload.cli.common.options import Options
 from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable, UsageError
@@ -126,7 +126,11 @@ def _check(flags: Namespace) -> int:
         checked = describe.check(name)
     except ConfigError as error:
         checked = describe.CheckedPolicy(None, [error], [])
-    played = _play(name) if flags.play and checked.preset is not None else None
+    played = None
+    if flags.play and checked.preset is not None:
+        from peerload.sim.rehearsal import rehearse
+
+        played = rehearse(name)
     is_ok = checked.preset is not None and (played is None or played.is_good)
     if flags.json:
         print_json(_as_json(name, checked, played) | {"ok": is_ok})
@@ -144,12 +148,6 @@ def _check(flags: Namespace) -> int:
         if played is not None:
             sys.stdout.write(f"simulated: {counted(played.tasks, 'task')} on {counted(played.nodes, 'node')}\n")
     return 0 if is_ok else CANNOT
-
-
-def _play(name: str) -> Rehearsal:
-    from peerload.sim.rehearsal import rehearse
-
-    return rehearse(name)
 
 
 def _say_played(name: str, played: Rehearsal) -> None:
@@ -185,17 +183,7 @@ def _as_json(name: str, checked: CheckedPolicy, played: Rehearsal | None) -> dic
             "repeats": played.repeats,
         },
         "chosen": checked.preset.names if checked.preset is not None else None,
-        "mistakes": [
-            {
-                "file": one.file or None,
-                "line": one.line or None,
-                "key": one.key,
-                "what": one.says,
-                "why": one.why,
-                "hint": one.hint,
-            }
-            for one in checked.mistakes
-        ],
+        "mistakes": list(map(mistake_as_json, checked.mistakes)),
         "doubts": [
             {"file": one.file or None, "line": None, "key": one.key, "what": one.says} for one in checked.doubts
         ],
@@ -209,10 +197,7 @@ def preset_lines(preset: PresetDescription) -> list[str]:
     """A preset: its description, then each kind with the policy chosen, and its parameters."""
     from peerload.policy.parameters import shown
 
-    lines = [
-        *_wrapped(f"{preset.name}: {preset.description or 'no description'}"),
-        f"  {printable(preset.file)}",
-    ]
+    lines = [*_wrapped(f"{preset.name}: {preset.description or 'no description'}"), f"  {printable(preset.file)}"]
     for chosen in preset.chosen:
         lines += ["", *_chosen_lines(chosen)]
     lines += ["", f"location.memory = {shown(preset.memory)}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import random
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from peerload.core.node import Node
 from peerload.model.errors import BadMessage, PeerloadError
 from peerload.model.text import printable
 from peerload.policy import registry
-from peerload.text.format import print_json, say
+from peerload.text.format import print_json, print_result, say
 from peerload.wire import recording
 
 if TYPE_CHECKING:
@@ -82,10 +81,7 @@ def _compare(view: memoryview, *, as_json: bool) -> int:
     for replay in replays(recording.entries(view)):
         count += 1
         code = DIFFERS if replay.difference is not None else code
-        if as_json:
-            print_json(_to_json(replay))
-        else:
-            sys.stdout.write("".join(f"{line}\n" for line in _lines(count, replay)))
+        print_result(_to_json(replay), "".join(f"{line}\n" for line in _lines(count, replay)), as_json=as_json)
     if not count:
         say("nothing is recorded yet")
     return code

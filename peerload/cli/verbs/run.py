@@ -1,28 +1,39 @@
-r"""`peerload run`: run a command where there is room, in the foreground; and `peerload sh`: a shell on another node.
-
-Output comes as it is written, stdout and stderr apart; standard input and Ctrl-C go to the task; the exit code is the task's. The
-task ends with this command, unless `--keep` is given or Ctrl-\ has detached from it.
-"""
+"""`peerload run`, `sh`, `attach` and `exec`: the verbs that are connected to a command on another node: output comes as it is written,
+stdout and stderr apart; standard input and Ctrl-C go there; the exit code comes back."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, files, task_flags
-from peerload.cli.common.options import Options
+from peerload.cli.common import command, files, task_messages
+from peerload.cli.common.errors import CANNOT
+from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.standard_input import StdinReader, takes_input
-from peerload.cli.common.task_session import Detached, TaskSession, report_end, report_missing, say_detached
-from peerload.cli.common.terminal import say_if_it_needs_a_terminal, window, with_colours, with_term
+from peerload.cli.common.task_messages import exit_code_of, report_end, report_missing, say_detached, say_unsaved
+from peerload.cli.common.task_session import Detached, TaskSession, is_ours
+from peerload.cli.common.terminal import (
+    StdinReader,
+    say_if_it_needs_a_terminal,
+    takes_input,
+    window,
+    with_colours,
+    with_term,
+)
 from peerload.client.connection import Client
-from peerload.text.format import print_json
+from peerload.client.environment import packed
+from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, UsageError
+from peerload.model.text import printable
+from peerload.text.format import print_json, say
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
 
-def main(words: list[str]) -> int:
+def run(words: list[str]) -> int:
     """Run the verb."""
     reader = command.command_options(
         "run",
@@ -38,7 +49,7 @@ def main(words: list[str]) -> int:
         flags.env = with_term(flags.env)
     flags.env = with_colours(flags.env, has_terminal=flags.pty)
     spec, secret = command.specification(flags, rest, "run")
-    terms = task_flags.terms(flags, "run")
+    terms = command.terms(flags, "run")
     stdin = StdinReader() if takes_input() else None
     if flags.pty:
         rows, columns = window()
@@ -67,7 +78,7 @@ def main(words: list[str]) -> int:
                 terms=terms,
                 input_comes=stdin is not None,
             )
-            command.warn_if_stranded(client, reply, spec)
+            task_messages.warn_if_stranded(client, reply, spec)
             try:
                 ended = following.follow(reply["id"])
             except Detached:
@@ -81,7 +92,7 @@ def main(words: list[str]) -> int:
     files.say_conflicts(ended)
     code = report_end(ended, interrupted=following.interrupts > 0)
     if code:
-        command.say_left_out(secret)
+        task_messages.say_left_out(secret)
     return report_missing(ended, code, writer.missing_bytes) or unsaved
 
 
@@ -90,7 +101,7 @@ def _unsaved(client: Client, task: str) -> int:
     unsaved = 0
     for body in client.stream("wait", tasks=[task], files=True):
         if "files" in body:
-            unsaved = command.say_unsaved(body["files"])
+            unsaved = say_unsaved(body["files"])
     return unsaved
 
 
@@ -104,7 +115,7 @@ SHELL_PRIORITY = "1000"
 """A shell waits for room like any task, but before the others."""
 
 
-def shell(words: list[str]) -> int:
+def sh(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "sh",
@@ -112,9 +123,9 @@ def shell(words: list[str]) -> int:
         "It waits for a slot like any task, but before tasks of default priority.",
     )
     reader.add_argument("node", metavar="NODE")
-    reader.flag("-d", "--chdir", metavar="DIR", help="start in DIR (default: the home directory there)")
+    reader.flag("-d, --chdir DIR", help="start in DIR (default: the home directory there)")
     flags = reader.read(words)
-    return main(as_run(flags, has_terminal=sys.stdin.isatty() and sys.stdout.isatty()))
+    return run(as_run(flags, has_terminal=sys.stdin.isatty() and sys.stdout.isatty()))
 
 
 def as_run(flags: Namespace, *, has_terminal: bool) -> list[str]:
@@ -126,3 +137,199 @@ def as_run(flags: Namespace, *, has_terminal: bool) -> list[str]:
     words += ["--pty"] if has_terminal else []
     login = ["-l"] if has_terminal else []
     return [*words, "/bin/sh", "-c", SHELL_AT_HOME if flags.chdir is None else LOGIN_SHELL, "sh", *login]
+
+
+TAIL_LINES = 10
+"""Lines of earlier output that are shown, as with `tail -f`."""
+
+
+def attach(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "attach",
+        "Follow a task: its live output, and its input if nobody else sends that; wait as run does, with its exit code.\n"
+        "Ctrl-C goes to the task, Ctrl-\\ detaches from it.",
+        usage="[--tail N] [--raw] ID",
+    )
+    reader.add_argument("task", metavar="ID")
+    reader.flag(
+        "--tail N",
+        help=f"begin with its last N lines (default {TAIL_LINES})",
+        type=whole(0, 1_000_000),
+        default=TAIL_LINES,
+    )
+    reader.switch("--raw", help="do not escape control characters, though the task is another user's")
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        (shown,) = _single(client, flags.task)
+        task = str(shown["id"])
+        is_raw = flags.raw or is_ours(shown, client.call("info"))
+        has_terminal = bool(shown.get("terminal")) and is_raw
+        stdin = _input(client, task) if takes_input() else None
+        tail = None if has_terminal else flags.tail
+        writer = OutputWriter(raw=is_raw, is_whole=tail is None, is_json=flags.json)
+        following = TaskSession(client, writer.write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
+        with following:
+            try:
+                ended = following.follow(task)
+            except Detached:
+                return say_detached(task)
+            finally:
+                writer.close()
+    if flags.json:
+        keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
+        print_json({key: ended.get(key) for key in keys})
+    writer.end(ended)
+    code = report_end(ended, interrupted=following.interrupts > 0)
+    return report_missing(ended, code, writer.missing_bytes)
+
+
+def _single(client: Client, name: str) -> list[dict[str, Any]]:
+    """The one task of this name. Raises BadRequest for an array."""
+    shown: list[dict[str, Any]] = client.call("show", tasks=[name])["tasks"]
+    if len(shown) > 1:
+        raise BadRequest(
+            f"{name} is an array", why="name one of its members", hint=f"such as  peerload attach {shown[0]['id']}"
+        )
+    return shown
+
+
+def _input(client: Client, task: str) -> StdinReader | None:
+    """Our stdin for the task, if it takes input that nobody else sends."""
+    try:
+        reply = client.call("input", task=task)
+    except NoSuchTask:
+        raise
+    except BadRequest:
+        return None
+    if reply.get("ended") or not reply.get("wanted", True):
+        return None
+    stdin = StdinReader()
+    stdin.at = int(reply.get("offset") or 0)
+    return stdin
+
+
+def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
+    """Run the verb."""
+    reader = Options(
+        "exec",
+        "Run a command inside a running task, on its node: in its working directory, with its environment, in its cgroup.\n"
+        "Input, live output, Ctrl-C and exit code pass through. It gets a terminal if stdin and stdout are one here. It takes\n"
+        "no slot, and ends with this command, or with the task.",
+        usage="[flags] ID COMMAND ...",
+    )
+    reader.switch(
+        "-t, --pty", help="give it a terminal, even if stdin or stdout here is none: stdout and stderr are one"
+    )
+    reader.switch("-T, --no-pty", help="give it none: stdout and stderr stay apart")
+    flags, (ref, *argv) = _split(reader, words)
+    stdin = StdinReader() if takes_input() else None
+    with Client(flags.socket) as client:
+        task = _running_task(client, ref)
+        is_raw = flags.pty or is_ours(task, client.call("info"))
+        is_interactive = stdin is not None and stdin.is_terminal and stdin.is_foreground and os.isatty(1)
+        has_terminal = flags.pty or (is_interactive and is_raw and not flags.no_pty and not flags.json)
+        asked: dict[str, object] = {"at": task["node"], "task": ref, "argv": [os.fsencode(word) for word in argv]}
+        if has_terminal:
+            rows, columns = window()
+            asked |= {"terminal": {"rows": rows, "columns": columns}, "environment": _environment()}
+        asked["takes_input"] = stdin is not None or has_terminal
+        writer = OutputWriter(raw=is_raw, is_json=flags.json)
+        following = ExecSession(client, writer.write, asked, stdin=stdin, has_terminal=has_terminal)
+        with following:
+            try:
+                ended = following.follow(ref)
+            finally:
+                writer.close()
+    if flags.json:
+        print_json({key: ended.get(key) for key in ("exit_code", "signal", "reason")})
+    code = exit_code_of(ended)
+    if ended.get("reason"):
+        say(f"{printable(argv[0])}: {printable(ended['reason'])}")
+    if code == 0 and writer.missing_bytes:
+        say(f"exit code {CANNOT}: it succeeded, and not all of its output came through")
+        return CANNOT
+    return code
+
+
+class ExecSession(TaskSession):
+    """A session of one command inside a task. The command ends with us: one cannot detach from it or reconnect to it.
+
+    ``asked``: the fields of the request that starts it."""
+
+    DETACHES = False
+
+    def __init__(
+        self,
+        client: Client,
+        write: Callable[[dict[str, Any]], None],
+        asked: dict[str, object],
+        *,
+        stdin: StdinReader | None,
+        has_terminal: bool,
+    ) -> None:
+        super().__init__(client, write, stdin=stdin, has_terminal=has_terminal)
+        self._asked = asked
+        if stdin is not None:
+            stdin.is_paused = True  # nothing is sent before the command has an id
+
+    def _ask(self) -> None:
+        self._why_due_s = None
+        self._request = self._client.send("exec", **self._asked)
+
+    def _show(self, piece: dict[str, Any]) -> None:
+        if "command" in piece:
+            self._target = {"at": self._asked["at"], "task": self._task, "command": piece["command"]}
+            self._runs({"attempt": 1})
+        super()._show(piece)
+
+    def _forward(self, number: int) -> None:
+        if "command" not in self._target:
+            self._cancel(number)
+        super()._forward(number)
+
+    def _cancel(self, number: int) -> None:
+        raise SystemExit(128 + number)  # closing the connection kills it
+
+    def _detach(self) -> None:
+        self._forward(signal.SIGQUIT)
+
+    def _reader_gone(self) -> None:
+        """Closing the connection kills the command."""
+
+    def _reconnect(self, error: AgentUnavailable) -> None:
+        what = f"lost the agent while a command ran inside {self._task}"
+        raise AgentUnavailable(what, why=error.why or error.what, hint=error.hint) from None
+
+
+def _environment() -> bytes:
+    """The variables that describe our terminal to the command."""
+    pairs = (word.partition("=") for word in with_colours(with_term([]), has_terminal=True))
+    return packed({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
+
+
+def _split(reader: Options, words: list[str]) -> tuple[Any, list[str]]:
+    """The flags, and the id with the command."""
+    flags, rest = reader.read_command(words)
+    if len(rest) > 1 and rest[1] == "--":
+        rest = [rest[0], *rest[2:]]
+    if len(rest) < len(("ID", "COMMAND")):
+        raise UsageError("exec: an ID and a command are needed", hint="peerload exec 42 ps x")
+    if flags.pty and (flags.no_pty or flags.json):
+        other = "--no-pty" if flags.no_pty else "--json"
+        raise UsageError(f"exec: --pty and {other} contradict each other", hint="give one of them")
+    return flags, rest
+
+
+def _running_task(client: Client, task: str) -> dict[str, Any]:
+    """The task of this name, as `show` has it. Raises BadRequest if it does not run."""
+    shown = client.call("show", tasks=[task])["tasks"]
+    if len(shown) > 1:
+        raise BadRequest(
+            f"{task} has {len(shown)} members", hint=f"name one of them:  peerload exec {shown[0]['id']} …"
+        )
+    found: dict[str, Any] = shown[0]
+    state = found.get("state")
+    if state != "running" or not found.get("node"):
+        raise BadRequest(f"{task} is {state}: only a running task takes commands", hint=f"peerload show {task}")
+    return found

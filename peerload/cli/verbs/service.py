@@ -44,14 +44,10 @@ def main(words: list[str]) -> int:
         json_says="print JSON, one object; the output of the script goes to stderr",
     )
     reader.add_argument("what", nargs="?", default="", metavar="install|upgrade|uninstall")
-    reader.flag(
-        "--from", dest="source", metavar="FILE", help="a wheel or a source tree (default: the one that this runs from)"
-    )
-    reader.flag("--wheels", metavar="DIR", help="directory of the packages that it needs; nothing is downloaded")
-    reader.flag("--prefix", metavar="DIR", help="where it is installed (default /opt/peerload)")
-    reader.flag(
-        "--root", metavar="DIR", help="install into the root file system of an image at DIR; nothing is started"
-    )
+    reader.flag("--from FILE", help="a wheel or a source tree (default: the one that this runs from)", dest="source")
+    reader.flag("--wheels DIR", help="directory of the packages that it needs; nothing is downloaded")
+    reader.flag("--prefix DIR", help="where it is installed (default /opt/peerload)")
+    reader.flag("--root DIR", help="install into the root file system of an image at DIR; nothing is started")
     reader.switch("--no-start", help="do not start or enable it")
     reader.switch("--purge", help="with uninstall: also remove tasks, outputs, keys, settings and accounts")
     flags = reader.read(words)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.errors import CANNOT, report
-from peerload.cli.simulate import compare, plot, work
+from peerload.cli.simulate import compare, energy, plot, work
 from peerload.cli.simulate import flags as sim_flags
 from peerload.cli.simulate import report as sim_report
 from peerload.model.errors import PeerloadError
@@ -32,6 +32,10 @@ ELSEWHERE = "is there room?  df -h        elsewhere:  peerload sim … --csv FIL
 def main(words: list[str]) -> int:
     """Run the verb: 0 also if the system turns out to be unstable, which is an answer."""
     flags = sim_flags.reader().read(words)
+    if flags.energy:
+        found = energy.results(flags)
+        sys.stdout.write(json_line(found) if flags.json else "".join(f"{line}\n" for line in energy.lines(found)))
+        return 0
     _check_files(flags)
     scenarios = sim_flags.scenarios(flags)
     for why in dict.fromkeys(impossible(scenario) for scenario in scenarios):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, files, task_flags
+from peerload.cli.common import command, files, task_messages
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
@@ -27,20 +27,14 @@ def main(words: list[str]) -> int:
         usage="[flags] COMMAND ...",
         epilog="The flags end at the first word that is not a flag; the rest is the command.",
     )
-    reader.flag("--array", metavar="1-100", help="one task for each number: 1-100, 0-9:3, 1,5,7 (PEERLOAD_ARRAY_INDEX)")
-    reader.flag("--each-line", metavar="FILE", help="one task for each line, which is {} in the command (- is stdin)")
+    reader.flag("--array 1-100", help="one task for each number: 1-100, 0-9:3, 1,5,7 (PEERLOAD_ARRAY_INDEX)")
+    reader.flag("--each-line FILE", help="one task for each line, which is {} in the command (- is stdin)")
     reader.flag(
-        "--param",
-        action="append",
-        default=[],
-        metavar="K=V,…",
+        "--param K=V,… …",
         help="one task for each value, which is {K} in the command: a=1,2 or a=1-5; several: each combination (repeatable)",
     )
     reader.flag(
-        "--param-file",
-        action="append",
-        default=[],
-        metavar="FILE",
+        "--param-file FILE …",
         help="the same from a CSV file: names in the first line, a combination in each other (- is stdin)",
     )
     reader.switch("--held", help="do not start it before  peerload release")
@@ -48,7 +42,7 @@ def main(words: list[str]) -> int:
     ranges = array_ranges(flags.array) if flags.array is not None else []
     spec, secret = command.specification(flags, rest, "submit")
     each = _each(flags, spec)
-    terms = task_flags.terms(flags, "submit")
+    terms = command.terms(flags, "submit")
     found = files.prepare(flags, "submit", spec, terms)
     if flags.dry_run:
         shown = {"each": _shown(each)} if each else {}
@@ -56,7 +50,7 @@ def main(words: list[str]) -> int:
             spec, secret, flags, array=ranges, **shown, **(files.described(found, spec) | terms)
         )
     with Client(flags.socket) as client:
-        command.say_left_out(secret)
+        task_messages.say_left_out(secret)
         files.send(client, spec, terms, found)
         reply = command.submit(
             client, spec, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each, terms=terms
@@ -67,7 +61,7 @@ def main(words: list[str]) -> int:
             if not isinstance(error, BrokenPipeError):
                 say(f"{reply['id']} was submitted")  # the user must learn its id
             raise
-        command.warn_if_stranded(client, reply, spec)
+        task_messages.warn_if_stranded(client, reply, spec)
     return 0
 
 
@@ -104,11 +98,11 @@ def _print_id(
 def _each(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
     """The command line of each member, if they differ."""
     if flags.param or flags.param_file:
-        from peerload.cli.map.sweep import commands_of_parameters
+        from peerload.cli.map.template import commands_of_parameters
 
         return commands_of_parameters(flags, spec)
     if flags.each_line is not None:
-        from peerload.cli.map.sweep import commands_of_lines
+        from peerload.cli.map.template import commands_of_lines
 
         return commands_of_lines(flags, spec)
     return []

@@ -8,17 +8,24 @@ import time
 from typing import Any
 
 from peerload.cli.common.options import Options
-from peerload.cli.common.redraw import redrawn
+from peerload.cli.common.output import redrawn
 from peerload.client.connection import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import coloured, number_text, print_json, table
-from peerload.text.nodes import HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
-from peerload.top.snapshot import bar, sample
+from peerload.text.format import coloured, number_text, print_result, table
+from peerload.text.nodes import (
+    HEADINGS,
+    LEFT_OUT_FIRST,
+    WIDE_HEADINGS,
+    gpu_table,
+    node_cells,
+    node_table,
+    shared_machine_lines,
+)
 
-LEFT_OUT_FIRST = ("GPUS", "CPU", "MEMORY", "SEEN")
+NARROW = (*LEFT_OUT_FIRST[:4], "GPUS", "CPU", "MEMORY", "SEEN")
 """Columns that a narrow terminal does without, in this order."""
 WITHOUT_EXTRA = f"q quits.  With keys, output and graphs:  {how_to_add('top')}"
 ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
@@ -26,38 +33,40 @@ WIDE = 10_000
 """The width if stdout is no terminal."""
 
 
-def main(words: list[str]) -> int:
+def top(words: list[str]) -> int:
     """Run the verb."""
     reader = Options("top", "Watch the cluster: nodes with their load, and the running tasks of this home.")
     reader.switch("--once", help="print it once as text")
     reader.switch("--ascii", help="draw with plain characters only")
+    reader.switch("--wide", help="also: load index and region of the policy, and what `nodes --wide` shows")
     reader.switch("--readonly", help="allow no changes from it")
-    reader.flag("--at", default="", metavar="NODE", help="show the cluster as this node sees it")
+    reader.flag("--at NODE", help="show the cluster as this node sees it", default="")
     flags = reader.read(words)
     is_live = not flags.json and not flags.once
     is_live = is_live and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     with Client(flags.socket) as client:  # a missing agent or node is reported as by every verb
         if not is_live:
             seen = sample(client, flags.at)
-            if flags.json:
-                print_json(seen)
-            else:
-                sys.stdout.write("".join(f"{line}\n" for line in lines(seen, time.time())))
+            print_result(
+                seen, "".join(f"{line}\n" for line in lines(seen, time.time(), wide=flags.wide)), as_json=flags.json
+            )
             return 0
         client.call("info", **({"at": flags.at} if flags.at else {}))
     if lacks := _lacks_view():
-        return redrawn(lambda: _again(flags.socket, flags.at, lacks))
-    from peerload.top import app
+        return redrawn(lambda: _again(flags.socket, flags.at, lacks, wide=flags.wide))
+    from peerload.top.app import TopApp
+    from peerload.top.model import LiveSampler
 
     is_plain = flags.ascii or "utf" not in (sys.stdout.encoding or "").lower()
-    return app.run(flags.socket, node=flags.at, readonly=flags.readonly, ascii_only=is_plain)
+    view = {"node": flags.at, "readonly": flags.readonly, "ascii_only": is_plain, "wide": flags.wide}
+    return TopApp(LiveSampler(flags.socket, flags.at), flags.socket, **view).to_the_end()
 
 
-def _again(socket_path: str | None, at: str, lacks: str) -> list[str]:
+def _again(socket_path: str | None, at: str, lacks: str, *, wide: bool) -> list[str]:
     """The current text; if the agent is away, a line that says so."""
     try:
         with Client(socket_path) as client:
-            return [*lines(sample(client, at), time.time()), "", coloured(lacks, "dim", sys.stdout)]
+            return [*lines(sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
     except PeerloadError as error:
         return [f"peerload: {printable(error.what)} -- trying again", coloured(lacks, "dim", sys.stdout)]
 
@@ -74,7 +83,7 @@ def _lacks_view() -> str:
     return "" if bool(textual) else WITHOUT_EXTRA
 
 
-def lines(shown: dict[str, Any], now: float) -> list[str]:
+def lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[str]:
     """A sample as text: a line on the cluster, the nodes with bars, the tasks that run."""
     cluster = shown["cluster"]
     away = "broker away" if cluster["mqtt_configured"] else "no broker"
@@ -88,14 +97,15 @@ def lines(shown: dict[str, Any], now: float) -> list[str]:
         mqtt,
     ]
     columns = _width()
-    headings = ["NODE", "SLOTS", "CPU", *HEADINGS[1:]]
+    of_node = WIDE_HEADINGS if wide else HEADINGS
+    headings = ["NODE", "SLOTS", "CPU", *of_node[1:]]
     rows = [
         [name, _slots_bar(node), _cpu_bar(node), *cells]
         for node in shown["nodes"]
-        for name, *cells in [node_cells(node, HEADINGS)]
+        for name, *cells in [node_cells(node, of_node)]
     ]
     drawn = [coloured(line, "bold", sys.stdout) for line in _filled([printable(fact) for fact in facts], columns)]
-    drawn += ["", *node_table(headings, rows, columns, LEFT_OUT_FIRST), *shared_machine_lines(shown["nodes"])]
+    drawn += ["", *node_table(headings, rows, columns, NARROW), *shared_machine_lines(shown["nodes"])]
     drawn += gpu_table(shown["nodes"], columns)
     if shown["tasks"]:
         headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
@@ -130,3 +140,51 @@ def _slots_bar(node: dict[str, Any]) -> str:
 def _cpu_bar(node: dict[str, Any]) -> str:
     cpus, busy = node.get("cpus"), node.get("cpus_busy")
     return bar(busy / cpus) if cpus and isinstance(busy, (int, float)) else "-"
+
+
+TASKS_MAX = 1000
+BAR_WIDTH = 10
+
+
+def sample(client: Client, at: str = "") -> dict[str, Any]:
+    """One look at the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running. ``at``: as seen
+    from that node."""
+    there = {"at": at} if at else {}
+    info = client.call("info", **there)
+    nodes = client.call("nodes", **there)["nodes"]
+    tasks = client.call("tasks", ended_within_s=0.0, limit=TASKS_MAX, **there)["tasks"]
+    return {
+        "cluster": cluster(info, nodes, tasks),
+        "nodes": nodes,
+        "tasks": [task for task in tasks if task.get("state") in ("running", "leased")],
+    }
+
+
+def cluster(info: dict[str, Any], nodes: list[dict[str, Any]], tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums over the nodes that are alive, and what this agent says about itself."""
+    alive = [node for node in nodes if node.get("state") == "alive"]
+    return {
+        "node": info.get("node"),
+        "name": info.get("cluster"),
+        "policy": info.get("policy"),
+        "mqtt": info.get("mqtt"),
+        "mqtt_configured": bool(info.get("mqtt_configured") or info.get("mqtt")),
+        "nodes_alive": len(alive),
+        "nodes_known": len(nodes),
+        "cpus": _total(alive, "cpus"),
+        "cpus_busy": _total(alive, "cpus_busy"),
+        "tasks_running": int(_total(alive, "tasks_running")),
+        "tasks_queued": int(_total(alive, "tasks_queued")),
+        "tasks_waiting_here": sum(task.get("state") == "queued" for task in tasks),
+    }
+
+
+def bar(share: float, width: int = BAR_WIDTH) -> str:
+    """``[######....]`` for a share of 0 … 1; more than 1 ends in ``+``."""
+    filled = max(0, min(width, round(share * width)))
+    text = "#" * filled + "." * (width - filled)
+    return f"[{text[:-1]}+]" if share > 1 + 0.5 / width else f"[{text}]"
+
+
+def _total(nodes: list[dict[str, Any]], key: str) -> float:
+    return sum(float(node[key]) for node in nodes if isinstance(node.get(key), (int, float)))

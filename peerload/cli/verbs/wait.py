@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
-from peerload.cli.common.command import exit_code_of, say_missing, say_unknown, say_unsaved
 from peerload.cli.common.errors import TIMED_OUT
 from peerload.cli.common.options import Options
+from peerload.cli.common.task_messages import exit_code_of, say_missing, say_unknown, say_unsaved
 from peerload.cli.map.show import Bar
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
     )
     selection.add(reader)
     reader.switch("--any", help="return when the first of them has ended")
-    reader.flag("--timeout", type=duration, metavar="30s", help="no longer than this")
+    reader.flag("--timeout 30s", help="no longer than this", type=duration)
     flags = reader.read(words)
     chosen = selection.Selection(flags, "wait")
     timed_out = False
@@ -126,7 +126,7 @@ class WaitProgress:
         self._show()
 
     def _is_single(self, short: str) -> bool:
-        """Whether the user named this task, not only its array."""
+        """True if the user named this task, not only its array."""
         _, dot, member = short.partition(".")
         return self._is_by_id and (not dot or short in self._named or f"@.{member}" in self._named)
 

@@ -17,7 +17,7 @@ from peerload.model.task import TaskState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.core.coordination.drain import NodeDrain
+    from peerload.core.coordination.evacuation import NodeDrain
     from peerload.core.handoff.leases import HomeLeases
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState

@@ -1,23 +1,158 @@
-"""Intake of submitted tasks: refuse, make durable, answer, dispatch."""
+"""Intake of submitted tasks: refuse, make durable, answer; and dispatch of arriving tasks: to the gate, to the queue here, or
+to a search for a place elsewhere.
+
+A task *arrives* when it is submitted, released, queued again, or given back by another node. One that this home can never
+run, or that no policy would keep waiting for room here, is looked after by `sender.py`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.core.resources.admission import why_never
+from peerload.core.work import HomePhase
+from peerload.energy.price import cheapest_start
+from peerload.model import metrics
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.core.coordination.dispatch import TaskDispatch
+    from peerload.core.membership.membership import Membership
+    from peerload.core.sharing.sharing import Sharing
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
     from peerload.core.tasks.client_binding import ClientBinding
     from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
+    from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.tasks.submission import SubmissionLog
+    from peerload.core.work import HomeTask
     from peerload.model.events import TaskSubmitted
+    from peerload.model.messages import NotStarted, Return
+    from peerload.model.task import TaskSpec
+
+
+class TaskDispatch:
+    """One per node; it keeps nothing of its own."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        membership: Membership,
+        home: Home,
+        sharing: Sharing,
+        eligibility: Eligibility,
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._membership = membership
+        self._home = home
+        self._sharing = sharing
+        self._eligibility = eligibility
+
+    def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
+        """Add a task of this home, new or from the store."""
+        self._home.adopt(task)
+        self._eligibility.adopt(task)
+        if not directory_here:
+            task.cannot_here = _no_directory(task.spec)
+
+    def arrives(self, task: HomeTask) -> None:
+        """Dispatch an arriving task: it waits here, or looks for a place elsewhere. The load that decides does not count it."""
+        if self._home.rests_until_sure(task) or not self._eligibility.admits(task) or self._rests_for_price(task):
+            return
+        spec = task.spec
+        cannot = task.cannot_here or why_never(self._state.profile, spec.request, spec.placement, self._state.node)
+        if cannot:
+            self._sharing.sender.strand(task, cannot)
+            return
+        sends = self._membership.has_any() and self._sharing.sender.sends(task)
+        self._queue.add(task)
+        if sends:
+            self._sharing.sender.search_for(task)
+
+    def _rests_for_price(self, task: HomeTask) -> bool:
+        """Have a task rest that may start later, until its cheapest hours. → whether it does."""
+        state, start_by = self._state, task.terms.start_by
+        now = state.now.wall_s
+        if start_by <= now or not state.prices:
+            return False
+        duration_s = task.spec.est_s or state.history.expected_s(state.history.keys(task.spec)) or state.history.mean_s
+        start_s = cheapest_start(state.prices, now, start_by, duration_s)
+        if start_s > now:
+            self._home.rest(task, start_s - now)
+        return start_s > now
+
+    def judge_again(self) -> None:
+        """This node has other devices than before. Its own tasks that wait for some wait here if it can run them now, else
+        look for a place elsewhere."""
+        sender, profile = self._sharing.sender, self._state.profile
+        for task in [task for task in self._home.tasks.values() if task.spec.request.takes_devices]:
+            is_queued, is_stranded = task.uid in self._queue, task.uid in self._home.stranded
+            if task.cannot_here or not (is_queued or is_stranded):
+                continue
+            cannot = why_never(profile, task.spec.request, task.spec.placement, self._state.node)
+            if is_stranded and cannot:
+                task.stranded_because = cannot
+            elif is_stranded:
+                self._home.take_out(task)
+                self.arrives(task)
+            elif cannot:
+                self._queue.remove(task)
+                sender.strand(task, cannot)
+
+    def directory_found(self, directory: bytes) -> None:
+        """A working directory is here after all: the tasks that wait elsewhere for want of it may run here, too."""
+        stranded = self._home.stranded
+        for task in [
+            task for task in self._home.tasks.values() if task.cannot_here and task.spec.directory == directory
+        ]:
+            task.cannot_here = ""
+            if task.uid in stranded and task.phase is HomePhase.WAITING:
+                self._home.take_out(task)
+                self.arrives(task)
+
+    def has_yet_to_arrive(self, task: HomeTask) -> bool:
+        """True if this new task is neither dispatched nor changed by anybody so far."""
+        is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
+        return is_waiting and task.uid not in self._queue and task.uid not in self._home.stranded
+
+    def requeued(self, task: HomeTask, reason: str) -> None:
+        """Dispatch a task that is back in the queue, as an arrival."""
+        del reason
+        self._queue.remove(task)
+        self.arrives(task)
+
+    def returned(self, message: Return | NotStarted, to: str) -> None:
+        """A node has promised never to start its attempt. With ``to``, a better node that it suggests, the task is offered
+        there at once, without a search; else it is an arrival."""
+        task = self._home.tasks.get(message.uid)
+        if task is None or task.phase is HomePhase.RESTING:  # None: it cannot be run again, and has failed
+            return
+        if not self._eligibility.admits(task):
+            self._queue.remove(task)
+            return
+        here = self._state.node
+        spec = task.spec
+        runs_here = not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here)
+        if runs_here and to == here:
+            self._state.count(metrics.TASKS_RETURNED)
+            self._sharing.donor.taken_home(message.uid)
+            if self._sharing.sender.passes_on:  # the same test here as anywhere
+                self.requeued(task, message.reason)
+        elif to in self._membership.eligible(task.need(), here) and self._home.may_migrate(task):
+            if not runs_here:
+                self._queue.remove(task)
+                self._sharing.sender.strand(task, message.reason, searches=False)
+            self._sharing.sender.forward(task, to)
+        else:
+            self.requeued(task, message.reason)
+
+
+def _no_directory(spec: TaskSpec) -> str:
+    return f"no directory {spec.directory.decode(errors='replace')} on this node"
 
 
 class Intake:

@@ -21,7 +21,7 @@ from peerload.model.task import TIME_LIMIT_EXIT_CODE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.core.coordination.shortage import ResourceShortage
+    from peerload.core.coordination.evacuation import ResourceShortage
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
@@ -195,6 +195,8 @@ class RunningTasks:
         if isinstance(work, RemoteTask):
             reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
             state = "frozen" if frozen else "thawed"
+            if frozen:
+                self._state.count(metrics.LEASES_FROZEN)
             (self.frozen.froze if frozen else self.frozen.thawed)(key)
             self._state.note_guest(work, state, reason)
 

@@ -6,10 +6,10 @@ the launcher here has seen the end, or the node that had the attempt has given i
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from peerload.model.actions import AttemptGone
+from peerload.model.bounded import BoundedDict
 from peerload.model.messages import Died, NotStarted, Query, Result, Return
 from peerload.model.task import execution_key
 
@@ -35,8 +35,8 @@ class TerminationTracker:
         self._state = state
         self._home = home
         self._runs = runs
-        self._awaited: OrderedDict[str, str] = OrderedDict()
-        self._lately: OrderedDict[str, str] = OrderedDict()
+        self._awaited: BoundedDict[str, str] = BoundedDict(ENDS_AWAITED_MAX)
+        self._lately: BoundedDict[str, str] = BoundedDict(LATELY_MAX)
 
     def asked(self, event: EndAsked) -> None:
         """Report each attempt once it is gone; with ``query`` the nodes that have them are asked, too."""
@@ -49,9 +49,6 @@ class TerminationTracker:
                 self._state.actions.append(AttemptGone(key))
                 continue
             self._awaited[key] = attempt.node
-            self._awaited.move_to_end(key)
-            if len(self._awaited) > ENDS_AWAITED_MAX:
-                self._awaited.popitem(last=False)
             if event.query and attempt.node != self._state.node:
                 self._state.send(attempt.node, Query(attempt.task, attempt.uid, attempt.attempt))
 
@@ -61,8 +58,6 @@ class TerminationTracker:
             return
         key = execution_key(message.uid, message.attempt)
         self._lately[key] = src
-        if len(self._lately) > LATELY_MAX:
-            self._lately.popitem(last=False)
         self.gone(key, src)
 
     def gone(self, key: str, node: str = "") -> None:

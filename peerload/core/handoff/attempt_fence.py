@@ -17,9 +17,10 @@ from peerload.model.actions import DropFloors, PutFloor
 from peerload.model.task import FenceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Mapping
 
     from peerload.core.state import CoreState
+    from peerload.core.work import RemoteTask
 
 DROPPED_AT_ONCE_MAX = 1000
 """Floors that one event forgets: a row each in one commit."""
@@ -36,13 +37,12 @@ class AttemptFence(NamedTuple):
 
 
 class AttemptFences:
-    """By uid, the one that was longest of no use first; its timer is ``floors``.
+    """The fences by uid, the one that was longest of no use first; its timer is ``floors``. here: the attempts that are on
+    this node now, by uid."""
 
-    ``is_here(uid)``: whether an attempt of the task is on this node now."""
-
-    def __init__(self, state: CoreState, is_here: Callable[[bytes], bool]) -> None:
+    def __init__(self, state: CoreState, here: Mapping[bytes, RemoteTask]) -> None:
         self._state = state
-        self._is_here = is_here
+        self._here = here
         self._fences: dict[bytes, AttemptFence] = {}
 
     def __contains__(self, uid: bytes) -> bool:
@@ -117,7 +117,7 @@ class AttemptFences:
             if fence.at_s > before_s:
                 break
             del self._fences[uid]
-            if fence.kind is FenceKind.STARTED_ONCE or self._is_here(uid):
+            if fence.kind is FenceKind.STARTED_ONCE or uid in self._here:
                 self._fences[uid] = fence._replace(at_s=self._state.now.boot_s)
             else:
                 gone.append(uid)

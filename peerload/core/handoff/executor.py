@@ -4,7 +4,7 @@ docs/wire.md names the rules (D3 … R11).
 
 A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *floor*:
 the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
-(D3). How long a guest may run is `executor_leases.py`'s, how its home learns of its end `executor_results.py`'s.
+(D3). Leases and results of the attempts are in `remote_tasks.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from peerload.core.handoff.attempt_fence import AttemptFences
-from peerload.core.handoff.executor_leases import ExecutorLeases
-from peerload.core.handoff.executor_results import ExecutorResults
+from peerload.core.handoff.remote_tasks import ExecutorLeases, ExecutorResults, RemoteTaskTable
 from peerload.core.resources.admission import why_never
 from peerload.core.work import RemotePhase, RemoteTask
 from peerload.model import metrics, rules, timers
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.model.events import RemoteCancelRequested
+    from peerload.model.messages import Park, RenewOk
 
 SIGKILL = 9
 REVOKED = "its home was shut out of the cluster"
@@ -72,19 +72,11 @@ class ExecutorHandoff:
         self._mediator = mediator
         self._queue = queue
         self._ledger = ledger
-        self.guests: dict[str, RemoteTask] = {}
-        self.by_uid: dict[bytes, RemoteTask] = {}
-        self._reserved: dict[str, set[str]] = {}
-        self.fences = AttemptFences(state, self.by_uid.__contains__)
-        self.leases = ExecutorLeases(state, self.guests, self._guest_of, self._report, self.give_back, self.prioritize)
-        self.results = ExecutorResults(state, ledger, self.fences, self.guests, self._remove)
-
-    def _reserved_no_more(self, guest: RemoteTask) -> None:
-        reserved = self._reserved.get(guest.home)
-        if reserved is not None:
-            reserved.discard(guest.key)
-            if not reserved:
-                del self._reserved[guest.home]
+        self._table = table = RemoteTaskTable()
+        self.guests, self.by_uid = table.guests, table.by_uid
+        self.fences = AttemptFences(state, self.by_uid)
+        self.leases = ExecutorLeases(state, table)
+        self.results = ExecutorResults(state, ledger, self.fences, table)
 
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
@@ -123,9 +115,7 @@ class ExecutorHandoff:
         guest = self.by_uid.get(offer.uid)
         if guest is None:
             guest = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
-            self.guests[guest.key] = guest
-            self.by_uid[offer.uid] = guest
-            self._reserved.setdefault(src, set()).add(guest.key)
+            self._table.add(guest)
             if offer.spec.files is not None:
                 guest.is_staging = True
                 self._state.actions.append(
@@ -231,7 +221,7 @@ class ExecutorHandoff:
 
     def _too_many(self, src: str) -> str:
         """Why nothing more of src is taken, whatever room there is; "" if something is."""
-        if len(self._reserved.get(src, ())) >= OFFERS_MAX:
+        if len(self._table.reserved.get(src, ())) >= OFFERS_MAX:
             self._state.broken(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return f"{OFFERS_MAX} offers of {src} are outstanding here already"
         if len(self.guests) >= self._state.config.guests_max:
@@ -260,7 +250,7 @@ class ExecutorHandoff:
                 self._state.clear_timer(timers.Reservation(guest.key))
                 self._ledger.expect_no_more(guest.uid)
                 guest.enter(RemotePhase.WAITING)
-                self._reserved_no_more(guest)
+                self._table.committed(guest)
                 guest.lease_s = commit.lease_s
                 guest.deadline_s = guest.ts + commit.lease_s
                 guest.arrived_s = self._state.now.boot_s
@@ -379,6 +369,33 @@ class ExecutorHandoff:
             self.results.send(guest)
         elif guest.phase is not RemotePhase.RESERVED:
             self.leases.renew_one(guest)
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def renew_leases(self) -> None:
+        """Ask the homes of all attempts here for more time. An attempt whose lease has run out while it waited goes home."""
+        for guest in self.leases.expired():
+            self.give_back(guest, "its lease ran out while it waited")
+        self.leases.renew()
+
+    def renewed(self, src: str, message: RenewOk) -> None:
+        """Take more time for attempts of a home. A home that had parked one learns at once that it has a deadline again,
+        since it waits for that."""
+        for extension in message.extensions:
+            guest = self._guest_of(src, extension.uid)
+            if guest is None or guest.attempt != extension.attempt:
+                continue
+            if extension.priority is not None:
+                self.prioritize(guest, extension.priority)
+            if self.leases.extend(guest, extension):
+                self._report(guest)
+
+    def park_received(self, src: str, message: Park) -> None:
+        """Park attempts of a home that goes away."""
+        for parking in message.parkings:
+            guest = self._guest_of(src, parking.uid)
+            if guest is not None and guest.attempt == parking.attempt:
+                self.leases.park(guest, parking.ts)
 
     # -- what home asks ------------------------------------------------------------------------------------------------
 
@@ -507,8 +524,7 @@ class ExecutorHandoff:
     def adopt(self, record: ExecutionRecord) -> RemoteTask:
         """An attempt found in the store; the caller says whether it runs, has ended or died."""
         guest = RemoteTask.of(record, self._state.now.boot_s)
-        self.guests[guest.key] = guest
-        self.by_uid[guest.uid] = guest
+        self._table.add(guest)
         if record.state is ExecutionState.RESULT:
             guest.repeat_s = self._state.config.repeat_s
             self.results.send(guest)
@@ -532,9 +548,7 @@ class ExecutorHandoff:
         self._remove(guest)
 
     def _remove(self, guest: RemoteTask) -> None:
-        if guest.spec.files is not None and guest.phase in (RemotePhase.RESERVED, RemotePhase.WAITING):
+        """An attempt that was not started leaves, with the files that came for it."""
+        if guest.spec.files is not None:
             self._state.actions.append(ForgetTask(guest.key, output=False))
-        self.guests.pop(guest.key, None)
-        self._reserved_no_more(guest)
-        if self.by_uid.get(guest.uid) is guest:
-            del self.by_uid[guest.uid]
+        self._table.remove(guest)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.handoff.leases import HomeLeases, granted
-from peerload.core.handoff.parking import TaskParking
+from peerload.core.handoff.leases import HomeLeases, TaskParking, granted
 from peerload.core.resources.effective_request import asked_of
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering
@@ -138,6 +137,8 @@ class HomeHandoff:
             grants=(*task.record.grants, Grant(message.attempt, src))[-GRANTS_KEPT_MAX:],
         )
         self._state.count(metrics.TRANSFERS)
+        kind = "asked" if not offering.searches_on else "chosen" if offering.is_voluntary else "needed"
+        self._state.count(metrics.labelled(metrics.PLACEMENTS, kind=kind))
         self._mediator.task_placed(task, src)
         self._commit(task, message.ts)
 

@@ -82,7 +82,7 @@ class BroadcastQueue:
         self._drop((False, node))
 
     def take(self, room: Iterable[GossipMessage], members: int) -> list[GossipMessage]:
-        """What goes on a datagram that already has ``room`` taken by these; each counts as sent once more.
+        """Take the updates for a datagram that already has ``room`` taken by these; each counts as sent once more.
         members: n, on which depends what was sent often enough."""
         taken = list(room)
         if not self._news:

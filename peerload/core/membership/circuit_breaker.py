@@ -10,16 +10,16 @@ run a task, its node is asked all the same.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from peerload.core.estimates.history import command_keys
 from peerload.model import rules
+from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from peerload.core.membership.directory import NamesWithout
     from peerload.core.state import CoreState
+    from peerload.model.messages import Need
     from peerload.model.task import Exit, TaskSpec
 
 COMMANDS_MAX = 1024
@@ -33,15 +33,16 @@ FAILED_ON_MANY = ""
 
 
 class CircuitBreaker:
-    """The breakers of one home for all its peers. ``changed()``: called when a node is skipped from now on, or no more."""
+    """The breakers of one home for all its peers. eligible: what is remembered of the nodes that can be asked, which is
+    cleared whenever a node is skipped from now on, or no more."""
 
-    def __init__(self, state: CoreState, changed: Callable[[], None]) -> None:
+    def __init__(self, state: CoreState, eligible: dict[Need, NamesWithout]) -> None:
         self._state = state
-        self._refusals: OrderedDict[str, int] = OrderedDict()
-        self._failures: OrderedDict[str, OrderedDict[bytes, int]] = OrderedDict()
-        self._failed_on: OrderedDict[bytes, str] = OrderedDict()
+        self._refusals: BoundedDict[str, int] = BoundedDict(NODES_MAX)
+        self._failures: BoundedDict[str, dict[bytes, int]] = BoundedDict(NODES_MAX)
+        self._failed_on: BoundedDict[bytes, str] = BoundedDict(COMMANDS_MAX)
         self._skipped: dict[str, tuple[float, str]] = {}
-        self._changed = changed
+        self._eligible = eligible
 
     def is_any(self) -> bool:
         """True if any node is skipped now (the common case is no)."""
@@ -50,7 +51,7 @@ class CircuitBreaker:
         for node in over:
             del self._skipped[node]
         if over:
-            self._changed()
+            self._eligible.clear()
         return bool(self._skipped)
 
     def why(self, node: str) -> str:
@@ -66,7 +67,7 @@ class CircuitBreaker:
         self._refusals.pop(node, None)
         self._failures.pop(node, None)
         if self._skipped.pop(node, None) is not None:
-            self._changed()
+            self._eligible.clear()
 
     def declined(self, node: str, code: str, *, accepts: bool) -> None:
         """Note a declined offer; ``accepts``: though the node says that it takes tasks."""
@@ -75,9 +76,7 @@ class CircuitBreaker:
 
     def unanswered(self, node: str) -> None:
         """Note an offer without an answer."""
-        count = self._refusals[node] = self._refusals.pop(node, 0) + 1
-        if len(self._refusals) > NODES_MAX:
-            self._refusals.popitem(last=False)
+        count = self._refusals[node] = self._refusals.get(node, 0) + 1
         if count >= self._state.config.refusals_max:
             self._refusals[node] = count - 1  # when it is asked again, one more is enough
             self._skip(node, f"it refused {count} offers in a row, or did not answer them")
@@ -90,10 +89,7 @@ class CircuitBreaker:
         command = command_keys(spec.argv, spec.directory)[0]
         if not self._is_on_this_alone(command, node):
             return
-        failures = self._failures.setdefault(node, OrderedDict())
-        self._failures.move_to_end(node)
-        if len(self._failures) > NODES_MAX:
-            self._failures.popitem(last=False)
+        failures = self._failures[node] = self._failures.get(node) or {}
         failures[command] = failures.get(command, 0) + 1
         count = sum(failures.values())
         if count >= self._state.config.fast_failures_max:
@@ -103,10 +99,7 @@ class CircuitBreaker:
 
     def _is_on_this_alone(self, command: bytes, node: str) -> bool:
         """Remember where a command failed fast. False: it did so elsewhere, too, so that it says nothing about the node."""
-        first = self._failed_on.setdefault(command, node)
-        self._failed_on.move_to_end(command)
-        if len(self._failed_on) > COMMANDS_MAX:
-            self._failed_on.popitem(last=False)
+        first = self._failed_on[command] = self._failed_on.get(command, node)
         if first == node:
             return True
         self._failed_on[command] = FAILED_ON_MANY
@@ -123,4 +116,4 @@ class CircuitBreaker:
         if is_new:
             self._state.note("node", "skipped", node=node, reason=because)
             self._state.broken(rules.CLAIMS_HARMLESS, node, because)
-            self._changed()
+            self._eligible.clear()

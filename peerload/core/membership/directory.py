@@ -1,8 +1,9 @@
-"""Many members that know one another from the start, kept once for all of them.
+"""Knowledge of members: their reports of load as they were heard, and a directory of many members that is kept once for all.
 
 In real life nodes meet one by one, and each keeps what it knows of each other: N² entries in all. Where N nodes live in
 one process and were introduced before anything happened, they share one `Directory` instead, and each keeps of its own
-only what it has heard since (`membership.py`).
+only what it has heard since (`membership.py`). What a member tells everybody stands in the `Directory`, once: only the
+nodes that do something about it have to be told (`Sharing.heeds`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,38 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
+import msgspec
+
 from peerload.core.resources.admission import why_never
+from peerload.model.load import LoadReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from peerload.model.messages import Identity, Need
     from peerload.model.resources import Profile
+
+AHEAD_MAX = 1000
+"""Bound on reports that others tell of a node: they are no further ahead of the node's own word than this many reports, or it is not true."""
+
+
+class HeardReport(msgspec.Struct, frozen=True, gc=False):
+    """A report and the boot time when it came; by_itself: from the node that it is about."""
+
+    report: LoadReport
+    at_s: float
+    by_itself: bool = True
+
+    def gives_way_to(self, other: HeardReport, incarnation: int) -> bool:
+        """True if the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
+        keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
+        mine, its = self.report, other.report
+        if (its.incarnation, its.sequence) > (mine.incarnation, mine.sequence):
+            return True
+        if self.by_itself or not other.by_itself or its.incarnation != incarnation:
+            return False
+        return mine.incarnation > its.incarnation or mine.sequence > its.sequence + AHEAD_MAX
+
 
 ELIGIBLE_KEPT_MAX = 1024
 """Distinct needs whose eligible nodes are remembered."""
@@ -62,15 +88,16 @@ class NamesWithout(Sequence[str]):
 
 
 class Directory:
-    """All nodes by name; it never changes."""
+    """All nodes by name, which never change. announced: the report that each told everybody last."""
 
-    __slots__ = ("_eligible", "members", "names")
+    __slots__ = ("_eligible", "announced", "members", "names")
 
     def __init__(self, members: Iterable[tuple[Identity, Profile]]) -> None:
         self.members: Mapping[str, tuple[Identity, Profile]] = {
             identity.node: (identity, profile) for identity, profile in members
         }
         self.names = tuple(sorted(self.members))
+        self.announced: dict[str, HeardReport] = {}
         self._eligible: dict[tuple[Need, str], tuple[str, ...]] = {}
 
     def eligible(self, need: Need, home: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 from peerload.core.membership.broadcast_queue import BroadcastQueue
-from peerload.core.membership.health import LocalHealth
+from peerload.core.membership.suspicion import LocalHealth
 from peerload.model import metrics, timers
 from peerload.model.actions import SendGossip
 from peerload.model.gossip import Load, MemberStatus

@@ -16,9 +16,8 @@ import msgspec
 
 from peerload.core.membership.anti_entropy import identity_of
 from peerload.core.membership.circuit_breaker import CircuitBreaker
-from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, NamesWithout
+from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, HeardReport, NamesWithout
 from peerload.core.membership.gossip import Gossip, rumour_of
-from peerload.core.membership.heard import HeardReport
 from peerload.core.resources.admission import why_never
 from peerload.model import metrics
 from peerload.model.actions import ForgetPeer
@@ -40,7 +39,7 @@ from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.directory import Directory
@@ -132,12 +131,13 @@ class Profiles:
     """The fetching of profiles: gossip tells the version of a member's profile, the profile itself is fetched over the peer link.
     Whoever told of the member is asked first, for all it told of at once; then the member itself, for ever, less and less often.
 
-    Those that are wanted: at most one per member. ``changed`` is called when one has come that is new."""
+    Those that are wanted: at most one per member. eligible: what is remembered of the nodes that could run a task, which is
+    cleared when a new profile has come."""
 
-    def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], changed: Callable[[], object]) -> None:
+    def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], eligible: dict[Need, NamesWithout]) -> None:
         self._shared = shared
         self._peers = peers
-        self._changed = changed
+        self._eligible = eligible
         self._wanted: dict[str, _Wanted] = {}
 
     def want(self, node: str, teller: str) -> None:
@@ -211,7 +211,7 @@ class Profiles:
         if was_known and not is_new and profile == peer.profile:
             return False
         peer.profile = profile
-        self._changed()
+        self._eligible.clear()
         return True
 
 
@@ -226,6 +226,7 @@ class Membership:
         self._believed_s = min(believed_s, state.config.report_age_s_max)
         self._peers: dict[str, PeerInfo] = {}
         self._directory = NOBODY
+        self._announced = NOBODY.announced
         self._met_s = 0.0
         self._names: Sequence[str] = ()
         self._reports: dict[str, HeardReport] = {}
@@ -236,8 +237,8 @@ class Membership:
         self._told_itself = state.profile.version, state.identity.boot
         self._mediator = mediator
         self.gossip = Gossip(state, self)
-        self.circuit_breaker = CircuitBreaker(state, self._eligible.clear)
-        self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible.clear)
+        self.circuit_breaker = CircuitBreaker(state, self._eligible)
+        self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible)
 
     def __iter__(self) -> Iterator[PeerInfo]:
         yield from self._peers.values()
@@ -264,6 +265,9 @@ class Membership:
     def report(self, node: str) -> KnownReport | None:
         """The newest report of a peer, unless it is too old to be believed."""
         heard = self._reports.get(node)
+        announced = self._announced.get(node)
+        if announced is not None and (heard is None or heard.report.sequence < announced.report.sequence):
+            heard = announced  # all members of a directory are in their first run
         if heard is None:
             return None
         age_s = self._state.now.boot_s - heard.at_s
@@ -305,6 +309,7 @@ class Membership:
     def meet_all(self, directory: Directory) -> None:
         """Everybody in it, at once; it may name this node, too. Only before anybody else was met."""
         self._directory = directory
+        self._announced = directory.announced
         self._met_s = self._state.now.boot_s
         self._names = NamesWithout(directory.names, without=self._state.node)
         self._eligible.clear()

@@ -168,12 +168,12 @@ class Ledger:
     """
 
     __slots__ = (
-        "_cpus_inbound",
         "_cpus_waiting",
         "_device_waiters",
         "_gpus_waiting",
         "_mem_bytes",
         "_waiting_for_devices",
+        "cpus_inbound",
         "cpus_requested",
         "cpus_running",
         "devices",
@@ -206,7 +206,8 @@ class Ledger:
         self.cpus_running = 0.0
         """Cores held by what runs."""
         self._cpus_waiting = 0.0
-        self._cpus_inbound = 0.0
+        self.cpus_inbound = 0.0
+        """Cores for what is on its way here."""
         self._mem_bytes = 0
         self._waiting_for_devices: dict[ResourceRequest, int] = {}
         self._device_waiters = 0
@@ -226,7 +227,7 @@ class Ledger:
     def _changed(self) -> None:
         """After every change: n is read far more often than it changes."""
         self.version += 1
-        self.cpus_requested = self.cpus_running + self._cpus_waiting + self._cpus_inbound
+        self.cpus_requested = self.cpus_running + self._cpus_waiting + self.cpus_inbound
         count, profile = self._count, self.profile
         if profile.cpus > 0:
             demand = math.ceil(self.cpus_requested * profile.slots / profile.cpus - EPSILON)
@@ -262,7 +263,7 @@ class Ledger:
     @property
     def cpus_free(self) -> float:
         """Cores that neither what runs nor what comes has."""
-        return max(self.profile.cpus - self.cpus_running - self._cpus_inbound, 0.0)
+        return max(self.profile.cpus - self.cpus_running - self.cpus_inbound, 0.0)
 
     def has_cores(self, request: ResourceRequest) -> bool:
         """True if its cores and memory are free now."""
@@ -278,7 +279,7 @@ class Ledger:
         others = [one for one in self.inbound.values() if one.takes_devices]
         if len(others) + self._device_waiters > TRIED_MAX:
             return False
-        count, cpus = len(self.running) + len(self.inbound), self.cpus_running + self._cpus_inbound
+        count, cpus = len(self.running) + len(self.inbound), self.cpus_running + self.cpus_inbound
         for waiting, number in self._waiting_for_devices.items():
             others += [waiting] * number
             cpus += waiting.cpus * number
@@ -330,6 +331,9 @@ class Ledger:
         if profile.slots_fixed and count >= profile.slots:
             return False
         if cpus + request.cpus > profile.cpus + EPSILON:
+            return False
+        power = profile.power
+        if power is not None and power.cap_w and power.watts_at(cpus + request.cpus) > power.cap_w:
             return False
         return not profile.mem_bytes or used_bytes + request.mem_bytes <= profile.mem_bytes
 
@@ -407,7 +411,7 @@ class Ledger:
         before = self.inbound.get(uid)
         if before != request:
             self.inbound[uid] = request
-            self._cpus_inbound += request.cpus - (before.cpus if before is not None else 0.0)
+            self.cpus_inbound += request.cpus - (before.cpus if before is not None else 0.0)
             self._changed()
 
     def expect_no_more(self, uid: bytes) -> bool:
@@ -415,6 +419,6 @@ class Ledger:
         request = self.inbound.pop(uid, None)
         if request is None:
             return False
-        self._cpus_inbound = self._cpus_inbound - request.cpus if self.inbound else 0.0
+        self.cpus_inbound = self.cpus_inbound - request.cpus if self.inbound else 0.0
         self._changed()
         return True

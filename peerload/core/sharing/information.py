@@ -60,7 +60,7 @@ class Information:
         self._queue = queue
         self._ledger = queue.ledger
         self._membership = membership
-        self._observed = Observed(state, queue, membership, hints, mediator)
+        self._observed = Observed(state, queue, membership, hints, mediator, stranded)
         self._stranded = stranded
         self._sequence = 0
         self._told: LoadReport | None = None
@@ -235,6 +235,7 @@ class Information:
             mem_pressure=sensed.mem_pressure,
             cpus_foreign=sensed.cpus_busy_foreign,
             slots_foreign=ledger.foreign_slots,
+            is_asleep=self._state.is_asleep,
             **gpus,
         )
 

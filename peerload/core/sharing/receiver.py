@@ -89,13 +89,16 @@ class Receiver:
         if not self._state.policies.receiver.retry_rate:
             self.pull(first=node)
             return
-        if not self.wants_more():
-            return
-        is_ahead = self._information.asks_ahead()
-        if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
-            return
-        if self._is_asker(node, report, is_ahead=is_ahead):
+        if self.heeds(report) and self._is_asker(node, report, is_ahead=self._information.asks_ahead()):
             self.pull(first=node, asks_others=False)
+
+    def heeds(self, report: LoadReport) -> bool:
+        """True if this node wants more and a node with that report would not refuse it, as far as that tells."""
+        if not self.wants_more():
+            return False
+        if not self._state.policies.receiver.retry_rate or not self._information.asks_ahead():
+            return True
+        return evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots)
 
     def _is_asker(self, node: str, report: LoadReport, *, is_ahead: bool) -> bool:
         """True if this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the
@@ -204,7 +207,7 @@ class Receiver:
         self._donor.give(work, src, f"{src} has room")
 
     def _choose(self, src: str, request: GiveRequest) -> Work | None:
-        if not self._membership.is_usable(src):
+        if not self._membership.is_usable(src) or getattr(self._state.policies.sender, "places_all", False):
             return None
         stranded = self._donor.stranded_for(request.profile)
         if stranded is not None:

@@ -24,7 +24,7 @@ from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.validation import valid_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
@@ -63,6 +63,7 @@ class Sender:
         self._information = information
         self._searches = searches
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
+        self._places_all = bool(getattr(state.policies.sender, "places_all", False))
         self._waiting: deque[HomeTask] = deque()
         self._in_flight = 0
 
@@ -74,6 +75,8 @@ class Sender:
             return False
         if not self._home.may_migrate(task) or task.spec.placement.local:
             return False
+        if self._places_all:
+            return True
         if task.spec.request.takes_devices:
             fits = self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
             return not fits or bool(self._with_good_gpus(task))
@@ -111,8 +114,8 @@ class Sender:
 
     def room_at(self, node: str, report: LoadReport) -> None:
         """A node says what room it has: it may be some for a stranded task, or for one that waits for devices here."""
-        tasks = list(islice(self._home.stranded.values(), STRANDED_ASKED_MAX))
-        if report.gpus and self._ledger.waits_for_devices:
+        tasks = list(islice(self._without_place(), STRANDED_ASKED_MAX))
+        if not self._places_all and report.gpus and self._ledger.waits_for_devices:
             waiting = (work for work in self._queue.waiting_for_devices() if isinstance(work, HomeTask))
             tasks += [task for task in islice(waiting, STRANDED_ASKED_MAX) if self._home.may_migrate(task)]
         for task in tasks:
@@ -121,11 +124,29 @@ class Sender:
             if has_room and task.search is None and node in self._candidates(task):
                 self.search_for(task)
 
+    def _without_place(self) -> Iterator[HomeTask]:
+        """Tasks that look for a place, the longest first: the stranded ones, and where the policy places all, those that
+        wait here, too."""
+        yield from self._home.stranded.values()
+        if self._places_all:
+            for work in self._queue.oldest_first():
+                if isinstance(work, HomeTask) and self._home.may_migrate(work) and not work.spec.placement.local:
+                    yield work
+
+    def place_next(self) -> None:
+        """Where the policy places all: there may be room for the task that looks for a place longest."""
+        if self._places_all:
+            following = next((task for task in self._without_place() if task.search is None), None)
+            if following is not None:
+                self.search_for(following)
+
     def search_for(self, task: HomeTask) -> None:
         """Look for a place, in turn: at most searches_in_flight_max at a time."""
         if task.search is not None or task.phase is not HomePhase.WAITING or not self._state.has_disk_room:
             return
         task.search = 0
+        if self._places_all and not task.stranded_because:
+            self._queue.withhold(task)  # until its turn has come, too
         self._waiting.append(task)
         self.take_turns()
 
@@ -139,16 +160,18 @@ class Sender:
                 task.search = None
                 continue
             search = self._searches.open(task)
-            search.holds = not task.stranded_because and self._ledger.fits(
-                asked_of(self._state, task, self._state.profile)
+            search.holds = not task.stranded_because and (
+                self._places_all or self._ledger.fits(asked_of(self._state, task, self._state.profile))
             )
-            search.wants_good_gpus = search.holds and task.spec.request.takes_devices
+            search.wants_good_gpus = search.holds and task.spec.request.takes_devices and not self._places_all
             task.search = search.id
             self._in_flight += 1
             self._state.count(metrics.SENDER_SEARCHES)
             self.step(search, task)
 
     def _still_sends(self, task: HomeTask) -> bool:
+        if self._places_all:
+            return True
         if task.spec.request.takes_devices:
             fits = self._ledger.fits(asked_of(self._state, task, self._state.profile))
             return not fits or bool(self._with_good_gpus(task))
@@ -191,7 +214,8 @@ class Sender:
         peers = self._candidates(task)
         step = self._place_well(search, task) if search.wants_good_gpus else self._ask_policy(search, task, peers)
         if task.stranded_because and self._stays(search, step, peers):
-            step = self._place_stranded(search, peers) or step
+            beyond = self._beside_foreign_load(search) if self._places_all else self._place_stranded(search, peers)
+            step = beyond or step
         if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
             step = Keep("it waits for devices, and has gone to a lesser crowd once")
         if isinstance(step, Transfer) and step.to in peers:
@@ -220,6 +244,7 @@ class Sender:
     ) -> ProbeStep | Broadcast | Transfer | Keep:
         uncounted = None if task.stranded_because else task
         view = self._information.view(peers, uncounted, asked_of(self._state, task))
+        view.starts_here = search.holds and self._ledger.fits(asked_of(self._state, task, self._state.profile))
         shown = task_view(task, self._state)
         search.steps += 1
         try:
@@ -355,6 +380,8 @@ class Sender:
         self.drop_search(task)
         self.unstrand(task)
         task.stranded_because = ""
+        if node:  # there may be room for the next, too
+            self.place_next()
 
     def drop_search(self, task: HomeTask) -> None:
         """No place is looked for any more."""

@@ -65,6 +65,11 @@ class Sharing:
         self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
         self._searches = searches = Searches(state, hints)
         self._has_receiver = state.policies.names["location.receiver"] != "none"
+        transfer, load, sender = state.policies.transfer, state.policies.load, state.policies.sender
+        is_steady = getattr(transfer, "steady", False) and getattr(load, "steady", False)
+        self._heeds_all = not is_steady or hasattr(sender, "announced")
+        self._stranded = home.stranded
+        self._ledger = queue.ledger
         retry_rate = RetryRate(state)
         self.information = information = Information(state, queue, membership, hints, home.stranded, mediator)
         self.admission = RemoteAdmission(state, queue.ledger, membership, information, hints)
@@ -126,6 +131,18 @@ class Sharing:
         """A new report, which others have heard, too."""
         self._announced(src, report, to_all=True)
         self._act_on(src, report, asks=self.receiver.answer)
+
+    def heeds(self, src: str, report: LoadReport) -> bool:
+        """True if this node does anything about a report that is told to everybody, beside knowing it: asks for work, offers
+        a task, or changes its hints, its thresholds or its load index."""
+        if self._heeds_all or ((report.accepts or report.gpus) and (self._stranded or self._ledger.waits_for_devices)):
+            return True
+        is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
+        if report.gives or is_overloaded:
+            if is_overloaded and self._hints.leaves_footprints:
+                return True
+            return self._has_receiver and self.receiver.heeds(report)
+        return src in self._hints.busy
 
     def answer_received(self, src: str, answer: StateAnswer) -> None:
         """A useful node: for a search, or for whoever has room here. Its report was told to this node alone."""

@@ -11,7 +11,7 @@ from peerload.policy.api import KnownReport, TaskView
 from peerload.policy.validation import valid_load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence, Sized
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from peerload.core.work import Work
     from peerload.model.events import LoadSampled
     from peerload.model.load import Thresholds
-    from peerload.model.resources import ResourceRequest
+    from peerload.model.resources import Profile, ResourceRequest
 
+SLACK = {"time": 0.0, "balanced": 0.1, "energy": 0.5}
+"""Share by which a task may end later for the sake of its joules, by what its user prefers."""
 ANYTHING = Need()
 """The need that every node with slots can meet."""
 
@@ -35,6 +37,7 @@ class Observed(NamedTuple):
     membership: Membership
     hints: PeerHints
     mediator: Mediator
+    stranded: Sized
 
 
 class View:
@@ -48,9 +51,11 @@ class View:
         "_peers",
         "_queue",
         "_state",
+        "_stranded",
         "_uncounted",
         "for_request",
         "sensed",
+        "starts_here",
         "thresholds",
         "told",
     )
@@ -60,7 +65,7 @@ class View:
     ) -> None:
         """peers: None = all that are usable; uncounted: a waiting task that is left out. `for_request`: that of the task in question,
         if it asks for GPUs: then loads are in GPUs (`gpu_terms.py`)."""
-        self._state, self._queue, self._membership, self._hints, self._mediator = observed
+        self._state, self._queue, self._membership, self._hints, self._mediator, self._stranded = observed
         self._ledger = observed.queue.ledger
         self._peers = peers
         self._uncounted = uncounted
@@ -68,6 +73,7 @@ class View:
         self.for_request: ResourceRequest | None = None
         self.thresholds: Thresholds
         self.told: KnownReport | None = None
+        self.starts_here = False
 
     @property
     def node(self) -> str:
@@ -206,6 +212,23 @@ class View:
         """Empty where the preset has no memory."""
         return self._hints.busy
 
+    @property
+    def cpus_started(self) -> float:
+        """Cores that what runs or comes has."""
+        return self._ledger.cpus_running + self._ledger.cpus_inbound
+
+    @property
+    def backlog(self) -> int:
+        """What waits here, and what has no place."""
+        return len(self._queue) + len(self._stranded)
+
+    def profile(self, node: str) -> Profile | None:
+        """That of this node, or of a peer."""
+        if node == self._state.node:
+            return self._ledger.profile
+        peer = self._membership.get(node)
+        return peer.profile if peer is not None else None
+
     def report(self, node: str) -> KnownReport | None:
         """The newest unexpired report of a peer; this node's own is the one it told last."""
         known = self.told if node == self._state.node else self._membership.report(node)
@@ -271,6 +294,7 @@ def task_view(work: Work, state: CoreState) -> TaskView:
         spec.placement,
         work.moves(),
         state.now.boot_s - work.arrived_s,
-        history.expected_s(history.keys(spec)) / state.profile.speed,
+        (spec.est_s or history.expected_s(history.keys(spec))) / state.profile.speed,
         sum(map(len, spec.argv)) + len(spec.environment) + len(spec.directory),
+        SLACK.get(spec.prefer),
     )

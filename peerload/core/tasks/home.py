@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.core.work import GrantedLease, HomePhase, HomeTask
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit, TaskRecord
 
 SIGKILL = 9
+PLACED_HERE = metrics.labelled(metrics.PLACEMENTS, kind="here")
 OBEYING_MAX = 10_000
 """Cancelled attempts elsewhere whose time to obey is remembered."""
 NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "devices": ()}
@@ -42,6 +43,8 @@ class Home:
         self._queue = queue
         self._ledger = ledger
         self.tasks: dict[bytes, HomeTask] = {}
+        self.states = dict.fromkeys(TaskState, 0)
+        """Number of `tasks` in each state."""
         self.by_id: dict[str, HomeTask] = {}
         self.arrays: dict[str, dict[str, HomeTask]] = {}
         self.stranded: dict[bytes, HomeTask] = {}
@@ -55,6 +58,7 @@ class Home:
     def adopt(self, task: HomeTask) -> None:
         """Add a task, new or read from the store."""
         self.tasks[task.uid] = task
+        self.states[task.record.state] += 1
         self.by_id[task.task] = task
         array = _array(task.task)
         if array:
@@ -113,6 +117,9 @@ class Home:
         if after is not record.state and after not in TRANSITIONS[record.state]:
             raise InvariantBroken(f"{record.task}: {record.state} → {after}", story=f"{record!r}; {reason}")
         task.record = msgspec.structs.replace(record, reason=reason, **changes)
+        if after is not record.state and task.uid in self.tasks:
+            self.states[record.state] -= 1
+            self.states[task.record.state] += 1
         if task.record.node != record.node:
             self._moved(task, record.node)
         ends = task.record.state.is_final and not record.state.is_final
@@ -297,6 +304,7 @@ class Home:
             last_node="",
             devices=task.devices,
         )
+        self._state.count(PLACED_HERE)
         self.holds_room(task)
         spawn = SpawnTask(
             task.key, task.task, task.record.attempt, self._state.node, task.spec, devices=task.record.devices
@@ -383,7 +391,8 @@ class Home:
     def _forget(self, task: HomeTask) -> None:
         self._clear_timers(task)
         self.mediator.task_left(task)
-        self.tasks.pop(task.uid, None)
+        if self.tasks.pop(task.uid, None) is not None:
+            self.states[task.record.state] -= 1
         self.by_id.pop(task.task, None)
         tasks = self.elsewhere.get(task.record.node)
         if tasks is not None and tasks.pop(task.uid, None) is not None and not tasks:

@@ -127,6 +127,11 @@ class WaitingQueue:
         work.withheld = False
         self._look_again()
 
+    def oldest_wait_s(self) -> float:
+        """How long the first task in line has waited here, over all lines; 0 if nothing waits."""
+        firsts = [next(iter(line.values())) for level in self._levels.values() for line in level if line]
+        return max((self._state.now.boot_s - work.arrived_s for work in firsts), default=0.0)
+
     @property
     def expected_s(self) -> float:
         """How long all that waits is expected to take on the reference machine; nothing is kept of it before the first

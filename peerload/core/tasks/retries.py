@@ -66,7 +66,7 @@ class LostAttempts:
     def never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
         """Queue a task again that never started, --once too, since nothing is lost; after a pause, as the next start may fail
         for the same reason. ``is_short``: this node is short of something, and pauses longer than this task then
-        (`shortage.py`), which looks for a place elsewhere meanwhile."""
+        (`evacuation.py`), which looks for a place elsewhere meanwhile."""
         self._state.count(metrics.ATTEMPTS_NEVER_STARTED)
         rests_s = self.refused(task)
         self._home.requeue(task, reason, rests_s=rests_s if is_short else self._pause_s(task.false_starts))

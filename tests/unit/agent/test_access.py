@@ -38,7 +38,7 @@ ACCOUNTS = {
 
 
 class Told(list[tuple[str, str, str]]):
-    def tell(self, rule: str, who: str, what: str) -> None:
+    def report(self, rule: str, who: str, what: str) -> None:
         self.append((rule, who, what))
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from peerload.agent.control.core_requests import CoreRequests
-from peerload.agent.requests.node_commands import NodeCommands
+from peerload.agent.requests.node_verbs import NodeCommands
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, Event

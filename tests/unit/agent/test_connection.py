@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,7 @@ class Server:
 
     def __init__(self, serve: Callable[[LocalConnection, int], object]) -> None:
         self._serve = serve
+        self.counters: Counter[str] = Counter()
         self.broken: list[str] = []
         self.connections: list[LocalConnection] = []
 

@@ -13,7 +13,7 @@ def test_copies_that_a_member_makes_up_are_reported_and_dialled_so_often_at_most
     happened: list[str] = []
     dialled: list[str] = []
     info: Any = SimpleNamespace(config=SimpleNamespace(state="/state"), notices=["something else"])
-    events: Any = SimpleNamespace(happened=lambda _what, state, **_more: happened.append(state))
+    events: Any = SimpleNamespace(record=lambda _what, state, **_more: happened.append(state))
     duplicates = DuplicateNames(info, cast("Any", None), cast("Any", None), events)
     for number in range(10_000):
         for _ in range(2):  # each is said once

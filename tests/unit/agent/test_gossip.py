@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from peerload.agent.peers import gossip
-from peerload.agent.peers.gossip import BATCH_MAX, LAG_TICK_S, LOOKUPS_MAX, GossipSocket, LagWatch
+from peerload.agent.peers.gossip import BATCH_MAX, LOOKUPS_MAX, GossipSocket, LagWatch
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
@@ -264,17 +264,19 @@ def test_a_stall_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
             if len(told) == 2:
                 second.set()
 
-        watch = LagWatch(0.1, lagged)
-        watch.start()
+        watch = LagWatch(0.1, 0.2, lagged)
+        watch.watch()
         watch.check()
         assert told == []
-        now_s += LAG_TICK_S + 0.3
+        now_s += 0.2 + 0.3
         watch.check()
         watch.check()
         assert told == [pytest.approx(0.3)]
-        now_s += LAG_TICK_S + 0.3
+        watch.watch()
+        now_s += 0.2 + 0.3
         async with asyncio.timeout(PATIENCE_S):
-            await second.wait()  # its own tick sees it, too
+            await second.wait()  # its own timer sees it, too
+        watch.watch()
         watch.close()
         watch.check()
         assert len(told) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from peerload.agent.run_state import RunState
 from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.write_ahead import Outbox
-from peerload.cli.verbs.events import WHAT
+from peerload.cli.verbs.ls import WHAT
 from peerload.model.actions import EVENTS, PutEvent, PutFloor, Row
 from peerload.model.errors import StoreError
 from tests.support import PATIENCE_S
@@ -60,7 +60,7 @@ def test_notes_alone_are_kept_after_a_while_and_nothing_waits_for_them() -> None
         with kept.followed() as news:
             kept.note(noted(1))
             gone: list[str] = []
-            release.outward(lambda: gone.append("at once"))
+            release.when_durable(lambda: gone.append("at once"))
             assert gone == ["at once"]
             kept.note(noted(2))
             await asyncio.wait_for(news.wait(), PATIENCE_S)
@@ -86,7 +86,7 @@ def test_a_store_that_is_stuck_is_told_of() -> None:
 
 def test_what_can_happen_is_what_the_code_notes() -> None:
     assert tuple(EVENTS) == WHAT
-    literal = re.compile(r'(?:\.note|\.note_guest|\.happened)\(\s*(?:(?:guest|work), )?"(\w+)"(?:,\s*"(\w+)")?')
+    literal = re.compile(r'(?:\.note|\.note_guest|\.record)\(\s*(?:(?:guest|work), )?"(\w+)"(?:,\s*"(\w+)")?')
     seen = set()
     for room in ("core", "agent"):
         for path in [

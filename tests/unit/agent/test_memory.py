@@ -36,7 +36,7 @@ def _as_it_was() -> Iterator[None]:
 def test_many_tasks_are_frozen_and_memory_is_given_back_once_when_most_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(memory, "LOOK_EVERY_S", 0.001)
     monkeypatch.setattr(memory, "TASKS_MIN", 100)
     tasks: dict[int, Cyclic] = {}
     shrunk: list[int] = []

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from peerload.cli.common.agent_flags import agent_options, given_settings
+from peerload.cli.common.agent_process import agent_options, given_settings
 from peerload.config import loader
 from peerload.model.errors import ConfigError
-from peerload.security import broker_address
-from peerload.security.broker_address import BrokerUrl, read_password
-from peerload.security.broker_tls import BrokerTls, check_ca
+from peerload.security import broker
+from peerload.security.broker import BrokerTls, BrokerUrl, check_ca, read_password
 from tests.each import each
 from tests.support import cluster_of
 
@@ -53,7 +52,7 @@ def test_a_password_is_what_follows_the_first_colon(tmp_path: Path, end: str) ->
         (f"n1:{SECRET}\nmore", 0o600, "one line USER:PASSWORD"),
         (f"n1:{SECRET}\0", 0o600, "one line USER:PASSWORD"),
         (b"n1:\xff\xfe", 0o600, "one line USER:PASSWORD"),
-        ("n1:" + "x" * broker_address.PASSWORD_BYTES_MAX, 0o600, "one line USER:PASSWORD"),
+        ("n1:" + "x" * broker.PASSWORD_BYTES_MAX, 0o600, "one line USER:PASSWORD"),
     ],
 )
 def test_a_file_that_is_not_used_is_not_shown(tmp_path: Path, content: str | bytes, mode: int, says: str) -> None:

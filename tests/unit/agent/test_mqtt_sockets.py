@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from peerload.agent.mqtt.client import _Client
-from peerload.security.broker_address import BrokerUrl
+from peerload.security.broker import BrokerUrl
 from tests.each import each
 
 

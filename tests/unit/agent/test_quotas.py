@@ -37,7 +37,7 @@ def quotas(mode: Any = "system", **settings: Any) -> tuple[Quotas, Any]:
     has = SimpleNamespace(unfinished=0, output_bytes=0)
     store = SimpleNamespace(unfinished_of=lambda _: has.unfinished, output_bytes_of_owner=lambda _: has.output_bytes)
     config = AgentConfig(node="n", state="s", socket="k", mode=mode, **settings)
-    security: Any = SimpleNamespace(tell=lambda *_: None)
+    security: Any = SimpleNamespace(report=lambda *_: None)
     return Quotas(config, cast("Any", store), security), has
 
 

@@ -39,7 +39,7 @@ class Disk:
 
 def test_without_rows_it_goes_out_at_once() -> None:
     release, gone = Outbox(Disk(), RunState()), list[str]()
-    release.outward(lambda: gone.append("a"))
+    release.when_durable(lambda: gone.append("a"))
     assert gone == ["a"]
     release.flush()
     assert release.held == 0
@@ -48,11 +48,11 @@ def test_without_rows_it_goes_out_at_once() -> None:
 def test_what_follows_a_row_waits_for_it() -> None:
     disk, gone = Disk(), list[str]()
     release = Outbox(disk, RunState())
-    release.outward(lambda: gone.append("before"))
+    release.when_durable(lambda: gone.append("before"))
     release.keep((row(1),))
-    release.outward(lambda: gone.append("after"))
+    release.when_durable(lambda: gone.append("after"))
     release.flush()
-    release.outward(lambda: gone.append("the next turn"))
+    release.when_durable(lambda: gone.append("the next turn"))
     assert (gone, release.held) == (["before"], 2)
     disk.commit()
     assert (gone, release.held) == (["before", "after", "the next turn"], 0)
@@ -65,12 +65,12 @@ def test_what_goes_out_may_decide_something_itself() -> None:
     def act() -> None:
         gone.append("first")
         release.keep((row(2),))
-        release.outward(lambda: gone.append("of its own"))
+        release.when_durable(lambda: gone.append("of its own"))
         release.flush()
 
     release.keep((row(1),))
-    release.outward(act)
-    release.outward(lambda: gone.append("second"))
+    release.when_durable(act)
+    release.when_durable(lambda: gone.append("second"))
     release.flush()
     disk.commit()
     assert gone == ["first", "second"]
@@ -96,7 +96,7 @@ def test_any_order_of_turns_and_commits(steps: list[str]) -> None:
             kept.append(row(len(kept)))
             release.keep((kept[-1],))
         elif step == "outward":
-            release.outward(partial(act, wanted, len(kept)))
+            release.when_durable(partial(act, wanted, len(kept)))
             wanted += 1
         elif step == "flush":
             release.flush()
@@ -115,7 +115,7 @@ def test_after_a_turn_that_could_not_be_kept_nothing_goes_out(monkeypatch: pytes
     disk, gone = Disk(), list[str]()
     release = Outbox(disk, RunState())
     release.keep((row(1),))
-    release.outward(lambda: gone.append("kept"))
+    release.when_durable(lambda: gone.append("kept"))
     release.flush()
 
     def refuse(_rows: list[Row], _done: Callable[[], None]) -> None:
@@ -123,11 +123,11 @@ def test_after_a_turn_that_could_not_be_kept_nothing_goes_out(monkeypatch: pytes
 
     monkeypatch.setattr(disk, "persist", refuse)
     release.keep((row(2),))
-    release.outward(lambda: gone.append("lost"))
+    release.when_durable(lambda: gone.append("lost"))
     with pytest.raises(StoreError):
         release.flush()
     release.keep((row(3),))
-    release.outward(lambda: gone.append("decided on top of it"))
+    release.when_durable(lambda: gone.append("decided on top of it"))
     release.flush()
     disk.commit()
     assert (gone, disk.durable) == (["kept"], [row(1)])
@@ -143,7 +143,7 @@ def test_a_renewed_lease_waits_for_rows_of_its_own_tasks_alone() -> None:
     release.keep(tuple(task_row(number) for number in range(9)))
     release.flush()
     release.keep((task_row(20),))
-    release.outward(lambda: gone.append("answer"))
+    release.when_durable(lambda: gone.append("answer"))
     release.renewal([task_row(30).record.uid], lambda: gone.append("of another"))
     release.renewal([task_row(30).record.uid, task_row(4).record.uid], lambda: gone.append("under way"))
     release.renewal([task_row(20).record.uid], lambda: gone.append("of this turn"))
@@ -188,7 +188,7 @@ def test_a_bug_in_what_waited_for_the_disk_stops_the_agent() -> None:
     disk, run = Disk(), RunState()
     release = Outbox(disk, run)
     release.keep((row(1),))
-    release.outward(lambda: next(iter(())))
+    release.when_durable(lambda: next(iter(())))
     release.flush()
     disk.commit()
     assert run.has_failed

@@ -39,7 +39,7 @@ def retention_of(
         opened.keep(*rows)
         done()
 
-    def happened(_what: str, _state: str, *, reason: str) -> None:
+    def record(_what: str, _state: str, *, reason: str) -> None:
         if said is not None:
             said.append(reason)
 
@@ -51,7 +51,7 @@ def retention_of(
         config=SimpleNamespace(node="ws1", **(KEPT | config)),
         disk=SimpleNamespace(state="ok"),
         store=SimpleNamespace(is_stalled=False, date=opened.store.date, persist=persist),
-        journal=SimpleNamespace(happened=happened),
+        journal=SimpleNamespace(record=record),
         node=SimpleNamespace(
             state=SimpleNamespace(node="ws1"),
             home=SimpleNamespace(arrays={}, tasks={}),

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from peerload.agent.log_format import LogLines
+from peerload.agent.main import LogLines
 from peerload.agent.security_events import CULPRITS_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
 from peerload.agent.store.event_log import EventLog
 from peerload.model.rules import SECURITY_RULES
@@ -21,7 +21,7 @@ class Kept:
     def __init__(self) -> None:
         self.events: list[tuple[str, str, str, str]] = []
 
-    def happened(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
+    def record(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
         self.events.append((what, state, node, reason))
 
 
@@ -31,15 +31,15 @@ class Told:
         self.counters: collections.Counter[str] = collections.Counter()
         self.kept = Kept()
         self.security = SecurityEvents(self.counters, cast("EventLog", self.kept), lambda: self.now_s)
-        self.tell = self.security.tell
+        self.report = self.security.report
 
 
 def test_each_is_counted_and_the_first_is_noted() -> None:
     told = Told()
     for _ in range(50):
-        told.tell("P1", "n2", "garbage")
-    told.tell("P1", "n3", "garbage")
-    told.tell("J3", "n2", "no proof")
+        told.report("P1", "n2", "garbage")
+    told.report("P1", "n3", "garbage")
+    told.report("J3", "n2", "no proof")
     assert told.kept.events == [
         ("security", "P1", "n2", "garbage"),
         ("security", "P1", "n3", "garbage"),
@@ -55,22 +55,22 @@ def test_each_is_counted_and_the_first_is_noted() -> None:
 def test_the_next_one_says_how_many_there_were() -> None:
     told = Told()
     for _ in range(5):
-        told.tell("P1", "n2", "garbage")
+        told.report("P1", "n2", "garbage")
     told.now_s += NOTICE_EVERY_S
-    told.tell("P1", "n2", "other garbage")
+    told.report("P1", "n2", "other garbage")
     assert told.kept.events[-1] == ("security", "P1", "n2", "other garbage (and 4 more before)")
 
 
 def test_one_with_many_names_is_bounded() -> None:
     told = Told()
     for number in range(10 * CULPRITS_MAX):
-        told.tell("J3", f"2001:db8::{number:x}", "no proof")
+        told.report("J3", f"2001:db8::{number:x}", "no proof")
     assert len(told.kept.events) == NOTED_MAX
     assert len(told.security._culprits) == CULPRITS_MAX
-    told.tell("P3", "n2", "another rule has a share of its own")
+    told.report("P3", "n2", "another rule has a share of its own")
     assert len(told.kept.events) == NOTED_MAX + 1
     told.now_s += NOTICE_EVERY_S
-    told.tell("J3", "192.0.2.1", "no proof")
+    told.report("J3", "192.0.2.1", "no proof")
     assert len(told.kept.events) == NOTED_MAX + 2
 
 
@@ -78,11 +78,11 @@ def test_what_may_be_nobodys_fault_is_noted_when_it_is_too_often() -> None:
     told = Told()
     for _ in range(3):
         for _ in range(4):
-            told.tell("P5", "n2", "replayed", tolerated=4)
+            told.report("P5", "n2", "replayed", tolerated=4)
         told.now_s += NOTICE_EVERY_S
     assert told.kept.events == []
     for _ in range(5):
-        told.tell("P5", "n2", "replayed", tolerated=4)
+        told.report("P5", "n2", "replayed", tolerated=4)
     assert told.kept.events == [("security", "P5", "n2", "replayed")]
 
 
@@ -93,7 +93,7 @@ def test_the_rules_are_those_that_there_are() -> None:
 @pytest.mark.rule("T1")
 def test_foreign_text_is_cut_and_escaped(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
-    told.tell("P1", "n2\n2026-01-01 CRITICAL forged", "\x1b]0;owned\x07\u202e\u2028" + "x" * 10_000)
+    told.report("P1", "n2\n2026-01-01 CRITICAL forged", "\x1b]0;owned\x07\u202e\u2028" + "x" * 10_000)
     ((_, _, who, what),) = told.kept.events
     assert who == "n2\\x0a2026-01-01 CRITICAL forged"
     assert what.startswith("\\x1b]0;owned\\x07\\u202e\\u2028xxx")

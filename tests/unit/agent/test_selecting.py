@@ -100,7 +100,7 @@ def test_a_group_and_the_name_of_a_program_without_its_directory(tmp_path: Path)
         opened.keep(PutSubmission(submitted), put(4))
 
         def found(**asked: Any) -> list[int]:
-            return sorted(opened.store.selected_beside(opened.store.path, Criteria(**asked)).members)
+            return sorted(opened.store.selected_in_thread(opened.store.path, Criteria(**asked)).members)
 
         assert found(group="gpu") == [1, 4]
         assert found(name="train.py") == [4]
@@ -137,13 +137,13 @@ def test_references_are_short_and_name_no_other() -> None:
 
 def test_a_name_that_is_no_glob_is_taken_as_it_is(parts: Any) -> None:
     store, path = parts.store, parts.store.path
-    assert store.selected_beside(path, Criteria(name="true")).members == {1: [SINGLE], 2: [SINGLE], 3: [3, 5]}
-    assert store.selected_beside(path, Criteria(name="tru")).members == {}
+    assert store.selected_in_thread(path, Criteria(name="true")).members == {1: [SINGLE], 2: [SINGLE], 3: [3, 5]}
+    assert store.selected_in_thread(path, Criteria(name="tru")).members == {}
 
 
 def test_members_in_one_state_are_one_row_of_a_list(parts: Any) -> None:
     store, path = parts.store, parts.store.path
-    found, truncated = store.listed_beside(path, 0.0, 4, Criteria(meant=(TaskSelection(3),)), gathered=True)
+    found, truncated = store.listed_in_thread(path, 0.0, 4, Criteria(meant=(TaskSelection(3),)), gathered=True)
     assert not truncated
     assert [(row.first[1], row.spans, row.count) for row in found] == [
         (1, (), 1), (2, (), 1), (3, ((3, 3),), 1), (5, ((5, 5),), 1)
@@ -157,7 +157,7 @@ def test_a_large_array_leaves_room_for_others(tmp_path: Path) -> None:
         opened.keep(*(put(1, TaskState.DONE, member, ended_at=NOW, node=f"n{member}") for member in (100, 200, 300)))
         opened.keep(kept(2), put(2), kept(3), put(3, TaskState.FAILED, ended_at=NOW, node="n1"))
         store, path = opened.store, opened.store.path
-        found, truncated = store.listed_beside(path, 0.0, 4, Criteria(), gathered=True)
+        found, truncated = store.listed_in_thread(path, 0.0, 4, Criteria(), gathered=True)
         assert not truncated
         assert [(row.first[:2], row.spans, row.count, row.nodes) for row in found] == [
             ((1, 1), ((1, 99), (101, 199), (201, 299), (301, 399)), 396, 0),
@@ -166,5 +166,5 @@ def test_a_large_array_leaves_room_for_others(tmp_path: Path) -> None:
             ((3, SINGLE), (), 1, 0),
         ]
         assert [row.count for row in store.behind(path, found[:1])] == [395]
-        assert store.listed_beside(path, 0.0, 3, Criteria(), gathered=True)[1]
-        assert store.listed_beside(path, 0.0, 200, Criteria())[1]
+        assert store.listed_in_thread(path, 0.0, 3, Criteria(), gathered=True)[1]
+        assert store.listed_in_thread(path, 0.0, 200, Criteria())[1]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import state_copies
-from peerload.agent.state_copies import claim, end_strange_launcher
+from peerload.agent import preflight
+from peerload.agent.preflight import claim, end_strange_launcher
 from peerload.launcher.control_socket import claim_store
 from peerload.model.errors import StoreError
 
@@ -32,8 +32,8 @@ class Launcher:
         assert held is not None
         self.held = held
         monkeypatch.setattr(os, "kill", lambda pid, number: self.signals.append((pid, number)))
-        monkeypatch.setattr(state_copies, "wait_gone", lambda _pid, _seconds: None)
-        monkeypatch.setattr(state_copies, "is_alive", lambda _pid: not self.ends)
+        monkeypatch.setattr(preflight, "wait_gone", lambda _pid, _seconds: None)
+        monkeypatch.setattr(preflight, "is_alive", lambda _pid: not self.ends)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_a_long_list_is_looked_for_in_another_thread_and_is_the_same(opened: Ope
     with ThreadPoolExecutor(1) as thread:
 
         def beside(limit: int) -> object:
-            return thread.submit(store.listed_beside, store.path, 0.0, limit, Criteria()).result()
+            return thread.submit(store.listed_in_thread, store.path, 0.0, limit, Criteria()).result()
 
         for limit in (1, 100, 10 * MEMBERS):
             assert steps_of(reader, lambda limit=limit: beside(limit)) == 0  # type: ignore[misc]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peerload.agent.output.tail import BLOCK_BYTES, tail_start
+from peerload.agent.output.spool import BLOCK_BYTES, tail_start
 from tests.each import each
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from peerload.agent.joining.distribution import TrustDistribution
 from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.core.membership.membership import PeerState
 from peerload.model import events, messages
-from peerload.security.keyring import Keyring
-from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, SealKey, Trust
+from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, Keyring, SealKey, Trust
 from tests.support import cluster_of, security_events
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def _links(sent: list[tuple[str, messages.Message]]) -> Any:
     )
 
 
-EVENTS: Any = SimpleNamespace(happened=lambda *_words, **_more: None)
+EVENTS: Any = SimpleNamespace(record=lambda *_words, **_more: None)
 
 
 def link_of(

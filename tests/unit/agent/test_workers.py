@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from peerload.agent.event_loop import Workers
 from peerload.agent.store.disk_space import DiskReserve
 from peerload.agent.store.pruning import CommitProbe
 from peerload.agent.store.store import Store
-from peerload.agent.thread_pool import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

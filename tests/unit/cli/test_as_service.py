@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.cli.common.joining import become_agents_user
+from peerload.cli.verbs.join import become_agents_user
 
 UID, GID, OTHER = 61_001, 61_002, 61_003
 AGENT = """
@@ -28,7 +28,7 @@ while True:
 """
 PROGRAM = """
 import os, sys
-from peerload.cli.common.joining import become_agents_user
+from peerload.cli.verbs.join import become_agents_user
 from peerload.model.errors import PeerloadError
 path, mode, state, uid = sys.argv[1:]
 os.environ["XDG_CONFIG_HOME"] = "/root/.config"

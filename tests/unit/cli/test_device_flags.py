@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from peerload.cli.common import command, task_flags
+from peerload.cli.common import command
 from peerload.model.errors import UsageError
 from tests.each import each
 
 
 def asked(*words: str) -> dict[str, Any]:
     flags, _ = command.command_options("submit", "", usage="").read_command([*words, "true"])
-    return {name: value for name, value in task_flags.device_request(flags, "submit").items() if value is not None}
+    return {name: value for name, value in command.device_request(flags, "submit").items() if value is not None}
 
 
 def test_what_is_asked_for() -> None:

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from peerload.cli.common import joining
+from peerload.cli.verbs import join
 
 HOST = "127.0.0.1"
 
@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 def usual_port(monkeypatch: pytest.MonkeyPatch) -> int:
     with socket.create_server((HOST, 0)) as found:
         port = int(found.getsockname()[1])
-    monkeypatch.setattr(joining, "PORT", port)
+    monkeypatch.setattr(join, "PORT", port)
     return port
 
 
@@ -27,7 +27,7 @@ def test_connections_that_die_away_are_not_in_the_way(usual: int, capsys: pytest
         assert other.recv(1) == b""
     with socket.socket() as plain, pytest.raises(OSError, match="in use"):
         plain.bind((HOST, usual))
-    assert joining.listen_at(HOST) == f"{HOST}:{usual}"
+    assert join.listen_at(HOST) == f"{HOST}:{usual}"
     assert capsys.readouterr().err == ""
 
 
@@ -39,10 +39,8 @@ def test_a_port_that_another_program_has_is_told_and_what_is_kept_is_one_port(
         taken.bind((HOST, usual))
         if kind is socket.SOCK_STREAM:
             taken.listen()
-        host, _, port = joining.listen_at(HOST).rpartition(":")
-        assert joining.listen_at(HOST, f"{HOST}:{usual}") == f"{HOST}:{usual}", (
-            "the agent that is to start again has it"
-        )
+        host, _, port = join.listen_at(HOST).rpartition(":")
+        assert join.listen_at(HOST, f"{HOST}:{usual}") == f"{HOST}:{usual}", "the agent that is to start again has it"
     assert host == HOST
     assert int(port) not in (0, usual)
     assert f"{HOST}:{port}" in capsys.readouterr().err

@@ -21,8 +21,8 @@ from peerload.cli.map.run import Halt
 from peerload.cli.map.show import MapResult, Outputs, bar_text
 from peerload.cli.map.template import CommandTemplate, shown
 from peerload.cli.verbs import map as map_verb
+from peerload.cli.verbs.change import to_retry
 from peerload.cli.verbs.map import JSON_OUTPUT_BYTES_MAX
-from peerload.cli.verbs.retry import to_retry
 from peerload.model.errors import UsageError
 from tests.each import each
 

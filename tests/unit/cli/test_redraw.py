@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.common.redraw import redrawn
+from peerload.cli.common.output import redrawn
 from peerload.cli.verbs import top
 from tests.each import each
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.cli.common import selection
-from peerload.cli.map import sweep
+from peerload.cli.map import template
 from peerload.model.errors import BadRequest, UsageError
 from tests.each import each
 
@@ -109,7 +109,7 @@ def swept(*command: str, shell: bool = False, **given: Any) -> list[list[bytes]]
         "shell": command[-1] if shell else None,
     }
     argv = [word.encode() for word in command]
-    return sweep.commands_of_parameters(
+    return template.commands_of_parameters(
         Namespace(**usual | given), {"argv": [b"/bin/sh", b"-c", *argv] if shell else argv}
     )
 
@@ -122,7 +122,7 @@ def test_each_combination_is_a_command() -> None:
     ]  # fmt: skip
     assert swept("cat {f/.} {#}", shell=True, param=["f=/a/b c.txt"]) == [[b"/bin/sh", b"-c", b"cat 'b c' 1"]]
     assert swept("t", "{}", param=["a=1", "b=2"]) == [[b"t", b"1", b"2"]]
-    assert sweep.values("-1,1e-3,2024-01-02,") == ["-1", "1e-3", "2024-01-02", ""]
+    assert template.values("-1,1e-3,2024-01-02,") == ["-1", "1e-3", "2024-01-02", ""]
 
 
 def test_a_table_gives_its_rows(tmp_path: Path) -> None:
@@ -160,6 +160,6 @@ def test_a_table_with_a_hole_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_combinations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "LINES_MAX", 1000)
+    monkeypatch.setattr(template, "LINES_MAX", 1000)
     with pytest.raises(BadRequest):
         swept("t", "{a}{b}{c}", param=["a=1-2000", "b=1-2000", "c=1-2000"])

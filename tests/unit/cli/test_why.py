@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from peerload.text.why import described
+from peerload.text.tasks import why_lines
 from peerload.wire import control
 from tests.unit.cli.fake_agent import FakeAgent, fixture_agent, peerload
 
@@ -58,7 +58,7 @@ def test_a_reason_for_every_node(agent: FakeAgent) -> None:
 def test_what_the_policy_said() -> None:
     inputs = [{"node": "gpu1", "load": 2.0, "age_s": 0.0}, {"node": "gpu2", "load": -1.0, "age_s": 0.0}]
     decision = {"at": 1.0, "policy": "threshold", "choice": "stay", "reason": "no node accepts", "inputs": inputs}
-    lines = described(WAITS | {"decision": decision, "says": "it is offered to gpu1"}, 10.0)
+    lines = why_lines(WAITS | {"decision": decision, "says": "it is offered to gpu1"}, 10.0)
     assert lines[1] == "  it is offered to gpu1"
     assert lines[-1] == (
         "The policy threshold said 9.0s ago, stay: no node accepts. It asked gpu1 (load 2), gpu2 (no answer)."
@@ -75,14 +75,14 @@ def test_where_it_runs_and_how_it_ended() -> None:
         "devices": ["GPU 1 (RTX 4090)"],
         "steps": [step],
     }
-    lines = described(runs, 1065.0)
+    lines = why_lines(runs, 1065.0)
     assert lines[0] == "ws1/43 big\\x1b[31m.py needs 1 cpu and 8 GPUs."
     assert lines[1] == "It is running on gpu2, for 1m05s: accepted by gpu2"
     assert lines[2] == "  with GPU 1 (RTX 4090)"
     assert lines[-1].endswith("leased  gpu2  accepted by gpu2")
-    lines = described(runs | {"state": "failed", "says": "exit code 3"}, 1065.0)
+    lines = why_lines(runs | {"state": "failed", "says": "exit code 3"}, 1065.0)
     assert lines[1] == "It ended on gpu2 1m05s ago, failed: exit code 3"
-    lines = described(runs | {"state": "held", "node": None, "says": "held by its user"}, 1065.0)
+    lines = why_lines(runs | {"state": "held", "node": None, "says": "held by its user"}, 1065.0)
     assert lines[1] == "It is held, for 1m05s: held by its user"
 
 
@@ -92,7 +92,7 @@ def test_an_array_by_its_reasons() -> None:
         {"state": "done", "reason": "ended", "tasks": 30},
     ]
     array = {"id": "ws1/43", "looked_at": 101, "groups": groups, "more_groups": 1}
-    lines = described(WAITS | {"array": array, "id": "ws1/43.31"}, 1010.0)
+    lines = why_lines(WAITS | {"array": array, "id": "ws1/43.31"}, 1010.0)
     assert lines[:6] == [
         "ws1/43: 101 members",
         "       70 queued: waits for room",

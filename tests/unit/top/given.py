@@ -6,9 +6,8 @@ from typing import Any
 
 from peerload.top import lines as draw
 from peerload.top.detail import Tail
-from peerload.top.model import TopModel
+from peerload.top.model import TopModel, TopSample
 from peerload.top.panes import Painter
-from peerload.top.sample import TopSample
 from peerload.top.view_state import ViewState
 
 NOW = 1_700_000_000.0
@@ -74,8 +73,8 @@ def look(*samples: TopSample) -> ViewState:
     return ViewState(world(*samples))
 
 
-def painter(*samples: TopSample, ascii_only: bool = False, readonly: bool = False) -> Painter:
-    return Painter(look(*samples), Tail(), ascii_only=ascii_only, readonly=readonly)
+def painter(*samples: TopSample, **options: bool) -> Painter:
+    return Painter(look(*samples), Tail(), clock_text, **options)
 
 
 def clock_text(at: float) -> str:
@@ -84,7 +83,7 @@ def clock_text(at: float) -> str:
 
 def pane(paint: Painter, name: str, width: int = 100, height: int = 12, now: float = NOW) -> str:
     """A pane as text, each line held to be as wide as the pane."""
-    drawn = paint.pane(name, width, height, now, clock_text)
+    drawn = paint.pane(name, width, height, now)
     assert len(drawn) == height
     for line in drawn:
         assert draw.width_of(line) == width, draw.as_text(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peerload.top import actions
-from peerload.top.keys import BY_NAME, KEYS
+from peerload.top.actions import BY_NAME, KEYS
 from peerload.top.model import NodeModel
 from tests.each import each
 from tests.unit.top.given import NOW, look, node, sample, task

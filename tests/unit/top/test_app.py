@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.model.errors import AgentUnavailable
-from peerload.top.keys import KEYS
+from peerload.top.actions import KEYS
 from peerload.top.lines import as_text
-from peerload.top.sample import TopSample
+from peerload.top.model import TopSample
 from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import fixture_agent
@@ -57,9 +57,12 @@ class Scripted:
 
 def screen(app: TopApp) -> list[str]:
     """What the program shows, line by line, as its panes have it."""
-    from peerload.top.widgets import LineList
+    from peerload.top.lines import LineList
+    from peerload.top.pages import Page
 
     width, height = app.size
+    if isinstance(app.screen, Page):
+        return [as_text(line) for line in app.screen.lines.content]
     rows = [[" "] * width for _ in range(height)]
     for widget in app.screen.query(LineList):
         if widget.display:
@@ -115,6 +118,20 @@ def test_every_size_is_filled(size: tuple[int, int], ascii_only: bool) -> None:
     play(size, body, ascii_only=ascii_only)
 
 
+def test_another_size_is_filled_too() -> None:
+    async def body(app: TopApp, pilot: Pilot[int]) -> None:
+        await pilot.resize_terminal(140, 50)
+        await until(
+            pilot,
+            lambda: (
+                len(screen(app)) == 50 and all(line.rstrip().endswith(("│", "╮", "╯")) for line in screen(app)[1:-1])
+            ),
+        )
+        assert app.panes["header"].region.width == 140
+
+    play((80, 24), body)
+
+
 def test_every_key_does_something_or_says_why_not() -> None:
     from peerload.top.pages import Page
 
@@ -159,12 +176,12 @@ def test_a_pane_without_room_gets_it_when_it_is_asked_for() -> None:
 def test_zoom_and_back() -> None:
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("enter")
-        assert list(app.main.places) == ["tasks"]
+        assert list(app.places) == ["tasks"]
         assert sum("ws1/" in line for line in screen(app)) > 30
         await pilot.press("tab")
-        assert list(app.main.places) == ["events"]
+        assert list(app.places) == ["events"]
         await pilot.press("escape")
-        assert len(app.main.places) == 5
+        assert len(app.places) == 5
 
     play((120, 40), body)
 
@@ -187,14 +204,14 @@ def test_a_filter_that_nothing_fits() -> None:
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("slash", *"[/bold]\\", "enter", "j", "k", "G", "c")
         assert app.look.task() is None
-        assert app.main.asked is None
+        assert app.asked is None
 
     play((120, 40), body)
 
 
 def test_the_mouse_chooses() -> None:
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
-        place = app.main.places["nodes"]
+        place = app.places["nodes"]
         await pilot.click(offset=(place.x + 4, place.y + 1 + 2 + 3))
         assert app.look.focus == "nodes"
         assert app.look.chosen["nodes"] == app.look.rows("nodes")[3].name
@@ -206,7 +223,7 @@ def test_read_only_says_what_it_would_be() -> None:
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("c")
         assert "peerload cancel ws1/1" in screen(app)[-1]
-        assert app.main.asked is None
+        assert app.asked is None
 
     play((120, 40), body, readonly=True)
 
@@ -217,7 +234,7 @@ def test_a_question_is_answered_with_y_alone() -> None:
             await pilot.press("c")
             assert "peerload cancel ws1/1" in screen(app)[-1]
             await pilot.press(other)
-            assert app.main.asked is None
+            assert app.asked is None
 
     play((120, 40), body)
 
@@ -256,7 +273,6 @@ def test_what_is_foreign_is_no_markup() -> None:
 
 
 def test_only_what_differs_is_drawn() -> None:
-    from peerload.top.widgets import LineList
 
     drawn: list[int] = []
 
@@ -264,7 +280,7 @@ def test_only_what_differs_is_drawn() -> None:
         app._sampler.end()  # no other sample comes in between
         await asyncio.to_thread(app._sampler.join, PATIENCE_S)
         await pilot.pause()
-        pane = app.main.query_one("#nodes", LineList)
+        pane = app.panes["nodes"]
         original = pane.render_line
 
         def render_line(y: int) -> Any:
@@ -272,11 +288,11 @@ def test_only_what_differs_is_drawn() -> None:
             return original(y)
 
         pane.render_line = render_line  # type: ignore[method-assign]
-        app.main.paint()
+        app.paint()
         await pilot.pause()
         assert drawn == []
-        app.world.nodes["ws1"].facts["load"] = 7.0
-        app.main.paint()
+        app.world.nodes["ws1"].facts["tasks_running"] = 7
+        app.paint()
         await pilot.pause()
         assert drawn == [2]
 
@@ -284,14 +300,13 @@ def test_only_what_differs_is_drawn() -> None:
 
 
 def test_every_style_that_is_used_is_there() -> None:
-    from peerload.top.widgets import STYLES, style_of
+    from peerload.top.lines import STYLES, style_of
 
     for name in STYLES:
         assert style_of(f"{name} bold")
 
 
 def test_output_is_fetched_for_what_is_chosen(agent: FakeAgent) -> None:
-    from peerload.top.main_screen import Main
     from peerload.top.pages import Page
 
     def output(request: Any, reply: Reply) -> None:
@@ -309,7 +324,7 @@ def test_output_is_fetched_for_what_is_chosen(agent: FakeAgent) -> None:
             pilot, lambda: any("this is ws1/2" in line for line in screen(app)) and isinstance(app.screen, Page)
         )
         await pilot.press("l")
-        assert isinstance(app.screen, Main)
+        assert not isinstance(app.screen, Page)
 
     play((120, 40), body, socket=agent.path)
 
@@ -367,9 +382,9 @@ def test_the_signal_is_picked_from_a_menu_and_asked_for() -> None:
         await pilot.press("space", "space", "s")
         assert "KILL" in screen(app)[-1]
         await pilot.press("h")
-        assert app.main.asked is not None
-        assert [fields["task"] for fields in app.main.asked.requests] == ["ws1/1", "ws1/2"]
-        assert app.main.asked.verb == "signal"
+        assert app.asked is not None
+        assert [fields["task"] for fields in app.asked.requests] == ["ws1/1", "ws1/2"]
+        assert app.asked.verb == "signal"
         await pilot.press("n", "s", "%")
         assert "no signal" in screen(app)[-1]
         assert app.look.marked == {"ws1/1", "ws1/2"}

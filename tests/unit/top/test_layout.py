@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.top.layout import IMPORTANCE, layout
+from peerload.top.panes import IMPORTANCE, layout
 
 PANES = st.sets(st.sampled_from(IMPORTANCE))
 

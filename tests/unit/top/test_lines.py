@@ -87,27 +87,26 @@ def test_a_bar_changes_its_style_where_it_gets_tight() -> None:
 
 
 def test_a_bar_without_colour_or_other_characters_still_tells() -> None:
-    assert draw.as_text(draw.bar(0.5, 10, ascii_only=True)) == "#####....."
+    assert draw.as_text(draw.in_ascii(draw.bar(0.5, 10))) == "#####....."
 
 
-@given(st.none() | st.floats(0, 10, allow_nan=False), st.integers(0, 50), st.booleans())
-def test_a_bar_has_the_width_asked_for(share: float | None, width: int, ascii_only: bool) -> None:
-    assert draw.width_of(draw.bar(share, width, ascii_only=ascii_only)) == width
+@given(st.none() | st.floats(0, 10, allow_nan=False), st.integers(0, 50))
+def test_a_bar_has_the_width_asked_for(share: float | None, width: int) -> None:
+    assert draw.width_of(draw.bar(share, width)) == width
 
 
-@given(st.lists(st.none() | st.floats(0, 2, allow_nan=False), max_size=40), st.integers(0, 30), st.booleans())
-def test_sparklines_and_graphs_have_the_size_asked_for(
-    values: list[float | None], width: int, ascii_only: bool
-) -> None:
-    assert len(draw.sparkline(values, width, ascii_only=ascii_only)) == width
-    rows = draw.graph(values, width, 3, ascii_only=ascii_only)
+@given(st.lists(st.none() | st.floats(0, 2, allow_nan=False), max_size=40), st.integers(0, 30))
+def test_sparklines_and_graphs_have_the_size_asked_for(values: list[float | None], width: int) -> None:
+    assert len(draw.sparkline(values, width)) == width
+    rows = draw.graph(values, width, 3)
     assert [len(row) for row in rows] == [width] * 3
+    assert all(text.isascii() for row in rows for text, _ in draw.in_ascii([(row, "")]))
 
 
 def test_a_sparkline_ends_with_now() -> None:
     assert draw.sparkline([0.0, 0.5, 1.0], 5) == "  ▁▄█"
     assert draw.sparkline([None, 1.0], 2) == " █"
-    assert draw.sparkline([0.0, 1.0], 2, ascii_only=True) == ".@"
+    assert draw.in_ascii([(draw.sparkline([0.0, 1.0], 2), "")]) == [(".@", "")]
 
 
 def test_a_graph_is_as_high_as_its_values() -> None:
@@ -115,15 +114,13 @@ def test_a_graph_is_as_high_as_its_values() -> None:
 
 
 def test_a_frame_has_its_title_and_its_size() -> None:
-    framed = [
-        draw.as_text(line) for line in draw.framed([("nodes", "")], [[("x", "")]], 12, 4, focus=False, ascii_only=False)
-    ]
+    framed = [draw.as_text(line) for line in draw.framed([("nodes", "")], [[("x", "")]], 12, 4, focus=False)]
     assert framed == ["╭─ nodes ──╮", "│x         │", "│          │", "╰──────────╯"]
-    framed = [draw.as_text(line) for line in draw.framed([("nodes", "")], [], 12, 3, focus=True, ascii_only=True)]
+    framed = [draw.as_text(draw.in_ascii(line)) for line in draw.framed([("nodes", "")], [], 12, 3, focus=True)]
     assert framed == ["+- nodes --+", "|          |", "+----------+"]
 
 
 @each(("width", "height"), [(0, 0), (3, 5), (10, 1), (4, 2), (5, 2), (6, 3)])
 def test_a_frame_without_room_is_no_trouble(width: int, height: int) -> None:
-    lines = draw.framed([("a long title", "")], [], width, height, focus=False, ascii_only=False)
+    lines = draw.framed([("a long title", "")], [], width, height, focus=False)
     assert [draw.width_of(line) for line in lines] == [width] * height

@@ -5,7 +5,7 @@ from __future__ import annotations
 from peerload.top.tables import chosen_columns, node_columns, task_columns
 from peerload.top.view_state import PANES
 from tests.each import each
-from tests.unit.top.given import ESCAPES, NOW, clock_text, event, gpu, node, painter, pane, sample, task
+from tests.unit.top.given import ESCAPES, NOW, event, gpu, node, painter, pane, sample, task
 
 BUSY = sample(
     nodes=[
@@ -49,7 +49,7 @@ def test_every_pane_has_its_size_and_nothing_foreign_gets_through(
 
 def test_the_header_says_whence_and_what() -> None:
     paint = painter(BUSY, readonly=True)
-    text = "".join(part for part, _ in paint.header(100, NOW, clock_text))
+    text = "".join(part for part, _ in paint.header(100, NOW))
     assert len(text) == 100
     for word in ("read only", "lab", "from ws1", "policy adaptive", "no broker", "@+0"):
         assert word in text
@@ -58,20 +58,20 @@ def test_the_header_says_whence_and_what() -> None:
 def test_an_agent_that_is_away_is_said_and_all_else_looks_old() -> None:
     paint = painter(BUSY)
     paint.look.world.lost("no agent is running here", NOW + 2)
-    header = "".join(part for part, _ in paint.header(120, NOW + 14, clock_text))
+    header = "".join(part for part, _ in paint.header(120, NOW + 14))
     assert all(fact in header for fact in ("12s", "no agent is running here"))
-    drawn = paint.pane("nodes", 100, 8, NOW + 14, clock_text)
+    drawn = paint.pane("nodes", 100, 8, NOW + 14)
     assert all("stale" in style for line in drawn for _, style in line)
 
 
 def test_before_the_first_answer() -> None:
     paint = painter()
     paint.look.world.agent = {}
-    assert "asking the agent" in "".join(part for part, _ in paint.header(80, NOW, clock_text))
+    assert "asking the agent" in "".join(part for part, _ in paint.header(80, NOW))
 
 
 def test_the_cluster_is_summed_up() -> None:
-    text = pane(painter(BUSY), "cluster", 120, 5)
+    text = pane(painter(BUSY, wide=True), "cluster", 120, 5)
     assert "cpu" in text
     assert "8 / 32" in text
     assert "gpu" in text
@@ -92,7 +92,7 @@ def test_nodes_tell_their_state_in_words() -> None:
     rows = {line.split()[0].strip("│"): line for line in lines[2:7]}
     assert "ws1 *" in rows["ws1"]
     assert "now" in rows["ws1"]
-    assert "● over" in rows["ws1"]
+    assert "over" not in rows["ws1"]
     assert "←" not in rows["ws1"]
     assert "drained" in rows["ws2"]
     assert "2x" in rows["ws2"]
@@ -105,6 +105,14 @@ def test_nodes_tell_their_state_in_words() -> None:
     assert "≈1m30s" in rows["ws5"]
 
 
+def test_load_index_and_region_are_shown_where_they_are_asked_for() -> None:
+    wide = pane(painter(BUSY, wide=True), "nodes", 140, 9).splitlines()
+    assert all(heading in wide[1] for heading in ("LOAD", "REGION"))
+    assert "● over" in next(line for line in wide if "ws1" in line)
+    narrow = pane(painter(BUSY), "nodes", 140, 9).splitlines()[1]
+    assert not any(heading in narrow for heading in ("LOAD", "REGION"))
+
+
 def test_a_node_without_the_directory_of_a_task_says_so() -> None:
     lines = pane(painter(sample(nodes=[node("ws1"), node("ws2", declines=["no directory /data"])])), "nodes", 140, 9)
     assert "no directory" in next(line for line in lines.splitlines() if "ws2" in line)
@@ -112,7 +120,7 @@ def test_a_node_without_the_directory_of_a_task_says_so() -> None:
 
 def test_stale_rows_look_stale() -> None:
     paint = painter(BUSY)
-    drawn = paint.pane("nodes", 140, 9, NOW, clock_text)
+    drawn = paint.pane("nodes", 140, 9, NOW)
     stale = ["stale" in " ".join(style for _, style in line) for line in drawn[2:7]]
     assert stale == [False, False, False, True, True]
 
@@ -157,7 +165,7 @@ def test_events_with_the_newest_at_the_bottom() -> None:
 @each("width", range(0, 200, 7))
 def test_columns_never_need_more_than_there_is(width: int) -> None:
     look = painter(BUSY).look
-    for columns in (node_columns(look, NOW, ascii_only=False), task_columns(look, NOW, ascii_only=False)):
+    for columns in (node_columns(look, NOW, wide=True), task_columns(look, NOW)):
         kept = chosen_columns(columns, width)
         used = sum(size for _, size in kept) + len(kept) - 1
         assert used == width or len(kept) == 1 or used < width
@@ -166,7 +174,7 @@ def test_columns_never_need_more_than_there_is(width: int) -> None:
 def test_the_row_that_is_chosen_can_be_seen_without_colours() -> None:
     paint = painter(BUSY)
     paint.look.focus = "tasks"
-    drawn = paint.pane("tasks", 100, 9, NOW, clock_text)
+    drawn = paint.pane("tasks", 100, 9, NOW)
     assert [line for line in drawn if any("chosen" in style for _, style in line)]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.top.model import EVENTS_KEPT, HISTORY_KEPT, STALE_S, TopModel
-from peerload.top.sample import RecordedSampler
+from peerload.top.model import EVENTS_KEPT, HISTORY_KEPT, STALE_S
 from tests.unit.top.given import GIB, NOW, event, gpu, node, sample, task, world
 
 
@@ -100,17 +99,6 @@ def test_who_runs_for_whom() -> None:
     assert seen.theirs_by_home() == {"ws3": 1, "ws2": 2}
     assert seen.is_guest(seen.guests["ws3/9"])
     assert not seen.is_guest(seen.tasks["ws1/1"])
-
-
-def test_what_was_recorded_is_the_same_as_what_is_live() -> None:
-    samples = [sample(NOW + turn, tasks=[task(f"ws1/{turn}")]) for turn in range(3)]
-    played = RecordedSampler(samples)
-    seen = TopModel()
-    for _ in samples:
-        seen.take(played.look())
-    live = world(*samples)
-    assert seen.tasks == live.tasks
-    assert list(seen.cluster["cpu"]) == list(live.cluster["cpu"])
 
 
 def test_what_tasks_use_is_summed_and_forgotten_when_they_end() -> None:

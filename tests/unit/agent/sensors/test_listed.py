@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.config.configured_devices import configured_devices
+from peerload.config.loader import configured_devices
 from peerload.model.config import DeviceConfig
 from peerload.model.errors import ConfigError
 from tests.each import each

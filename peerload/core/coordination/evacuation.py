@@ -1,0 +1,278 @@
+"""Evacuation: tasks leave this node while it starts nothing, since it is drained, or short of something that every process needs.
+
+Tasks of other homes go home unstarted, running ones run on, and own waiting tasks look for a place elsewhere: a few at a time,
+the others wait for their turn, and those that may run nowhere else until this node starts tasks again. A drain is durable, and
+a fact of the node's profile, so that peers know and say why.
+
+A shortage is room on the disk, inodes, descriptors, processes or memory: an attempt that could not be started for want of one
+of these never started, and so would not the next one. After such a failure the circuit breaker of this node is open: nothing
+starts here, and peers are told why. After a pause, or once something has ended here, it is half open: one attempt is tried, of
+others if no own one waits. If that starts, the breaker is closed; if not, the next pause is twice as long."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from peerload.core.work import HomeTask
+from peerload.model import metrics, timers
+from peerload.model.actions import Answer, PutDrain
+from peerload.model.errors import BadRequest, SlowDown
+
+if TYPE_CHECKING:
+    from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.membership.membership import Membership
+    from peerload.core.membership.own_profile import OwnProfile
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.sharing.information import Information
+    from peerload.core.sharing.sender import Sender
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.home import Home
+    from peerload.core.tasks.queue import WaitingQueue
+    from peerload.core.work import Work
+
+LEAVING_MAX = 64
+"""Own tasks that look for a place at a time."""
+LOOKED_AT_MAX = 256
+"""Waiting tasks that may leave that are looked at for some that can now, after each event."""
+
+
+class TaskEvacuation:
+    """One per node."""
+
+    def __init__(
+        self, state: CoreState, queue: WaitingQueue, membership: Membership, home: Home, sender: Sender
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._membership = membership
+        self._home = home
+        self._sender = sender
+        self._leaving: dict[bytes, HomeTask] = {}
+        self._candidates: deque[tuple[int, HomeTask]] = deque()  # by `Work.order`: one that came back is another
+        self._newest = 0
+
+    def settle(self, reason: str) -> None:
+        """Have the next own tasks look for a place elsewhere, after every event while nothing is started here."""
+        if not self._membership.has_any():
+            return
+        stranded = self._home.stranded
+        for uid in [uid for uid in self._leaving if uid not in stranded]:
+            del self._leaving[uid]  # it has found one, or is over
+        room = LEAVING_MAX - len(self._leaving)
+        if room <= 0:
+            return
+        self._look_for_new()
+        for _ in range(min(LOOKED_AT_MAX, len(self._candidates))):
+            if not room:
+                break
+            order, task = self._candidates.popleft()
+            if task.uid not in self._queue or task.order != order:
+                continue
+            if task.withheld or task.search is not None:
+                self._candidates.append((order, task))  # once that is over
+                continue
+            room -= 1
+            self._leaving[task.uid] = task
+            self._queue.remove(task)
+            self._sender.strand(task, reason)
+
+    def over(self) -> None:
+        """End the evacuation: tasks that have found no place come back."""
+        leaving, self._leaving = self._leaving, {}
+        self._candidates.clear()
+        self._newest = 0
+        for uid, task in leaving.items():
+            if uid in self._home.stranded:
+                self._home.take_out(task)
+                self._home.mediator.task_arrives(task)
+
+    def _look_for_new(self) -> None:
+        """Of what has come since the last look, all that may leave: the higher priority first. The first look is at all
+        that waits."""
+        new = [work for work in self._queue.since(self._newest) if isinstance(work, HomeTask) and self._may_leave(work)]
+        self._candidates.extend((task.order, task) for task in sorted(new, key=_rank))
+        self._newest = max(self._newest, self._queue.newest)
+
+    def _may_leave(self, task: HomeTask) -> bool:
+        placement = task.spec.placement
+        return not placement.local and placement.node != self._state.node
+
+
+def _rank(work: Work) -> tuple[int, int]:
+    return -work.spec.priority, work.order
+
+
+AWAITING_MAX = 1000
+"""Requests that wait until the node is empty."""
+
+
+class NodeDrain:
+    """One per node."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        ledger: Ledger,
+        executor: ExecutorHandoff,
+        own_profile: OwnProfile,
+        information: Information,
+        evacuation: TaskEvacuation,
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._executor = executor
+        self._own_profile = own_profile
+        self._information = information
+        self._evacuation = evacuation
+        self._awaiting: dict[int, None] = {}
+
+    def restore(self, reason: str) -> None:
+        """As it was before the agent's start."""
+        self._set(is_on=True, reason=reason)
+
+    def begin(self, reason: str) -> tuple[int, int]:
+        """→ how many tasks of others went back, and how many run on."""
+        profile = self._state.profile
+        is_news = not profile.drained or profile.drain_reason != reason
+        if is_news:
+            self._state.note("agent", "draining", reason=reason)
+            self._state.persist(PutDrain(reason))
+            self._set(is_on=True, reason=reason)
+        said = f"{self._state.node} is drained" + (f": {reason}" if reason else "")
+        returned = self._executor.give_all_back(said)
+        if is_news:
+            self._information.announce()
+        return returned, len(self._ledger.running)
+
+    def await_empty(self, request: int) -> None:
+        """Answered when nothing runs here, and nothing of others is here any more. `settle` looks."""
+        if not self._state.profile.drained:
+            self._refuse(request)
+        elif len(self._awaiting) >= AWAITING_MAX:
+            error = SlowDown("too many wait for this node to be empty", why=f"at most {AWAITING_MAX} may")
+            self._state.actions.append(Answer(request, error=error))
+        else:
+            self._awaiting[request] = None
+
+    def await_no_more(self, request: int) -> None:
+        """Forget a request whose client is gone."""
+        self._awaiting.pop(request, None)
+
+    def _refuse(self, request: int) -> None:
+        error = BadRequest(f"{self._state.node} is not drained", hint="peerload drain --wait")
+        self._state.actions.append(Answer(request, error=error))
+
+    def end(self) -> None:
+        """End the drain: tasks are taken, and start here, again."""
+        if not self._state.profile.drained:
+            return
+        for request in self._awaiting:
+            self._refuse(request)
+        self._awaiting.clear()
+        self._state.note("agent", "undrained")
+        self._state.persist(PutDrain(None))
+        self._set(is_on=False, reason="")
+        self._evacuation.over()
+        self._information.announce()
+
+    def settle(self) -> None:
+        """After every event while it is on: who waits until the node is empty may have an answer."""
+        if self._awaiting and not self._ledger.running and not self._executor.guests:
+            self._state.actions.extend(Answer(request) for request in self._awaiting)
+            self._awaiting.clear()
+
+    def _set(self, *, is_on: bool, reason: str) -> None:
+        self._own_profile.change(drained=is_on, drain_reason=reason)
+
+
+TROUBLE = "shortage"
+
+
+class ResourceShortage:
+    """One per node. ``reason``: what this node is short of, as far as is known; "" while the breaker is closed."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        own_profile: OwnProfile,
+        executor: ExecutorHandoff,
+        information: Information,
+        evacuation: TaskEvacuation,
+    ) -> None:
+        self._state = state
+        self._own_profile = own_profile
+        self._executor = executor
+        self._information = information
+        self._evacuation = evacuation
+        self.reason = ""
+        self._is_open = False
+        self._is_announced = False
+        self._trial = ""
+        self._pause_s = 0.0
+        self._closed_s = 0.0
+
+    @property
+    def may_start(self) -> bool:
+        """True if an attempt may be started now."""
+        return not self._is_open and not self._trial
+
+    @property
+    def leaves_because(self) -> str:
+        """Why own waiting tasks look for a place elsewhere; "" if they need not."""
+        return f"{self._state.node} cannot start it: {self.reason}" if self._is_open else ""
+
+    def began(self, reason: str) -> None:
+        """Open the breaker: an attempt could not be started for want of something."""
+        if self._is_open:  # it was on its way when another failed
+            return
+        config, now_s = self._state.config, self._state.now.boot_s
+        if not self.reason:
+            self._state.count(metrics.SHORTAGES)
+            self._state.note("launcher", "short", reason=reason)
+            if now_s > self._closed_s + 2 * self._pause_s:  # else it has not really been over
+                self._pause_s = 0.0
+        self._pause_s = min(max(self._pause_s * 2, config.loss_backoff_s), config.loss_backoff_s_max)
+        self.reason = reason
+        self._is_open = True
+        self._trial = ""
+        self._state.set_timer_in(self._pause_s, timers.Shortage())
+        self._announce(reason)
+        self._executor.give_all_back(f"{self._state.node} cannot start it: {reason}")
+
+    def try_again(self) -> None:
+        """The pause is over, or something has ended here and may have given back what was missing."""
+        if self._is_open:
+            self._is_open = False
+            self._state.clear_timer(timers.Shortage())
+            self._evacuation.over()
+
+    def starting(self, key: str) -> None:
+        """Note that this attempt is being started; while the breaker is half open it is the trial."""
+        if self.reason:
+            self._trial = key
+
+    def started(self, key: str) -> None:
+        """Close the breaker if this attempt was the trial: its process has started."""
+        if key == self._trial:
+            self._trial = self.reason = ""
+            self._closed_s = self._state.now.boot_s
+            self._state.note("launcher", "recovered")
+            self._announce("")
+
+    def gone(self, key: str) -> None:
+        """Note that an attempt is not to run here any more: if it was the trial, another one may be."""
+        if key == self._trial:
+            self._trial = ""
+
+    def settle(self) -> None:
+        """After every event: while it is half open and no own task waits, the next offer of others is the trial."""
+        if self.reason and self.may_start:
+            self._announce("")
+
+    def _announce(self, reason: str) -> None:
+        if bool(reason) is self._is_announced:
+            return
+        self._is_announced = bool(reason)
+        self._own_profile.trouble(TROUBLE, f"cannot start tasks: {reason}" if reason else "")
+        self._information.announce()

@@ -1,0 +1,155 @@
+"""Where tasks cost least: candidates, the guard on their finish, and a plan for many tasks at once. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, NamedTuple
+
+from peerload.energy.envelope import slope_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from peerload.model.power import PowerCurve
+
+EXACT_STEPS_MAX = 24_000
+"""Steps of the exact plan; beyond this the cheapest of some greedy ones is taken."""
+MARGINAL_STEPS_MAX = 300
+GREEDY_NODES_MAX = 32
+"""Nodes up to which the greedy plan along the envelope up to the load is tried, too."""
+FINISH_ROUNDING = 1e-9
+
+
+class Candidate(NamedTuple):
+    """Node that would take a task. busy: threads busy there; room: tasks that it would take; threads_max: most threads
+    that tasks may keep busy; wake_s: until it can start one; cpus:
+    cores that it has for tasks."""
+
+    node: str
+    curve: PowerCurve
+    busy: float
+    room: int
+    threads_max: int
+    speed: float = 1.0
+    wake_s: float = 0.0
+    cpus: float = 1.0
+
+    def finish_s(self, work_s: float, cpus: float) -> float:
+        """Time until a task with this work would end here; of one with unknown work (0): of one second, on a node that
+        is awake."""
+        rate = self.speed * self.curve.thread_rate(self.busy + cpus)
+        return work_s / rate + self.wake_s if work_s else 1.0 / rate
+
+    def marginal_j(self, work_s: float, cpus: float) -> float:
+        """The published rule: difference of the watts, times the duration; from all threads busy on that of the last
+        threads."""
+        top = min(self.busy + cpus, float(self.curve.threads))
+        return (self.curve.watts_at(top) - self.curve.watts_at(top - cpus)) * (work_s or 1.0) / self.speed
+
+    def joules(self, work_s: float, cpus: float) -> float:
+        """Along the envelope, with the power at which the node wakes."""
+        slope = slope_at(self.curve, self.busy, self.threads_max)
+        return slope * cpus * (work_s or 1.0) / self.speed
+
+
+def guarded(candidates: Sequence[Candidate], work_s: float, cpus: float, slack: float) -> list[Candidate]:
+    """Candidates where the task would end at most this much later than at the best of them."""
+    finish = [one.finish_s(work_s, cpus) for one in candidates]
+    limit = min(finish, default=0.0) * (1.0 + slack) * (1.0 + FINISH_ROUNDING)
+    return [one for one, ends_s in zip(candidates, finish, strict=True) if ends_s <= limit]
+
+
+def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float) -> list[int]:
+    """How many of so many equal tasks each candidate should get, so that the fleet takes least; as many as there is room
+    for. Exact for small fleets; else the cheapest of the greedy plans by marginal joules and by envelope."""
+    tasks = min(tasks, sum(one.room for one in candidates))
+    costs = [_costs(one, work_s, cpus) for one in candidates]
+    if _exact_steps(candidates, tasks) <= EXACT_STEPS_MAX:
+        return _exact(candidates, tasks, costs)
+    plans = [_by_envelope(candidates, tasks, cpus, whole=True)]
+    if len(candidates) <= GREEDY_NODES_MAX:
+        plans.append(_by_envelope(candidates, tasks, cpus, whole=False))
+    if tasks <= MARGINAL_STEPS_MAX:
+        plans.append(_by_step(candidates, tasks, costs))
+    return min(plans, key=lambda counts: sum(cost(count) for cost, count in zip(costs, counts, strict=True)))
+
+
+def _costs(one: Candidate, work_s: float, cpus: float) -> Callable[[int], float]:
+    """What so many more tasks there cost: joules to do them and what runs there; of unknown work: watts."""
+    curve, base_w = one.curve, one.curve.settled_watts(0)
+
+    def cost(count: int) -> float:
+        busy = one.busy + count * cpus
+        watts = curve.settled_watts(busy) - base_w
+        return watts * work_s / (curve.thread_rate(busy) * one.speed) if work_s and busy else watts
+
+    at_first = cost(0)
+    return lambda count: cost(count) - at_first
+
+
+def _exact_steps(candidates: Sequence[Candidate], tasks: int) -> int:
+    steps, size = 0, 1
+    for one in candidates:
+        steps += size * (min(one.room, tasks) + 1)
+        size = min(size + one.room, tasks + 1)
+    return steps
+
+
+def _exact(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]]) -> list[int]:
+    """Dynamic program over the candidates: best[t] is the least cost of t tasks on those so far."""
+    best, choices = [0.0], []
+    for one, cost in zip(candidates, costs, strict=True):
+        own = [cost(count) for count in range(min(one.room, tasks) + 1)]
+        size = min(len(best) + len(own) - 1, tasks + 1)
+        found, chosen = [float("inf")] * size, [0] * size
+        for before, so_far in enumerate(best):
+            for count, extra in enumerate(own[: size - before]):
+                if so_far + extra < found[before + count]:
+                    found[before + count], chosen[before + count] = so_far + extra, count
+        best = found
+        choices.append(chosen)
+    counts: list[int] = []
+    for chosen in reversed(choices):
+        counts.append(chosen[tasks])
+        tasks -= counts[-1]
+    return counts[::-1]
+
+
+def _by_step(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]]) -> list[int]:
+    """Each task where it adds least."""
+    counts = [0] * len(candidates)
+    heap = [(cost(1), number) for number, cost in enumerate(costs) if candidates[number].room]
+    heapq.heapify(heap)
+    for _ in range(tasks):
+        _, number = heapq.heappop(heap)
+        counts[number] += 1
+        if (count := counts[number]) < candidates[number].room:
+            heapq.heappush(heap, (costs[number](count + 1) - costs[number](count), number))
+    return counts
+
+
+def _by_envelope(candidates: Sequence[Candidate], tasks: int, cpus: float, *, whole: bool) -> list[int]:
+    """Nodes in the order of their joules per unit of work, each filled as far as that is lowest; ``whole``: of the curve up
+    to all that the node takes, else up to what comes."""
+    counts, left = [0] * len(candidates), tasks
+
+    def joules(number: int) -> float:
+        one = candidates[number]
+        most = one.threads_max if whole else min(one.threads_max, max(int(one.busy + tasks * cpus), 1))
+        return slope_at(one.curve, one.busy + counts[number] * cpus, most) / one.speed
+
+    heap = [(joules(number), number) for number, one in enumerate(candidates) if one.room]
+    heapq.heapify(heap)
+    while left and heap:
+        at, number = heapq.heappop(heap)
+        low, high = 1, min(candidates[number].room - counts[number], left)
+        before = counts[number]
+        while low < high:  # as many as cost the same there: the end of the segment
+            middle = (low + high + 1) // 2
+            counts[number] = before + middle - 1
+            low, high = (middle, high) if joules(number) <= at + FINISH_ROUNDING else (low, middle - 1)
+        counts[number] = before + low
+        left -= low
+        if counts[number] < candidates[number].room:
+            heapq.heappush(heap, (joules(number), number))
+    return counts

@@ -1,0 +1,135 @@
+"""Access to the web server: who may look, who may act.
+
+Two secrets lie in files that only their owner can read: with `view.token` one may look, with `token` also cancel, hold and
+drain. A browser gets neither: it brings a code that is valid once and for a short time, and gets a cookie, signed with the
+secret, so that it survives a restart of the server. Over the Unix socket everybody whom its permissions let in may look.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from peerload.model.errors import PeerloadError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peerload.web.http import Request
+
+CODES_MAX = 16
+CODE_S = 120.0
+SESSION_S = 12 * 3600.0
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+TOKEN_BYTES_MAX = 200
+
+
+class Right(enum.IntEnum):
+    """What somebody may do."""
+
+    NOTHING = 0
+    LOOK = 1
+    ACT = 2
+
+
+NAMES = {Right.LOOK: "view.token", Right.ACT: "token"}
+
+
+def secret_of(directory: Path, right: Right) -> str:
+    """The secret for this right, made if there is none. Raises PeerloadError if others could read or change it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / NAMES[right]
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        pass
+    else:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+    for place in (directory, path):
+        status = place.lstat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or place.is_symlink():
+            why = "others can read it, it belongs to another user, or it is a link"
+            raise PeerloadError(f"{place} cannot be trusted", why=why, hint=f"chmod go= {place}")
+    found = path.read_text(encoding="ascii")[:TOKEN_BYTES_MAX].strip()
+    if len(found) < 32:  # noqa: PLR2004 -- shorter than what is written above
+        raise PeerloadError(f"{path} holds no token", hint=f"make another:  rm {path}")
+    return found
+
+
+class Access:
+    """Access control of one server. ``hosts``: the names under which it may be addressed, against DNS rebinding; ``cookie``: the
+    name of its cookie, as browsers do not keep those of different ports apart; is_secure: it is reached by TLS."""
+
+    def __init__(self, directory: Path, hosts: tuple[str, ...], cookie: str, *, is_secure: bool) -> None:
+        self._secrets = {right: secret_of(directory, right) for right in NAMES}
+        self._hosts = (*LOOPBACK_NAMES, *(host.lower() for host in hosts))
+        self._cookie = cookie
+        self._is_secure = is_secure
+        self._codes: dict[str, tuple[float, Right]] = {}
+
+    def is_addressed(self, request: Request) -> bool:
+        """True if the request names this server, and not one whose name was pointed at it."""
+        return request.is_local or request.host in self._hosts
+
+    def is_own_page(self, request: Request) -> bool:
+        """True unless a browser says that another page sends this request."""
+        origin = request.headers.get("origin")
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        if origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
+            return False
+        return site in ("same-origin", "none")
+
+    def right_of(self, request: Request) -> Right:
+        """What the sender of a request may do."""
+        scheme, _, word = request.headers.get("authorization", "").partition(" ")
+        found = self.right_of_token(word.strip()) if scheme.lower() == "bearer" else self._of_cookie(request)
+        return max(found, Right.LOOK if request.is_local else Right.NOTHING)
+
+    def right_of_token(self, word: str) -> Right:
+        """What the bearer of this token may do."""
+        given = word.encode("utf-8", "replace")
+        rights = [right for right, own in self._secrets.items() if hmac.compare_digest(given, own.encode())]
+        return max(rights, default=Right.NOTHING)
+
+    def new_code(self, right: Right) -> str:
+        """A code for one browser."""
+        code = secrets.token_urlsafe(24)
+        self._codes[code] = time.monotonic() + CODE_S, right
+        while len(self._codes) > CODES_MAX:
+            del self._codes[next(iter(self._codes))]
+        return code
+
+    def take_code(self, code: str) -> Right:
+        """What this code was good for. It is good once."""
+        until_s, right = self._codes.pop(code, (0.0, Right.NOTHING))
+        return right if until_s > time.monotonic() else Right.NOTHING
+
+    def cookie_for(self, right: Right) -> tuple[str, str]:
+        """The header that gives a browser this right."""
+        words = f"{int(right)}.{int(time.time() + SESSION_S)}"
+        value = f"{words}.{self._signature(right, words)}"
+        secure = "; Secure" if self._is_secure else ""
+        flags = f"Path=/; Max-Age={SESSION_S:.0f}; HttpOnly; SameSite=Strict{secure}"
+        return "Set-Cookie", f"{self._cookie}={value}; {flags}"
+
+    def _of_cookie(self, request: Request) -> Right:
+        for part in request.headers.get("cookie", "").split(";"):
+            name, _, value = part.strip().partition("=")
+            words, _, signature = value.rpartition(".")
+            number, _, until = words.partition(".")
+            if name == self._cookie and number in ("1", "2") and until.isascii() and until.isdigit():
+                right = Right(int(number))
+                is_ours = hmac.compare_digest(
+                    signature.encode("latin-1", "replace"), self._signature(right, words).encode()
+                )
+                return right if is_ours and int(until) > time.time() else Right.NOTHING
+        return Right.NOTHING
+
+    def _signature(self, right: Right, words: str) -> str:
+        return hmac.new(self._secrets[right].encode(), f"cookie {words}".encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,225 @@
+"""The live feed: what viewers see, as server-sent events. While somebody looks, the agent is asked for its overview once a second,
+however many look; what has changed is encoded once and sent to all.
+
+Each update has a number, which is its event id. A viewer that comes back with the last id that it saw gets the updates since;
+if these are not kept any more, a snapshot of everything. No queue is kept for a viewer: it reads on from its own number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from peerload.model.errors import PeerloadError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from peerload.web.agent_link import AgentLink
+
+EVERY_S = 1.0
+UPDATES_KEPT_MAX = 64
+UPDATES_BYTES_MAX = 8 << 20
+ENDED_MAX = 100
+"""Ended tasks that are shown."""
+EVENTS_MAX = 50
+FINAL = ("done", "failed", "cancelled")
+KEEP_ALIVE_S = 15.0
+RETRY_MS = 1000
+"""Pause of a browser before it comes back."""
+NODE_KEYS = [
+    "node",
+    "state",
+    "load",
+    "region",
+    "slots",
+    "cpus",
+    "cpus_busy",
+    "cpus_foreign",
+    "mem_bytes",
+    "mem_used_bytes",
+    "tasks_running",
+    "tasks_queued",
+    "gpus",
+    "age_s",
+    "drained",
+    "drain_reason",
+    "trouble",
+    "self",
+    "labels",
+]
+ENDED_KEYS = [
+    "id",
+    "name",
+    "user",
+    "state",
+    "node",
+    "home",
+    "gpus",
+    "submitted_at",
+    "started_at",
+    "ended_at",
+    "exit_code",
+    "signal",
+    "reason",
+    "device_names",
+    "gpu_prefer",
+    "gpu_wait",
+]
+TABLES = {"nodes": "node", "tasks": "id", "guests": "id"}
+"""The tables of an overview, and the key of their items."""
+
+
+class LiveFeed:
+    """The state that viewers see and its last changes."""
+
+    def __init__(self, agent: AgentLink) -> None:
+        self._agent = agent
+        self._epoch = secrets.token_hex(4)
+        self._number = 0
+        self._updates: deque[tuple[int, bytes]] = deque()
+        self._updates_bytes = 0
+        self._revision = ""
+        self._tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
+        self._rest: dict[str, Any] = {"ended": [], "counts": {}, "agent": {}, "away": None}
+        self._last_event = 0
+        self._changed = asyncio.Condition()
+        self._viewers = 0
+        self._poll: asyncio.Task[None] | None = None
+        self._snapshot: tuple[int, bytes] = (-1, b"")
+        self._looked_at = 0.0
+
+    async def close(self) -> None:
+        """Stop asking the agent."""
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Everything, not older than a second. Raises PeerloadError if the agent is away."""
+        if time.monotonic() - self._looked_at > EVERY_S:
+            await self._look()
+        if self._rest["away"]:
+            raise PeerloadError(self._rest["away"]["what"], why=self._rest["away"]["why"])
+        return self._everything()
+
+    async def events(self, last_id: str) -> AsyncIterator[bytes]:
+        """Events for one viewer, for ever. last_id: of the last event that it saw, or ""."""
+        self._viewers += 1
+        try:
+            if self._poll is None:
+                await self._look()
+                self._poll = asyncio.get_running_loop().create_task(self._keep_looking())
+            yield f"retry: {RETRY_MS}\n\n".encode()
+            epoch, _, number = last_id.partition("-")
+            seen = int(number) if epoch == self._epoch and number.isascii() and number.isdigit() else -1
+            while True:
+                if not self._has_all_since(seen):
+                    yield self._encoded_snapshot()
+                    seen = self._number
+                for sent, update in list(self._updates):
+                    if sent > seen:
+                        yield update
+                        seen = sent
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_S), self._changed:
+                        await self._changed.wait_for(lambda seen=seen: self._number > seen)  # type: ignore[misc]
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            self._viewers -= 1
+
+    def _has_all_since(self, seen: int) -> bool:
+        oldest = self._updates[0][0] if self._updates else self._number + 1
+        return oldest - 1 <= seen <= self._number
+
+    async def _keep_looking(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._viewers:
+            due_s = loop.time() + EVERY_S
+            await asyncio.sleep(due_s - loop.time())
+            await self._look()
+        self._poll = None
+
+    async def _look(self) -> None:
+        """Ask the agent what has changed, and tell the viewers."""
+        try:
+            told = await self._agent.ask(
+                "overview", since=self._revision, events_after=self._last_event, events_max=EVENTS_MAX
+            )
+            changes = await self._merge(told)
+        except PeerloadError as error:
+            away = {"what": error.what, "why": error.why}
+            changes = {"away": away} if self._rest["away"] != away else {}
+            self._rest["away"] = away
+        self._looked_at = time.monotonic()
+        if not changes:
+            return
+        self._number += 1
+        if "snapshot" in changes:
+            self._updates.clear()
+            self._updates_bytes = 0
+        else:
+            update = self._event("update", changes | {"now": time.time()})
+            self._updates.append((self._number, update))
+            self._updates_bytes += len(update)
+            while len(self._updates) > UPDATES_KEPT_MAX or self._updates_bytes > UPDATES_BYTES_MAX:
+                self._updates_bytes -= len(self._updates.popleft()[1])
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _merge(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Take in an answer → what viewers have to be told; with `snapshot`: everything is new."""
+        changes: dict[str, Any] = {}
+        told["nodes"] = [_brief_node(node) for node in told["nodes"]]
+        for name, key in TABLES.items():
+            table = self._tables[name]
+            if told["complete"]:
+                table.clear()
+            new = [item for item in told[name] if _differs(table.get(item[key]), item)]
+            gone = [item for item in told[f"{name}_gone"] if table.pop(item, None) is not None]
+            table.update({item[key]: item for item in new})
+            changes |= {name: new} if new else {}
+            changes |= {f"{name}_gone": gone} if gone else {}
+        ended = self._rest["ended"]
+        has_ended = any(event["what"] == "task" and event["state"] in FINAL for event in told["events"])
+        if told["complete"] or has_ended or "tasks_gone" in changes:  # some come and end between two looks
+            found = await self._agent.ask("history", limit=ENDED_MAX)
+            ended = [{key: task.get(key) for key in ENDED_KEYS} for task in found["tasks"]]
+        rest = {"ended": ended, "counts": told["counts"], "agent": told["agent"], "away": None}
+        changes |= {key: value for key, value in rest.items() if self._rest[key] != value}
+        self._rest = rest
+        if told["events"]:
+            self._last_event = told["events"][-1]["number"]
+            changes["events"] = told["events"]
+        self._revision = told["revision"]
+        return changes | ({"snapshot": True} if told["complete"] else {})
+
+    def _everything(self) -> dict[str, Any]:
+        return {name: list(table.values()) for name, table in self._tables.items()} | self._rest | {"now": time.time()}
+
+    def _encoded_snapshot(self) -> bytes:
+        if self._snapshot[0] != self._number:
+            self._snapshot = self._number, self._event("snapshot", self._everything())
+        return self._snapshot[1]
+
+    def _event(self, kind: str, data: dict[str, Any]) -> bytes:
+        raw = json.dumps(data, separators=(",", ":"))  # of one line, as an event's data has to be
+        return f"id: {self._epoch}-{self._number}\nevent: {kind}\ndata: {raw}\n\n".encode("utf-8", "replace")
+
+
+def _brief_node(node: dict[str, Any]) -> dict[str, Any]:
+    brief = {key: node.get(key) for key in NODE_KEYS}
+    for key in ("load", "cpus_busy", "cpus_foreign", "age_s"):
+        if isinstance(value := brief[key], float):
+            brief[key] = round(value, 2)
+    return brief
+
+
+def _differs(known: dict[str, Any] | None, item: dict[str, Any]) -> bool:
+    """True if an item is new. This node is told in every answer, although it may be as it was."""
+    return known is None or known != item

@@ -1,0 +1,174 @@
+"""The web server of one agent: where it listens, and its life. On loopback over plain HTTP, at a Unix socket, elsewhere with TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import ipaddress
+import json
+import logging
+import os
+import signal
+import ssl
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from peerload.model.errors import ConfigError
+from peerload.web.access import LOOPBACK_NAMES, Access, Right, secret_of
+from peerload.web.agent_link import AgentLink
+from peerload.web.http import HttpServer
+from peerload.web.live import LiveFeed
+from peerload.web.routes import Routes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEADERS = (("X-Content-Type-Options", "nosniff"), ("Cross-Origin-Resource-Policy", "same-origin"))
+PORT_DEFAULT = 7118
+log = logging.getLogger("peerload.web")
+
+
+class WebSettings(NamedTuple):
+    """Settings of one server. listen: HOST:PORT, or the path of a Unix socket; tokens: directory of its secrets; hosts: names under
+    which it may be addressed besides; certificate, key: PEM files for TLS, "": none."""
+
+    socket: str
+    listen: str
+    tokens: Path
+    hosts: tuple[str, ...] = ()
+    certificate: str = ""
+    key: str = ""
+
+    @property
+    def is_unix(self) -> bool:
+        """True if it listens at a Unix socket."""
+        return "/" in self.listen
+
+    def address(self) -> tuple[str, int]:
+        """Host and port. Raises ConfigError."""
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65_535:  # noqa: PLR2004 -- ports
+            hint = f"127.0.0.1:{PORT_DEFAULT}, or the path of a socket"
+            raise ConfigError("web.listen", f"{self.listen!r} is no address", hint=hint)
+        host = host.strip("[]")
+        if not _is_loopback(host) and not self.certificate:
+            why = "only this machine is served without TLS"
+            hint = (
+                "give a certificate:  --tls-cert FILE --tls-key FILE        or tunnel:  ssh -L 7118:127.0.0.1:7118 HOST"
+            )
+            raise ConfigError("web.listen", f"{self.listen} is not loopback", why=why, hint=hint)
+        return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+async def serve(settings: WebSettings, ready: Callable[[str, Access], None]) -> None:
+    """Serve until SIGTERM or SIGINT. ready: told the URL and the access control once it listens. Raises PeerloadError."""
+    tls = None
+    if settings.certificate:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            tls.load_cert_chain(settings.certificate, settings.key or None)
+        except OSError as error:
+            raise ConfigError("web.tls_cert", "the certificate cannot be used", why=str(error)) from None
+    host, port = ("", 0) if settings.is_unix else settings.address()
+    hosts = (*settings.hosts, *(() if host in ("", "0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)))  # noqa: S104
+    access = Access(
+        settings.tokens, hosts, f"peerload_{zlib.crc32(bytes(settings.tokens)):x}", is_secure=tls is not None
+    )
+    agent = AgentLink(settings.socket)
+    feed = LiveFeed(agent)
+    scheme = "https" if tls is not None else "http"
+    routes = Routes(agent, access, feed, port=port, scheme=scheme)
+    server = HttpServer(routes.answer, HEADERS)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    connected = server.serve(is_local=settings.is_unix)
+    try:
+        if settings.is_unix:
+            listener = await _listen_unix(settings.listen, connected)
+            where = settings.listen
+        else:
+            listener = await asyncio.start_server(connected, host, port, ssl=tls)
+            port = listener.sockets[0].getsockname()[1]
+            routes.port = port
+            name = f"[{host}]" if ":" in host else host
+            where = f"{scheme}://{LOOPBACK_NAMES[0] if name == 'localhost' else name}:{port}/"
+    except OSError as error:
+        hint = "another web server may be there:  peerload web --open        another place:  --listen 127.0.0.1:0"
+        raise ConfigError(
+            "web.listen", f"cannot listen at {settings.listen}", why=error.strerror or "", hint=hint
+        ) from None
+    ready(where, access)
+    await stopped.wait()
+    listener.close()
+    await server.close()
+    await feed.close()
+    if settings.is_unix:
+        with contextlib.suppress(OSError):
+            os.unlink(settings.listen)  # noqa: PTH108 -- as below
+
+
+async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.Server:
+    """Listen at a socket that the user and the group may use; a socket that nobody listens at is replaced."""
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.close()
+    except ConnectionRefusedError:
+        os.unlink(path)  # noqa: PTH108 -- a word of the user
+    except FileNotFoundError:
+        pass
+    old = os.umask(0o117)
+    try:
+        return await asyncio.start_unix_server(connected, path)  # type: ignore[arg-type]
+    finally:
+        os.umask(old)
+
+
+def settings(socket: str, listen: str, tokens: str, hosts: tuple[str, ...], certificate: str, key: str) -> WebSettings:
+    """The settings of a server. Raises ConfigError."""
+    made = WebSettings(socket, listen, Path(tokens), hosts, certificate, key)
+    if not made.is_unix:
+        made.address()
+    return made
+
+
+def run(settings: WebSettings, told: Callable[[str], object]) -> int:
+    """Serve until told to stop. told: gets the URL of one visit, once."""
+    logging.basicConfig(format="%(levelname)s %(message)s")
+
+    def ready(where: str, access: Access) -> None:
+        told(where if settings.is_unix else f"{where}login?code={access.new_code(Right.ACT)}")
+
+    asyncio.run(serve(settings, ready))
+    return 0
+
+
+def running(settings: WebSettings) -> str:
+    """The URL of one visit to the server that runs with these settings already; "" if none does."""
+    if settings.is_unix:
+        return ""
+    host, port = settings.address()
+    token = secret_of(settings.tokens, Right.ACT)
+    kind = http.client.HTTPSConnection if settings.certificate else http.client.HTTPConnection
+    connection = kind(host, port, timeout=5)
+    try:
+        connection.request("POST", "/api/v1/codes", headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        body = answer.read(1 << 16)
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+    if answer.status != http.HTTPStatus.OK:
+        return ""
+    scheme = "https" if settings.certificate else "http"
+    return f"{scheme}://{host}:{port}/login?code={json.loads(body)['code']}"

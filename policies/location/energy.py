@@ -1,0 +1,147 @@
+"""Placement by load and by energy: every candidate is compared, from its power curve and its newest report ([HPE24])."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.energy.plan import Candidate, guarded, plan
+from peerload.model.power import estimated_curve
+from peerload.policy.api import Keep, Probe, Transfer
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from peerload.model.load import LoadReport
+    from peerload.policy.api import NodeView, Reply, TaskView
+
+ROUNDING = 1e-9
+Probes = Annotated[int, Meta(ge=1, le=64, description="nodes asked in one search at most")]
+
+
+class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks the nodes that may have room, all at once, and gives the task to the best of those that accept, its home
+    included. The decision holds for tasks that their home cannot run, too, and no receiver undoes it."""
+
+    places_all = True
+
+    probes: Probes = 16
+
+    def locate(
+        self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
+    ) -> Probe | Transfer | Keep:
+        """Ask once, then choose."""
+        del rng
+        last = {reply.node: reply for reply in replies}  # a refusal overrides the answer before
+        asked = () if replies else self._to_ask(view)
+        if asked:
+            return Probe(asked)
+        loads: dict[str, LoadReport | None] = {
+            name: reply.report for name, reply in last.items() if reply.accepts and reply.report and view.profile(name)
+        }
+        here = view.node
+        if view.starts_here:
+            loads[here] = None
+        if not loads:
+            return Keep("no node has room for it now")
+        if task.request.gpus:
+            own = view.load_tasks / max(view.slots, 1)
+            shares = {name: told.load_tasks / max(told.slots, 1) if told else own for name, told in loads.items()}
+            best = min(sorted(shares), key=lambda name: shares[name])
+        else:
+            cpus = task.request.cpus
+            best = self._best(view, task, [_candidate(view, loads[name], name, cpus) for name in sorted(loads)])
+        return Keep("this node is the best for it") if best == here else Transfer(best)
+
+    def _to_ask(self, view: NodeView) -> tuple[str, ...]:
+        """Nodes without a report, or with one that says that there is room; then the others."""
+        known = {peer: view.report(peer) for peer in view.peers}
+        full = [peer for peer, told in known.items() if told is not None and not told.report.accepts]
+        return tuple(sorted(known, key=lambda peer: (peer in full, peer))[: self.probes])
+
+    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
+        raise NotImplementedError
+
+
+class LeastLoaded(_Compared, frozen=True, forbid_unknown_fields=True):
+    """The node with the fewest tasks per slot gets the task; of equal ones the first by name.
+
+    Good: every task gets as much of a node as there is; the yardstick for energy.
+    Bad: keeps every node awake, and efficient nodes as empty as others.
+    """
+
+    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
+        del view, task
+        return min(candidates, key=lambda one: one.busy / one.cpus).node
+
+
+class LastStep(_Compared, frozen=True, forbid_unknown_fields=True):
+    """The published rule: the node on which one more task raises the power least, times how long it takes there.
+
+    Good: simple, and close to the best where most nodes are busy.
+    Bad: power curves are S-shaped, so an idle efficient node looks dear and is avoided.
+    """
+
+    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
+        work_s, cpus = task.expected_s * view.speed, task.request.cpus
+        return min(candidates, key=lambda one: one.marginal_j(work_s, cpus)).node
+
+
+class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True):
+    """Of the nodes on which the task ends at most ``slack`` later than on the quickest, the one where it costs least:
+    tasks that come one by one along the lower convex envelope of the power curves, more than run by a plan for all.
+
+    Good: near the optimum, with nodes that sleep, too; nobody waits for a cheap node while another has room.
+    Bad: as good as the power curves are: ``peerload power profile`` measures them.
+    """
+
+    slack: Annotated[float, Meta(ge=0.0, le=10.0, description="share by which a task may end later to save energy")] = (
+        0.10
+    )
+
+    @cached_property
+    def _planned(self) -> dict[str, float]:
+        """Tasks still to go to each node by the plan for those that wait; ``""``: how many will wait next, ``work``: of each."""
+        return {}
+
+    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
+        work_s, cpus, planned = task.expected_s * view.speed, task.request.cpus, self._planned
+        slack = self.slack if task.slack is None else task.slack
+        allowed = guarded(candidates, work_s, cpus, slack)
+        backlog = view.backlog
+        chosen = (
+            [one for one in allowed if planned.get(one.node)]
+            if (planned.get(""), planned.get("work")) == (backlog, work_s)
+            else []
+        )
+        if not chosen:
+            more_come = 0 < planned.get("", 0) < backlog
+            planned.clear()
+            if more_come or backlog > max(1.0, sum(one.busy for one in candidates) / cpus):
+                counts = plan(allowed, backlog, work_s, cpus)
+                planned.update((one.node, count) for one, count in zip(allowed, counts, strict=True) if count)
+                chosen = [one for one in allowed if planned.get(one.node)]
+        best = min(chosen or allowed, key=lambda one: one.joules(work_s, cpus)).node
+        if chosen:
+            planned[best] -= 1
+            planned[""], planned["work"] = backlog - 1, work_s
+        return best
+
+
+def _candidate(view: NodeView, report: LoadReport | None, name: str, cpus: float) -> Candidate:
+    """Node with its power curve, or a guess where it has told none, and what keeps it busy. report: None for this node."""
+    profile = view.profile(name)
+    assert profile is not None
+    curve = profile.power or estimated_curve(round(profile.cpus))
+    if report is None:
+        busy = view.cpus_started + view.cpus_foreign
+    else:
+        busy = report.load_tasks * profile.cpus / max(profile.slots, 1)
+    top = curve.threads_under_cap(profile.cpus)
+    room = max(int((top - busy) / cpus + ROUNDING), 1)
+    wake_s = curve.wake_s if report is not None and report.is_asleep else 0.0
+    return Candidate(name, curve, busy, room, max(int(top), 1), profile.speed, wake_s, max(profile.cpus, 1e-9))

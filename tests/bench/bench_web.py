@@ -1,0 +1,67 @@
+"""CPU and memory of the web server: VIEWERS viewers of NODES nodes that all change each second. `python tests/bench/bench_web.py`"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from peerload.web.access import Access
+from peerload.web.http import HttpServer
+from peerload.web.live import LiveFeed
+from peerload.web.routes import Routes
+
+VIEWERS, NODES, SECONDS = 20, 300, 15
+NODE = dict.fromkeys(
+    ("load", "region", "slots", "cpus", "mem_bytes", "mem_used_bytes", "tasks_running", "tasks_queued", "trouble"), 1
+)
+
+
+class ChangingAgent:
+    """Tells of NODES nodes, each of which has changed."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    async def ask(self, verb: str, **_fields: object) -> dict[str, Any]:
+        """The overview."""
+        self._number += 1
+        more = {"state": "alive", "gpus": [], "age_s": 0.1, "cpus_busy": self._number * 1.5}
+        nodes = [NODE | more | {"node": f"node{n}", "self": n == 0} for n in range(NODES)]
+        empty: dict[str, Any] = {
+            key: [] for key in ("nodes_gone", "tasks", "tasks_gone", "guests", "guests_gone", "events")
+        }
+        told = {"nodes": nodes, "revision": "x", "complete": self._number == 1, "agent": {}, "counts": {}}
+        return empty | told if verb == "overview" else {"tasks": []}
+
+
+async def main() -> None:
+    """Measure in this process: the viewers are others."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        agent: Any = ChangingAgent()
+        feed = LiveFeed(agent)
+        access = Access(Path(directory) / "web", (), "c", is_secure=False)
+        server = HttpServer(Routes(agent, access, feed, port=0, scheme="http").answer)
+        listener = await asyncio.start_unix_server(server.serve(is_local=True), f"{directory}/s")
+        words = ("-sN", "-o", "/dev/null", "--unix-socket", f"{directory}/s", "http://x/api/v1/events")
+        viewers = [await asyncio.create_subprocess_exec("curl", *words) for _ in range(VIEWERS)]
+        await asyncio.sleep(2)
+        before_s, began_s = time.process_time(), time.monotonic()
+        await asyncio.sleep(SECONDS)
+        share = (time.process_time() - before_s) / (time.monotonic() - began_s)
+        mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        sys.stdout.write(f"{VIEWERS} viewers, {NODES} nodes, 1 Hz: {share:.1%} of a core, {mib:.1f} MiB\n")
+        for viewer in viewers:
+            viewer.kill()
+            await viewer.wait()
+        listener.close()
+        await server.close()
+        await feed.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,241 @@
+"""The web server without an agent: access, limits of HTTP, live feed, text of /metrics; dashboard and alerts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from peerload.model import metrics
+from peerload.model.errors import AgentUnavailable, PeerloadError
+from peerload.web import exposition
+from peerload.web.access import Access, Right, secret_of
+from peerload.web.http import HttpServer, Request
+from peerload.web.live import LiveFeed
+from peerload.web.routes import Routes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+NAMES = {value for key, value in vars(metrics).items() if key.isupper()}
+HISTOGRAM = {"bounds": [0.1, 1.0], "counts": [1, 2, 3], "sum": 12.5}
+
+
+class FakeAgent:
+    """Answers each verb by a function of the test."""
+
+    def __init__(self, **answers: Callable[[], dict[str, Any]]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, dict[str, object]]] = []
+
+    async def ask(self, verb: str, **fields: object) -> dict[str, Any]:
+        self.asked.append((verb, fields))
+        return self.answers[verb]()
+
+
+def request(path: str, method: str = "GET", *, is_local: bool = False, body: bytes = b"", **headers: Any) -> Request:
+    given = {"host": "127.0.0.1:7118"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    plain, _, query = path.partition("?")
+    return Request(method, plain, dict(pair.split("=", 1) for pair in query.split("&") if pair), given, body, is_local)
+
+
+def access_in(directory: Path) -> Access:
+    return Access(directory / "web", ("box",), "peerload_7118", is_secure=False)
+
+
+def routes(directory: Path, agent: Any) -> Routes:
+    return Routes(agent, access_in(directory), LiveFeed(agent), port=7118, scheme="http")
+
+
+def bearer(directory: Path, right: Right) -> str:
+    return f"Bearer {secret_of(directory / 'web', right)}"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/http_sd", "/api/v1/cluster", "/api/v1/tasks/n1/1", "/api/v1/events"])
+def test_nothing_is_told_without_a_token(tmp_path: Path, path: str) -> None:
+    agent = FakeAgent()
+    wrong: tuple[dict[str, Any], ...] = ({}, {"authorization": "Bearer x"}, {"cookie": "peerload_7118=2.9999999999.00"})
+    for headers in wrong:
+        assert asyncio.run(routes(tmp_path, agent).answer(request(path, **headers))).status == 401
+    assert not agent.asked
+
+
+def test_another_name_is_refused(tmp_path: Path) -> None:
+    served = routes(tmp_path, FakeAgent())
+    assert asyncio.run(served.answer(request("/", host="evil.example:7118"))).status == 421
+    for name in ("BOX:1", "localhost", "[::1]:7118"):
+        assert asyncio.run(served.answer(request("/", host=name))).status == 200
+
+
+def test_a_code_is_good_once_and_gives_a_cookie(tmp_path: Path) -> None:
+    access = access_in(tmp_path)
+    code = access.new_code(Right.LOOK)
+    assert (access.take_code(code), access.take_code(code)) == (Right.LOOK, Right.NOTHING)
+    name, value = access.cookie_for(Right.LOOK)
+    cookie = value.partition(";")[0]
+    assert name == "Set-Cookie"
+    assert {"HttpOnly", "SameSite=Strict"} <= {part.strip() for part in value.split(";")}
+    again = access_in(tmp_path)  # a restarted server
+    assert again.right_of(request("/", cookie=f"other=1; {cookie}")) is Right.LOOK
+    assert again.right_of(request("/", cookie=cookie.replace("=1.", "=2."))) is Right.NOTHING
+
+
+def test_who_may_look_may_not_act(tmp_path: Path) -> None:
+    agent = FakeAgent(cancel=lambda: {"cancelled": ["n1/1"]})
+    served = routes(tmp_path, agent)
+
+    def cancel(**headers: Any) -> int:
+        return asyncio.run(served.answer(request("/api/v1/tasks/n1/1/cancel", "POST", **headers))).status
+
+    assert cancel(authorization=bearer(tmp_path, Right.LOOK)) == 403
+    act = bearer(tmp_path, Right.ACT)
+    assert cancel(authorization=act, origin="http://evil.example") == 403
+    assert cancel(authorization=act, sec_fetch_site="cross-site") == 403
+    assert not agent.asked
+    assert cancel(authorization=act, origin="http://127.0.0.1:7118") == 200
+    assert agent.asked == [("cancel", {"tasks": ["n1/1"]})]
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    access_in(tmp_path)
+    (tmp_path / "web" / "token").chmod(0o644)
+    with pytest.raises(PeerloadError):
+        access_in(tmp_path)
+
+
+def test_an_agent_that_is_away_is_503(tmp_path: Path) -> None:
+    def away() -> dict[str, Any]:
+        raise AgentUnavailable("away")
+
+    served = routes(tmp_path, FakeAgent(stats=away))
+    assert asyncio.run(served.answer(request("/metrics", is_local=True))).status == 503
+
+
+def test_the_page_runs_nothing_that_its_policy_does_not_name(tmp_path: Path) -> None:
+    answer = asyncio.run(routes(tmp_path, FakeAgent()).answer(request("/")))
+    policy = dict(answer.headers)["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'")
+    page = answer.body.decode()
+    assert len(answer.body) < 80_000
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\bon\w+=|style=|https?://(?!www\.w3\.org)", page
+    )
+
+
+def overview(number: int, *, complete: bool = False, tasks: tuple[str, ...] = ()) -> dict[str, Any]:
+    empty: dict[str, Any] = {
+        key: [] for key in ("nodes", "nodes_gone", "tasks_gone", "guests", "guests_gone", "events")
+    }
+    more = {"revision": str(number), "complete": complete, "agent": {}, "counts": {}}
+    return empty | more | {"tasks": [{"id": name} for name in tasks]}
+
+
+def test_a_viewer_that_comes_back_misses_nothing_and_gets_nothing_twice() -> None:
+    answers = [overview(1, complete=True, tasks=("a",)), *(overview(n, tasks=(f"t{n}",)) for n in range(2, 5))]
+    agent = FakeAgent(overview=lambda: answers.pop(0), history=lambda: {"tasks": []})
+
+    async def seen(feed: LiveFeed, last: str, count: int) -> list[str]:
+        stream = feed.events(last)
+        await anext(stream)  # retry:
+        found = [(await anext(stream)).decode() for _ in range(count)]
+        await stream.aclose()  # type: ignore[attr-defined]
+        return found
+
+    async def scenario() -> None:
+        feed = LiveFeed(agent)  # type: ignore[arg-type]
+        feed._poll = asyncio.current_task()  # the test looks itself
+        await feed._look()
+        (first,) = await seen(feed, "", 1)
+        assert "event: snapshot" in first
+        last = re.search(r"id: (\S+)", first)
+        assert last is not None
+        for _ in range(3):
+            await feed._look()
+        updates = await seen(feed, last[1], 3)
+        assert [re.findall(r'"id":"(\w+)"', update) for update in updates] == [["t2"], ["t3"], ["t4"]]
+        (fresh,) = await seen(feed, "of-another-server", 1)
+        assert len(re.findall(r'"id":"(\w+)"', fresh)) == 4
+
+    asyncio.run(scenario())
+
+
+def test_bad_requests_are_refused_and_a_bug_is_500() -> None:
+    async def answer(_request: Request) -> Any:
+        raise ValueError("a bug")
+
+    async def sent(path: str, raw: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(raw)
+        writer.write_eof()
+        found = await reader.read()
+        writer.close()
+        return found
+
+    async def scenario() -> None:
+        server = HttpServer(answer)
+        path = str(Path(directory) / "s")
+        listener = await asyncio.start_unix_server(server.serve(is_local=True), path)
+        assert b" 500 " in (await sent(path, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).splitlines()[0]
+        for raw, status in (
+            (b"\x16\x03\x01\r\n\r\n", b" 400 "),
+            (b"GET / HTTP/1.1\r\n\r\n", b" 400 "),
+            (b"GET /" + b"a" * 20_000, b" 431 "),
+            (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n" + b"a" * 99_999, b" 413 "),
+        ):
+            assert status in (await sent(path, raw)).splitlines()[0]
+        listener.close()
+        await server.close()
+
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="pl-") as directory:  # the path of a socket is short
+        asyncio.run(scenario())
+
+
+def stats() -> dict[str, Any]:
+    rules = {metrics.labelled(metrics.SECURITY_EVENTS, rule=f"R{n}"): n for n in range(400)}
+    return {
+        "counters": {metrics.TASKS_SUBMITTED: 7, **rules},
+        "gauges": {metrics.labelled(metrics.TASKS, state="queued"): 3, metrics.AGENT_CPU: 1.5},
+        "histograms": {metrics.COMMIT_TIME: HISTOGRAM},
+    }
+
+
+def test_metrics_are_bounded_and_described() -> None:
+    told = exposition.text(stats()).decode()
+    series = [line for line in told.splitlines() if line and not line.startswith("#")]
+    assert len(series) <= exposition.SERIES_MAX
+    assert 'peerload_tasks{state="queued"} 3.0' in series
+    assert "peerload_tasks_submitted_total 7.0" in series
+    assert "peerload_agent_cpu_seconds_total 1.5" in series
+    assert 'peerload_commit_seconds_bucket{le="+Inf"} 6.0' in series
+    assert set(exposition.meanings()) == NAMES | {exposition.LEFT_OUT}
+
+
+def promtool(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not here (apt-get install prometheus)")
+    return subprocess.run([found, *words], input=given, capture_output=True, timeout=60, check=False)
+
+
+def test_promtool_has_no_objection() -> None:
+    checked = promtool("check", "metrics", given=exposition.text(stats()))
+    assert (checked.returncode, checked.stderr) == (0, b"")
+    rules = promtool("check", "rules", str(DEPLOY / "prometheus-alerts.yml"))
+    assert rules.returncode == 0, rules.stderr
+
+
+def test_dashboard_and_alerts_use_metrics_that_exist() -> None:
+    dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    text = json.dumps(dashboard) + (DEPLOY / "prometheus-alerts.yml").read_text(encoding="utf-8")
+    used = {name.removesuffix("_bucket") for name in re.findall(r"peerload_([a-z_]+)", text)}
+    assert used <= NAMES
+    assert len(dashboard["panels"]) > 15
