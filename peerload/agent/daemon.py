@@ -115,7 +115,7 @@ from peerload.model import events, metrics
 from peerload.model.config import CoreConfig
 from peerload.model.errors import SlowDown, StoreError
 from peerload.model.gossip import PRESETS
-from peerload.model.messages import BlocksRequest, Identity, OutputRequest
+from peerload.model.messages import BlocksRequest, Identity, Message, OutputRequest
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.security import cluster_dir, node_identity_file
@@ -131,6 +131,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.peers.streams import PieceServer
     from peerload.agent.store.recovery import Recovered
     from peerload.agent.systemd.service import Load
     from peerload.model.config import AgentConfig
@@ -426,7 +427,10 @@ class Daemon:
         )
         launcher.report_to(self.launcher_events.received)
         links.report_to(peer_events)
-        pieces = {OutputRequest: output.serve_output, BlocksRequest: files.transfer.serve}
+        pieces: dict[type[Message], PieceServer] = {
+            OutputRequest: output.serve_output,
+            BlocksRequest: files.transfer.serve,
+        }
         links.streams.serve(pieces, self.stdin_server, self.forward_server)
 
     # -- start and stop ------------------------------------------------------------------------------------------------
