@@ -23,6 +23,7 @@ import msgpack
 
 from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
+from peerload.model.task import TaskSpec
 from tests.integration import forks
 from tests.support import cluster_of, wait_until
 
@@ -206,10 +207,13 @@ class Agent:
         with self.client() as client:
             return client.call(verb, **fields)
 
-    def submit(self, *argv: str | bytes, token: str = "", array: Iterable[object] = (), **fields: object) -> str:
+    def submit(
+        self, *argv: str | bytes, token: str = "", array: Iterable[object] = (), held: bool = False, **fields: object
+    ) -> str:
         """Queue a command → its id. ``fields`` are those of a spec: placement, time_limit_s, …"""
+        assert fields.keys() <= set(TaskSpec.__struct_fields__), "the agent ignores a field that it does not know"
         spec = self.cluster.spec(*argv, **fields)
-        reply = self.call("submit", token=token or secrets.token_hex(16), spec=spec, array=list(array))
+        reply = self.call("submit", token=token or secrets.token_hex(16), spec=spec, array=list(array), held=held)
         assert isinstance(reply["id"], str)
         return reply["id"]
 
