@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -37,6 +38,7 @@ UP_S_MAX = 60.0
 GONE_S_MAX = 60.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 SHORT_LEASE_S = 2
+_WAITS = re.compile(rb"peerload: \S+ waits: [^\n]*\n|  more:  peerload why \S+\n")
 
 
 @functools.cache
@@ -47,6 +49,11 @@ def program() -> tuple[str, ...]:
         return tuple(isolated)
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from peerload.cli.main import main; sys.exit(main())"
     return (sys.executable, "-I", "-c", start)
+
+
+def without_waits(said: bytes) -> bytes:
+    """Output of `run` without its notice that the task waits, which it prints if some seconds pass before the start."""
+    return _WAITS.sub(b"", said)
 
 
 def is_alive(pid: int) -> bool:
