@@ -1,11 +1,13 @@
-"""What every test may use: waiting without sleeping, free ports, clusters to be a member of, and whether a process may
-execute."""
+"""What every test may use: waiting without sleeping, ports and addresses of its own, clusters to be a member of, and
+whether a process may execute."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
+import ipaddress
+import os
 import shutil
 import socket
 import tempfile
@@ -45,12 +47,9 @@ def wait_until(predicate: Callable[[], object], timeout_s: float = PATIENCE_S, w
         pause.wait(0.02)
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody used a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def own_loopback() -> str:
+    """A loopback address that is of this process alone: nobody else takes a port of it that is free."""
+    return str(ipaddress.IPv4Address("127.64.0.0") + os.getpid())
 
 
 @contextlib.contextmanager

@@ -173,7 +173,7 @@ def viewer_share(window_s: float, rounds: int, *, news: bool) -> list[float]:
     agent = FakeAgent(directory)
     agent.handlers["overview"] = lambda request, reply: reply.ok(**played(request, news=news))
     agent.answer("info", node="node000")
-    agent.answer("history", tasks=[], truncated=False, damaged=[])
+    agent.answer("tasks", tasks=[])
     agent.answer("output", id="node000/1", state="running", stdout_bytes=0, stderr_bytes=0)
     try:
         with viewer(agent.path) as pid:

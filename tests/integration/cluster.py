@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,6 +24,7 @@ import msgpack
 
 from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
+from peerload.model.task import TaskSpec
 from tests.integration import forks
 from tests.support import cluster_of, wait_until
 
@@ -36,6 +38,7 @@ UP_S_MAX = 60.0
 GONE_S_MAX = 60.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 SHORT_LEASE_S = 2
+_WAITS = re.compile(rb"peerload: \S+ waits: [^\n]*\n|  more:  peerload why \S+\n")
 
 
 @functools.cache
@@ -46,6 +49,11 @@ def program() -> tuple[str, ...]:
         return tuple(isolated)
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from peerload.cli.main import main; sys.exit(main())"
     return (sys.executable, "-I", "-c", start)
+
+
+def without_waits(said: bytes) -> bytes:
+    """Output of `run` without its notice that the task waits, which it prints if some seconds pass before the start."""
+    return _WAITS.sub(b"", said)
 
 
 def is_alive(pid: int) -> bool:
@@ -206,10 +214,13 @@ class Agent:
         with self.client() as client:
             return client.call(verb, **fields)
 
-    def submit(self, *argv: str | bytes, token: str = "", array: Iterable[object] = (), **fields: object) -> str:
+    def submit(
+        self, *argv: str | bytes, token: str = "", array: Iterable[object] = (), held: bool = False, **fields: object
+    ) -> str:
         """Queue a command → its id. ``fields`` are those of a spec: placement, time_limit_s, …"""
+        assert fields.keys() <= set(TaskSpec.__struct_fields__), "the agent ignores a field that it does not know"
         spec = self.cluster.spec(*argv, **fields)
-        reply = self.call("submit", token=token or secrets.token_hex(16), spec=spec, array=list(array))
+        reply = self.call("submit", token=token or secrets.token_hex(16), spec=spec, array=list(array), held=held)
         assert isinstance(reply["id"], str)
         return reply["id"]
 

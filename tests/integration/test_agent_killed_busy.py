@@ -56,7 +56,6 @@ def ends(agent: Agent, array: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.timeout(180)
 def test_an_agent_is_killed_with_fifty_running_tasks_and_none_is_disturbed(cluster: Cluster) -> None:
     ledger = cluster.directory / "beats"
     ledger.touch()

@@ -60,7 +60,6 @@ def most_at_a_time(ledger: Path) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_a_group_of_two_over_three_nodes_never_has_more_at_work(cluster: Cluster) -> None:
     home, other, _ = cluster.linked(3, slots=2)
     ledger = cluster.directory / "ledger"
@@ -79,7 +78,6 @@ def test_a_group_of_two_over_three_nodes_never_has_more_at_work(cluster: Cluster
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 def test_a_chain_over_three_homes_with_kills_in_between(cluster: Cluster) -> None:
     agents = cluster.linked(3)
     ledger = cluster.directory / "ledger"
@@ -107,7 +105,6 @@ def test_a_chain_over_three_homes_with_kills_in_between(cluster: Cluster) -> Non
         assert order.index((before, "stop")) < order.index((after, "start"))
 
 
-@pytest.mark.timeout(120)
 def test_a_failure_cancels_what_needed_its_success_on_another_home(cluster: Cluster) -> None:
     one, two = cluster.linked(2)
     ledger = cluster.directory / "ledger"
@@ -126,7 +123,6 @@ def test_a_failure_cancels_what_needed_its_success_on_another_home(cluster: Clus
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_a_home_that_is_away_is_waited_for_and_one_that_is_forgotten_holds_what_waits(cluster: Cluster) -> None:
     one, two = cluster.linked(2)
     ledger = cluster.directory / "ledger"
@@ -145,7 +141,6 @@ def test_a_home_that_is_away_is_waited_for_and_one_that_is_forgotten_holds_what_
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_retries_count_attempts_across_nodes_and_restarts_and_keep_the_last_output(cluster: Cluster) -> None:
     home, _ = cluster.linked(2)
     count = cluster.directory / "count"
@@ -164,7 +159,6 @@ def test_retries_count_attempts_across_nodes_and_restarts_and_keep_the_last_outp
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_the_time_limit_counts_for_each_attempt_and_each_member(cluster: Cluster) -> None:
     home, _ = cluster.linked(2)
     spec = cluster.spec("sleep", "600", placement={"node": "n2"}, time_limit_s=0.5)
@@ -175,7 +169,6 @@ def test_the_time_limit_counts_for_each_attempt_and_each_member(cluster: Cluster
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_priority_reaches_what_another_node_has_queued(cluster: Cluster) -> None:
     home = cluster.agent("n1", slots=1)
     there = cluster.agent("n2", "--peer", home.listen, slots=1)
@@ -196,7 +189,6 @@ def test_a_priority_reaches_what_another_node_has_queued(cluster: Cluster) -> No
     assert ledger.read_text().split() == [first, third, second]
 
 
-@pytest.mark.timeout(120)
 def test_pausing_a_group_and_priorities_survive_a_crash(cluster: Cluster) -> None:
     home = cluster.agent(slots=1)
     ledger = cluster.directory / "ledger"
@@ -220,7 +212,6 @@ def test_pausing_a_group_and_priorities_survive_a_crash(cluster: Cluster) -> Non
     assert [task for task, what in noted(ledger) if what == "start"] == [first, third, second]
 
 
-@pytest.mark.timeout(120)
 def test_mistakes_are_named_with_what_to_do(cluster: Cluster) -> None:
     home = cluster.agent()
     task = home.submit("true")

@@ -261,7 +261,6 @@ def test_whoever_reads_its_output_may_go(agent: Agent) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_killed_agent_is_waited_for() -> None:
     with Cluster() as cluster:
         agent = cluster.agent(slots=4)

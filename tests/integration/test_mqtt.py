@@ -43,7 +43,7 @@ from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
     sealer_of,
     short_directory,
 )
-from tests.support import PATIENCE_S, free_port, security_events, total, wait_until
+from tests.support import PATIENCE_S, kept_port, security_events, total, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -361,8 +361,8 @@ def test_the_next_broker_is_tried(
     broker: BrokerProcess,  # noqa: F811 -- a fixture
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.INFO, "peerload.mqtt"):
-        node = BusNode(loop_thread, [f"mqtt://127.0.0.1:{free_port()}", broker.url], "a")
+    with caplog.at_level(logging.INFO, "peerload.mqtt"), kept_port() as refused:
+        node = BusNode(loop_thread, [f"mqtt://127.0.0.1:{refused}", broker.url], "a")
         wait_until(lambda: node.bus.connected, what="the second broker")
         assert node.bus.url == broker.url
         node.close()

@@ -14,7 +14,7 @@ import pytest
 from peerload.security.broker import BrokerTls
 from tests.integration.broker_fixtures import BusNode, loop_thread, need_broker  # noqa: F401 -- a fixture
 from tests.integration.tls_broker import Party, TlsBroker, party
-from tests.support import PATIENCE_S, cluster_of, free_port, wait_until
+from tests.support import PATIENCE_S, cluster_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -304,4 +304,3 @@ def test_an_old_tls_is_refused(broker: TlsBroker) -> None:
     with socket.create_connection(("localhost", broker.port)) as sock, pytest.raises((ssl.SSLError, ConnectionError)):
         context.wrap_socket(sock, server_hostname="localhost")
     assert BrokerTls("", broker.cluster.authority.certificate, None).context().minimum_version >= ssl.TLSVersion.TLSv1_2
-    assert free_port()

@@ -95,6 +95,7 @@ def test_a_long_command_is_told_in_short(pair: list[Agent]) -> None:
     n1 = pair[0]
     task = n1.submit("sleep", *(["x" * 1000] * 100), held=True)
     (told,) = [one for one in look(n1)["tasks"] if one["id"] == task]
+    assert told["state"] == "held"
     assert len(told["command"]) == COMMAND_CHARS_MAX
     assert "argv" not in told
 

@@ -14,7 +14,6 @@ TASKS = 40
 
 
 @pytest.mark.rule("J1")
-@pytest.mark.timeout(180)
 @pytest.mark.long
 def test_certificates_are_changed_under_tasks_and_none_is_lost_or_run_twice() -> None:
     with Lab() as lab:

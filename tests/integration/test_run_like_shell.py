@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cluster import Agent, Cluster, program
+from tests.integration.cluster import Agent, Cluster, program, without_waits
 from tests.support import in_short, wait_until
 
 if TYPE_CHECKING:
@@ -220,11 +220,10 @@ def _result(line: str, directory: Path, agent: Agent, run: str) -> tuple[int, by
         check=False,
     )
     code = done.returncode if done.returncode >= 0 else 128 - done.returncode
-    return code, _without(done.stdout, str(directory)), _without(done.stderr, str(directory))
-
-
-def _without(raw: bytes, directory: str) -> bytes:
-    return raw.replace(os.fsencode(directory), b"DIRECTORY")
+    stdout, stderr = (
+        without_waits(raw).replace(os.fsencode(directory), b"DIRECTORY") for raw in (done.stdout, done.stderr)
+    )
+    return code, stdout, stderr
 
 
 @pytest.mark.parametrize("name", in_short(CASES, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster import Agent, Cluster, ended, program
-from tests.support import free_port, wait_until
+from tests.support import kept_port, wait_until
 
 pytestmark = pytest.mark.long
 FLAGS = [
@@ -71,9 +72,10 @@ def fixture_browser() -> Iterator[Browser]:
     driver = shutil.which("chromedriver")
     if driver is None or shutil.which("chromium") is None:
         pytest.skip("Chromium is not here (apt-get install chromium chromium-driver)")
-    port = free_port()
-    process = subprocess.Popen([driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with ended(process), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+    with kept_port() as port, contextlib.ExitStack() as stack:
+        process = subprocess.Popen([driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.enter_context(ended(process))
+        directory = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
 
         def answers() -> bool:
             try:

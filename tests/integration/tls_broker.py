@@ -8,6 +8,7 @@ import os
 import ssl
 import subprocess
 import threading
+import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from peerload.security import certificates, mosquitto_config
-from tests.support import free_port, wait_until
+from tests.support import kept_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
     from peerload.security.cluster_dir import ClusterDirectory
 
 ANSWER_S = 60.0
-STARTS_MAX = 5
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 
 
 class TlsBroker:
-    """Of one cluster, at a free port of the loopback interface; its files are in ``directory``, which must not exist."""
+    """Of one cluster, at a port of the loopback interface that is its own; its files are in ``directory``, which must not exist."""
 
     def __init__(
         self,
@@ -40,7 +40,9 @@ class TlsBroker:
     ) -> None:
         self.cluster = cluster
         self.directory = directory
-        self.port = 0
+        kept = contextlib.ExitStack()
+        self.port = kept.enter_context(kept_port())  # also while it does not run
+        weakref.finalize(self, kept.close)
         self._process: subprocess.Popen[bytes] | None = None
         mosquitto_config.make(cluster, directory, hosts, made_at or datetime.now(UTC))
 
@@ -56,33 +58,28 @@ class TlsBroker:
     def start(self, more: str = "", **replaced: str) -> None:
         """``more``: further lines; ``replaced``: words of the configuration and what stands there instead."""
         log = self.directory / "log"
-        for _ in range(STARTS_MAX):
-            port = self.port or free_port()
-            text = mosquitto_config.CONFIGURATION.replace("listener 8883", f"listener {port} 127.0.0.1")
-            text = text.replace(mosquitto_config.PLACE, str(self.directory))
-            for old, new in replaced.items():
-                text = text.replace(f"\n{old} ", f"\n{new} ")
-            configuration = self.directory / "test.conf"
-            user = "user root\n" if os.geteuid() == 0 else ""
-            configuration.write_text(f"{text}\n{user}log_dest file {log}\n{more}\n", encoding="utf-8")
-            log.unlink(missing_ok=True)
-            self._process = subprocess.Popen(
-                ["mosquitto", "-c", str(configuration)],
-                env={"PATH": _PATH},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            process = self._process
-            try:
-                wait_until(lambda p=process: p.poll() is not None or _says(log, b" running"), 60, "the broker")  # type: ignore[misc]
-            except AssertionError:
-                self.stop()
-                raise
-            if self._process.poll() is None:
-                self.port = port
-                return
-        raise AssertionError(log.read_text(encoding="utf-8") if log.exists() else "no broker")
+        text = mosquitto_config.CONFIGURATION.replace("listener 8883", f"listener {self.port} 127.0.0.1")
+        text = text.replace(mosquitto_config.PLACE, str(self.directory))
+        for old, new in replaced.items():
+            text = text.replace(f"\n{old} ", f"\n{new} ")
+        configuration = self.directory / "test.conf"
+        user = "user root\n" if os.geteuid() == 0 else ""
+        configuration.write_text(f"{text}\n{user}log_dest file {log}\n{more}\n", encoding="utf-8")
+        log.unlink(missing_ok=True)
+        process = self._process = subprocess.Popen(
+            ["mosquitto", "-c", str(configuration)],
+            env={"PATH": _PATH},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_until(lambda: process.poll() is not None or _says(log, b" running"), 60, "the broker")
+        except AssertionError:
+            self.stop()
+            raise
+        if process.poll() is not None:
+            raise AssertionError(log.read_text(encoding="utf-8") if log.exists() else "no broker")
 
     def stop(self) -> None:
         process, self._process = self._process, None

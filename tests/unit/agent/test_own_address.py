@@ -11,6 +11,7 @@ from peerload.agent.peers import addresses
 from peerload.model.config import AgentConfig
 from peerload.security import node_identity_file
 from tests.each import each
+from tests.support import own_loopback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,11 +67,12 @@ def test_it_stays_with_the_kind_of_address_that_it_has(tmp_path: Path, monkeypat
 
 
 def test_a_port_that_somebody_has_is_not_insisted_on() -> None:
+    own = own_loopback()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind(("127.0.0.1", 0))
+        other.bind((own, 0))
         port = other.getsockname()[1]
-        assert addresses._free("127.0.0.1", port) == 0
-    assert addresses._free("127.0.0.1", port) == port
+        assert addresses._free(own, port) == 0
+    assert addresses._free(own, port) == port
 
 
 def test_loopback_is_no_way_to_a_member(tmp_path: Path) -> None:

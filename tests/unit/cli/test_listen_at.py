@@ -8,8 +8,9 @@ from contextlib import closing
 import pytest
 
 from peerload.cli.verbs import join
+from tests.support import own_loopback
 
-HOST = "127.0.0.1"
+HOST = own_loopback()
 
 
 @pytest.fixture(name="usual")
