@@ -381,7 +381,8 @@ class Files(_Request, frozen=True, tag="files"):
 
 
 class Stats(_Request, frozen=True, tag="stats"):
-    """Counters since the agent's start → counters: {name: number}."""
+    """Counters since the agent's start, gauges and histograms → counters, gauges: {name: number}, histograms: {name: bounds counts
+    sum}; counts: one for each bound, then one for what is greater."""
 
 
 class Checkup(_Request, frozen=True, tag="checkup"):
