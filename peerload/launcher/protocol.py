@@ -50,7 +50,7 @@ class MessageType(type):
     names: tuple[str, ...]
     types: tuple[Any, ...]
     defaults: dict[str, Any]
-    converters: dict[str, Callable[[Any], Any]]
+    converters: tuple[Callable[[Any], Any], ...]
     """Of each field the function that checks what was received, filled in from `_CONVERTERS`."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "MessageType":
@@ -59,15 +59,23 @@ class MessageType(type):
         names, body["types"] = tuple(annotations), tuple(annotations.values())
         body["defaults"] = {name: body.pop(name) for name in names if name in body}
         body["names"] = body["__slots__"] = body["__match_args__"] = names
-        if names:  # written out, since a loop over the fields takes four times as long
-            parameters = ", ".join(f"{name}=_[{name!r}]" if name in body["defaults"] else name for name in names)
-            lines = "".join(f"    self.{name} = {name}\n" for name in names)
-            exec(f"def __init__(self, {parameters}):\n{lines}", {"_": body["defaults"]}, body)  # noqa: S102 -- our own names
         return super().__new__(cls, name, bases, body)
 
 
 class Message(metaclass=MessageType):
     """Base of the types of this protocol: immutable values, compared by their fields."""
+
+    def __init__(self, *values: object, **named: object) -> None:
+        cls = type(self)
+        if not named and len(values) == len(cls.names):
+            for name, value in zip(cls.names, values, strict=True):
+                setattr(self, name, value)
+            return
+        given = {**cls.defaults, **dict(zip(cls.names, values, strict=False)), **named}
+        if len(values) > len(cls.names) or given.keys() != set(cls.names):
+            raise TypeError(f"{cls.__name__}: {', '.join(given)}")
+        for name, value in given.items():
+            setattr(self, name, value)
 
     def fields(self) -> dict[str, Any]:
         """Name → value."""
@@ -537,18 +545,18 @@ def _listed(raw: dict[str, Any]) -> ListedEvent:
 
 def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instance of ``kind``
     """A message of this type. Raises LauncherProtocolError."""
-    values = {}
-    converters = kind.converters
-    for name, value in raw.items():
-        if name in converters:
+    values = []
+    for name, converted in zip(kind.names, kind.converters, strict=True):
+        if name in raw:
             try:
-                values[name] = converters[name](value)
+                values.append(converted(raw[name]))
             except LauncherProtocolError as error:
                 raise LauncherProtocolError(f"{name}: {error}") from None
-    for name in kind.names:
-        if name not in values and name not in kind.defaults:
+        elif name in kind.defaults:
+            values.append(kind.defaults[name])
+        else:
             raise LauncherProtocolError(f"{name} is missing")
-    return kind(**values)
+    return kind(*values)
 
 
 def _checked(request: Request) -> Request:
@@ -663,4 +671,4 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     list[tuple[str, ExitRecord]]: _as_it_is,
 }
 for _kind in (*_KINDS, ExitRecord, ResourceUsage):
-    _kind.converters = {name: _CONVERTERS[wanted] for name, wanted in zip(_kind.names, _kind.types, strict=True)}  # type: ignore[attr-defined]
+    _kind.converters = tuple(_CONVERTERS[wanted] for wanted in _kind.types)  # type: ignore[attr-defined]

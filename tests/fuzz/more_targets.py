@@ -28,16 +28,20 @@ from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check
+from peerload.files import manifest
+from peerload.files.manifest import FileEntry
 from peerload.launcher.control_socket import AgentSocket, _starts_with_list
 from peerload.launcher.protocol import decode_exit
 from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
-from peerload.model.errors import BadRequest, PeerloadError, ProtocolError
+from peerload.model.errors import BadRequest, PeerloadError, ProtocolError, StagingFailed
 from peerload.model.resources import Profile
 from peerload.policy import registry
 from peerload.security import certificates, revocation
 from peerload.security.invitations import InvitationRefused, Invitations
 from peerload.security.revocation import Trust
+from peerload.web import routes
+from peerload.web.http import Request
 from peerload.wire import control, join, peer
 from tests.core import given
 from tests.support import cluster_of
@@ -338,6 +342,29 @@ def users_policy(raw: bytes) -> object:
 def exit_as_told(raw: bytes) -> object:
     """An exit as a launcher tells it."""
     return exit_of(decode_exit(msgpack.unpackb(raw)))
+
+
+def manifest_of(raw: bytes) -> object:
+    """A manifest of files from another node: the bytes are its only part."""
+    root = msgpack.packb([1, 0, 0, [manifest.digest_of(raw)]])
+    for first in (root, raw):
+        blocks = {b"": first}
+        try:
+            manifest.decode(b"", lambda digest, blocks=blocks: blocks.get(digest, raw))  # type: ignore[misc]
+        except StagingFailed:
+            continue
+    return None
+
+
+def manifests() -> tuple[bytes, ...]:
+    """The blocks of a manifest."""
+    file = FileEntry("a/b", 0o644, 3, 1, (bytes(32),))
+    return tuple(manifest.encode(manifest.Manifest((file,), (("c", "a/b"),), ("a", "d")))[1])
+
+
+def web_body(raw: bytes) -> object:
+    """The body of a request to the web server."""
+    return routes._body(Request("POST", "/", {}, {}, raw, is_local=True))
 
 
 def words() -> tuple[bytes, ...]:

@@ -53,6 +53,7 @@ from peerload.policy.preset_loader import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
+from peerload.sim.energy_cases import read_cases
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets
@@ -390,6 +391,15 @@ def targets() -> dict[str, Target]:
             more_targets.certificate, (), (cluster_of().authority.certificate, cluster_of().authority.key)
         ),
         "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
+        "manifest": Target(more_targets.manifest_of, (), more_targets.manifests()),
+        "energy-cases": Target(
+            lambda raw: read_cases(raw, "cases.json"),
+            (ConfigError,),
+            (
+                b'{"format":"energy-cases/1","cases":[{"id":"a","nodes":[{"name":"n","cores":1,"watts":[1,2]}],"tasks":[],"runs":[]}]}',
+            ),
+        ),
+        "web-body": Target(more_targets.web_body, (), (b'{"task": "n1/1"}',)),
         "users-policy": Target(
             more_targets.users_policy,
             (ValueError, TypeError),

@@ -26,6 +26,13 @@ OUR_OWN = "bytes of this very program, or of the kernel"
 USERS_OWN = "the user's own file or words, read by that user's own command: it may fail, and says so"
 
 DECODERS = {
+    "files/manifest.py:_unpacked": "manifest",
+    "files/snapshot.py:_Known.__init__": OUR_OWN,
+    "agent/files/attempts.py:AttemptFiles.__init__": OUR_OWN,
+    "sim/energy_cases.py:read_cases": "energy-cases",
+    "sim/energy_cases.py:_check_node": "energy-cases",
+    "web/routes.py:_body": "web-body",
+    "web/server.py:running": OUR_OWN,
     "agent/peers/addresses.py:_read": "state",
     "security/certificates.py:_of_der": "certificate",
     "security/certificates.py:_of_pem": "cluster",
@@ -69,7 +76,7 @@ DECODERS = {
     "client/call.py:outcome_in": "the outcome of the user's own function, from the task that it ran in",
     "client/function.py:_outcome": "the user's own function, within the task",
     "client/function.py:main": "the user's own function, within the task",
-    "cli/common/agent_flags.py:_config_file": "config",
+    "cli/common/agent_process.py:_config_file": "config",
     "cli/common/command.py:print_dry_run": OUR_OWN,
     "cli/verbs/invite.py:install_lines": "what the installer of this very program has written down",
     "client/connection.py:Client._pid": OUR_OWN,
