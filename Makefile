@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-sentences recording bench bench-guard energy theory golden lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-web docs-sentences recording bench bench-guard energy theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 6
@@ -90,6 +90,9 @@ chaos: setup  ## the cluster under faults, simulated (SEEDS=500 FIRST=1 NODES=3-
 docs: setup  ## write what is generated in docs/: usage and flags of cli.md, the picture of top
 	@.venv/bin/python -m tests.docs_cli --write
 	@.venv/bin/python -m tests.docs_top
+
+docs-web: setup  ## write docs/web.png, the picture of the web page (PICTURES=DIRECTORY: also narrow and dark)
+	@.venv/bin/python -m tests.docs_web $(PICTURES)
 
 docs-sentences: setup  ## list sentences of the user pages that begin with a relative clause, to be read
 	@.venv/bin/python -m tests.docs_sentences
