@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-sentences recording bench bench-guard energy theory golden lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-web docs-sentences recording bench bench-guard energy theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 6
@@ -91,6 +91,9 @@ docs: setup  ## write what is generated in docs/: usage and flags of cli.md, the
 	@.venv/bin/python -m tests.docs_cli --write
 	@.venv/bin/python -m tests.docs_top
 
+docs-web: setup  ## write docs/web.png, the picture of the web page (PICTURES=DIRECTORY: also narrow and dark)
+	@.venv/bin/python -m tests.docs_web $(PICTURES)
+
 docs-sentences: setup  ## list sentences of the user pages that begin with a relative clause, to be read
 	@.venv/bin/python -m tests.docs_sentences
 
@@ -101,7 +104,7 @@ demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo
 
 bench: setup  ## measure, on a quiet machine
-	@for bench in cli latency throughput queue handoff tls spread idle idle_while_waiting sim gpu mixed why map top ls kept run_stream revoke; do .venv/bin/python tests/bench/bench_$$bench.py; done
+	@for bench in cli latency throughput queue handoff tls spread idle idle_while_waiting sim gpu mixed why map top web ls kept run_stream revoke; do .venv/bin/python tests/bench/bench_$$bench.py; done
 
 bench-guard: setup  ## compare counts and processor time, not elapsed time, with tests/bench/guard.json; RECORD=1 records them
 	@.venv/bin/python tests/bench/bench_guard.py $(if $(RECORD),--record)

@@ -59,6 +59,7 @@ ENDED_KEYS = [
     "state",
     "node",
     "home",
+    "cpus",
     "gpus",
     "submitted_at",
     "started_at",

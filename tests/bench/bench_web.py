@@ -47,14 +47,17 @@ async def main() -> None:
         access = Access(Path(directory) / "web", (), "c", is_secure=False)
         server = HttpServer(Routes(agent, access, feed, port=0, scheme="http").answer)
         listener = await asyncio.start_unix_server(server.serve(is_local=True), f"{directory}/s")
-        words = ("-sN", "-o", "/dev/null", "--unix-socket", f"{directory}/s", "http://x/api/v1/events")
-        viewers = [await asyncio.create_subprocess_exec("curl", *words) for _ in range(VIEWERS)]
+        words = ("-sN", "--unix-socket", f"{directory}/s", "http://x/api/v1/events")
+        seen = [Path(directory, f"seen{number}") for number in range(VIEWERS)]
+        viewers = [await asyncio.create_subprocess_exec("curl", *words, "-o", str(path)) for path in seen]
         await asyncio.sleep(2)
         before_s, began_s = time.process_time(), time.monotonic()
         await asyncio.sleep(SECONDS)
         share = (time.process_time() - before_s) / (time.monotonic() - began_s)
         mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        sys.stdout.write(f"{VIEWERS} viewers, {NODES} nodes, 1 Hz: {share:.1%} of a core, {mib:.1f} MiB\n")
+        updates = [path.read_bytes().count(b"\nevent: ") for path in seen]
+        got = f"each viewer got {min(updates)} to {max(updates)} events, {seen[0].stat().st_size >> 10} KiB"
+        sys.stdout.write(f"{VIEWERS} viewers, {NODES} nodes, 1 Hz: {share:.1%} of a core, {mib:.1f} MiB; {got}\n")
         for viewer in viewers:
             viewer.kill()
             await viewer.wait()

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Agent, Cluster, ended, program
+from tests.integration.cluster import Agent, Cluster, ended
+from tests.integration.test_web import serve
 from tests.support import kept_port, wait_until
 
 pytestmark = pytest.mark.long
@@ -59,6 +60,9 @@ class Browser:
     def script(self, text: str) -> Any:
         return self._post("/execute/sync", {"script": text, "args": []})
 
+    def devtools(self, command: str, params: dict[str, Any]) -> None:
+        self._post("/goog/cdp/execute", {"cmd": command, "params": params})
+
     def screenshot(self) -> bytes:
         with urllib.request.urlopen(self._base + "/screenshot", timeout=60) as answer:
             return base64.b64decode(json.load(answer)["value"])
@@ -67,8 +71,8 @@ class Browser:
         urllib.request.urlopen(urllib.request.Request(self._base, method="DELETE"), timeout=60).close()
 
 
-@pytest.fixture(name="browser", scope="module")
-def fixture_browser() -> Iterator[Browser]:
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
     driver = shutil.which("chromedriver")
     if driver is None or shutil.which("chromium") is None:
         pytest.skip("Chromium is not here (apt-get install chromium chromium-driver)")
@@ -91,19 +95,16 @@ def fixture_browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(name="browser", scope="module")
+def fixture_browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
 @pytest.fixture(name="agents", scope="module")
 def fixture_agents() -> Iterator[list[Agent]]:
     with Cluster() as cluster:
         yield cluster.linked(2, slots=2)
-
-
-def serve(agent: Agent) -> tuple[subprocess.Popen[bytes], str]:
-    """A web server for this agent, and the URL of one visit."""
-    environment = {**os.environ, **agent.cluster.environment, "PEERLOAD_SOCKET": agent.socket}
-    words = [*program(), "web", "--listen", "127.0.0.1:0", "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, cwd=agent.cluster.directory)
-    assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())["url"]
 
 
 def rows(browser: Browser, table: str) -> dict[str, list[str]]:

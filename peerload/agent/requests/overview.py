@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.work import HomeTask, RemoteTask
-    from peerload.model.task import TaskSpec
     from peerload.wire import control
 
 TASKS_SHOWN_MAX = 1000
@@ -239,7 +238,9 @@ class OverviewBuilder:
         if told["state"] == "queued":
             told["reason"] = views.why_waiting(self._node, task, task.record)
         del told["argv"]  # it may be a megabyte
-        return told | {"command": _command(task.spec.argv), "priority": task.spec.priority} | _gpu_wishes(task.spec)
+        return (
+            told | {"command": _command(task.spec.argv), "priority": task.spec.priority} | views.gpu_wishes(task.spec)
+        )
 
     # -- tasks of other homes -------------------------------------------------------------------------------------
 
@@ -273,7 +274,7 @@ class OverviewBuilder:
             "command": _command(spec.argv),
             "parked": guest.is_parked,
             "reason": guest.killed_because or None,
-            **_gpu_wishes(spec),
+            **views.gpu_wishes(spec),
         }
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -284,10 +285,6 @@ class OverviewBuilder:
             return []
         found = store.events(request.events_after, request.events_max, newest=True)
         return [views.event_object(event) for event in found]
-
-
-def _gpu_wishes(spec: TaskSpec) -> dict[str, object]:
-    return {"gpu_wait": spec.request.gpu_wait.value, "gpu_prefer": list(spec.request.gpu_prefer)}
 
 
 def _guest_mark(guest: RemoteTask) -> object:

@@ -168,7 +168,8 @@ class TaskQueries:
             after = page.last
             damaged += views.damaged_objects(page.damaged)
             tasks = [
-                task_row(self._node, record, spec, self._user) | views.usage_object(record) for record, spec in rows
+                task_row(self._node, record, spec, self._user) | views.usage_object(record) | views.gpu_wishes(spec)
+                for record, spec in rows
             ]
             await send_page(self._quotas, connection, request.id, tasks)
         connection.ok(request.id, {"tasks": [], "truncated": truncated, "damaged": damaged})

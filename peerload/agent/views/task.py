@@ -254,6 +254,11 @@ def output_gone_object(store: StoreReader, record: TaskRecord) -> dict[str, obje
     return {"output_gone_at": at, "output_gone_why": why}
 
 
+def gpu_wishes(spec: TaskSpec) -> dict[str, object]:
+    """The GPUs that a task prefers, and the mode in which it waits for them."""
+    return {"gpu_prefer": list(spec.request.gpu_prefer), "gpu_wait": spec.request.gpu_wait.value}
+
+
 def device_request_object(request: ResourceRequest) -> dict[str, object]:
     """The device request of a task, besides the number of GPUs."""
     return {
