@@ -133,7 +133,7 @@ def read_cases(text: bytes, source: str) -> tuple[Case, ...]:
     """Parse and check a file of cases. Raises ConfigError that names the case, the field and what is allowed."""
     try:
         head = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(source, "is no JSON", why=str(error)) from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         found = head.get("format") if isinstance(head, dict) else None
