@@ -104,13 +104,13 @@ class Client:
         """Make a call on a connection of its own and read its answer."""
         if not asked.verb:
             return asked.read([], {})
-        with connection.Client(self._path, timeout_s=self._timeout_s) as client:
+        with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
             parts = list(client.stream(asked.verb, **asked.fields))
             return asked.read(parts, client.last)
 
     def stream(self, asked: operations.Stream[Item]) -> Iterator[Item]:
         """Read a stream on a connection of its own."""
-        with connection.Client(self._path, timeout_s=self._timeout_s) as client:
+        with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
             for part in client.stream(asked.verb, **asked.fields):
                 yield from asked.items(part)
             yield from asked.end(client.last)

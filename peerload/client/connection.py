@@ -2,7 +2,7 @@
 # os.path, since pathlib would cost every command its quick start.
 """A blocking connection to an agent over its Unix socket, and where that socket is.
 
->>> with Client() as client:                                # doctest: +SKIP
+>>> with AgentConnection() as client:                       # doctest: +SKIP
 ...     client.call("info")["node"]
 'ws1'
 
@@ -47,7 +47,7 @@ START_HINT = "start one:  peerload up        if one should be there:  peerload d
 _GROUP_HINT = "sudo adduser YOU peerload  and log in again; or start an agent of your own:  peerload up"
 
 
-class Client:
+class AgentConnection:
     """One connection to an agent.
 
     ``socket_path`` None: the path that `default_socket_path` finds. Every method raises AgentUnavailable if the agent is not there

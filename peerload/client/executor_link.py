@@ -292,7 +292,7 @@ class _Session:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._client = connection.Client(path)
+        self._client = connection.AgentConnection(path)
         self._asked: dict[int, tuple[str, Call]] = {}
         self._waiting: list[Call] = []
         self._over: list[Call] = []
@@ -451,7 +451,7 @@ class _Session:
 
     def _tail(self, made: Call, stream: int, size: int) -> bytes:
         found = bytearray()
-        with connection.Client(self._path) as client:
+        with connection.AgentConnection(self._path) as client:
             for piece in client.stream("output", task=made.task, streams=[stream], tail_bytes=size):
                 if piece.get("stream") == stream and "data" in piece:
                     found += piece["data"]

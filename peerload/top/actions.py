@@ -6,7 +6,7 @@ import secrets
 import signal
 from typing import NamedTuple
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.text.format import counted
 from peerload.top import view_state
@@ -108,7 +108,7 @@ class Action(NamedTuple):
         """Do it → what came of it, in a few words. What the agent refuses keeps nothing else from being done. Raises
         PeerloadError if nothing was."""
         replies, refused = [], []
-        with Client(socket_path, timeout_s=2 * ANSWERS_WITHIN_S) as client:
+        with AgentConnection(socket_path, timeout_s=2 * ANSWERS_WITHIN_S) as client:
             for fields in self.requests:
                 try:
                     replies.append(client.call(self.verb, **fields))

@@ -8,7 +8,7 @@ import time
 from textual.app import App
 from textual.widgets import Input
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.text.tasks import own_names, why_lines
 from peerload.top import actions
@@ -445,7 +445,7 @@ class TopApp(App[int]):
         command = f"peerload why {name}"
 
         def ask() -> None:
-            with Client(self.socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
+            with AgentConnection(self.socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
                 told = client.call("why", task=name)
             explained(command, why_lines(told, self.clock()))
 

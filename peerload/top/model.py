@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 
 TYPE_CHECKING = False
 
@@ -53,7 +53,7 @@ class LiveSampler:
         self._path = socket_path
         self._at = at
         self._clock = clock
-        self._client: Client | None = None
+        self._client: AgentConnection | None = None
         self._revision = ""
         self._last_event = 0
         self._knows_ended = False
@@ -70,7 +70,7 @@ class LiveSampler:
 
     def _look(self) -> TopSample:
         if self._client is None:
-            self._client = Client(self._path, timeout_s=ANSWERS_WITHIN_S)
+            self._client = AgentConnection(self._path, timeout_s=ANSWERS_WITHIN_S)
         client, there = self._client, at(self._at)
         answer = client.call(
             "overview",

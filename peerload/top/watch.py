@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.top.model import ANSWERS_WITHIN_S, number
 
@@ -159,7 +159,7 @@ def read_tail(socket_path: str | None, wanted: tuple[str, int, bool], took: Call
     if not task:
         return
     try:
-        with Client(socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
+        with AgentConnection(socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
             pieces = [piece for piece in client.stream("output", task=task, tail_bytes=tail_bytes) if "data" in piece]
     except PeerloadError as error:
         took(task, [], reason(error))
@@ -181,7 +181,7 @@ class UsageReader:
             if time.monotonic() < self._not_before_s.get(node, 0.0):
                 continue
             try:
-                with Client(self._path, timeout_s=USED_WITHIN_S) as client:
+                with AgentConnection(self._path, timeout_s=USED_WITHIN_S) as client:
                     self._used(client.call("usage", at=node, tasks=tasks)["tasks"])
             except PeerloadError:
                 self._not_before_s[node] = time.monotonic() + AWAY_S

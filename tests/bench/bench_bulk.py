@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from tests.bench.bench_queue import rss_mib
 from tests.bench.support import ENVIRONMENT, Meanwhile, agents, arguments, report_taken, wait_until
 
@@ -39,7 +39,7 @@ class Submitter(Meanwhile):
         self.took_s: dict[str, list[float]] = {}
         self.tasks: list[str] = []
 
-    def once(self, client: Client) -> None:
+    def once(self, client: AgentConnection) -> None:
         """Submit one; it counts for the phase in which it began."""
         phase, began_s = self.phase, time.perf_counter()
         spec = {"argv": [b"true"], "directory": b"/tmp", "environment": ENVIRONMENT}
@@ -47,7 +47,7 @@ class Submitter(Meanwhile):
         self.took_s.setdefault(phase, []).append(time.perf_counter() - began_s)
 
 
-def attempts(client: Client, state: str) -> list[str]:
+def attempts(client: AgentConnection, state: str) -> list[str]:
     """The tasks of other homes that have come into this state on this node."""
     events: list[dict[str, Any]] = client.call("events", what=["attempt"], limit=1000)["events"]
     return [str(event["task"]) for event in events if event["state"] == state]
@@ -59,7 +59,7 @@ def main() -> int:
     count: int = options.tasks
     taken: dict[str, list[float]] = {}
     with agents(2, slots=len(LEASES_S), mqtt=True) as (home, other):
-        bulk = Client(home.socket, timeout_s=PATIENCE_S)
+        bulk = AgentConnection(home.socket, timeout_s=PATIENCE_S)
         leased: dict[str, float] = {}
         for lease_s in LEASES_S:
             spec = {"argv": [b"sleep", b"36000"], "directory": b"/tmp", "environment": ENVIRONMENT, "lease_s": lease_s}

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from tests.bench.bench_stall import Asker
 from tests.bench.ended import fill
 from tests.bench.support import (
@@ -47,14 +47,14 @@ class Submitter(Meanwhile):
         super().__init__(socket)
         self.taken_s: list[float] = []
 
-    def once(self, client: Client) -> None:
+    def once(self, client: AgentConnection) -> None:
         spec = {"argv": [b"true"], "directory": b"/tmp", "environment": ENVIRONMENT}
         began_s = time.perf_counter()
         client.call("submit", token=os.urandom(16).hex(), spec=spec, held=True)
         self.taken_s.append(time.perf_counter() - began_s)
 
 
-def _is_done(client: Client) -> bool:
+def _is_done(client: AgentConnection) -> bool:
     """Whether the retention has told of what it has removed."""
     return bool(client.call("events", what=["store"], limit=1)["events"])
 

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peerload.cli.common import agent_process
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from tests.bench.support import (
     ANSWER_WITHIN_S,
     ENVIRONMENT,
@@ -58,12 +58,12 @@ def ls_s(socket: str) -> float:
 def answer_s(socket: str, verb: str, **fields: object) -> float:
     """One request on a connection of its own."""
     began_s = time.perf_counter()
-    with Client(socket, timeout_s=ANSWER_WITHIN_S) as client:
+    with AgentConnection(socket, timeout_s=ANSWER_WITHIN_S) as client:
         client.call(verb, **fields)
     return time.perf_counter() - began_s
 
 
-def submit_singly(client: Client, count: int) -> str:
+def submit_singly(client: AgentConnection, count: int) -> str:
     """So many submissions, UNANSWERED_MAX of them on their way at a time → the last id."""
     task = ""
     for first in range(0, count, UNANSWERED_MAX):
@@ -117,7 +117,7 @@ def main() -> int:
             taken.setdefault("memory at most after a restart MiB", []).append(most)
         began_s = time.perf_counter()
         agent.client.close()
-        agent.client = Client(agent.socket, timeout_s=ANSWER_WITHIN_S)
+        agent.client = AgentConnection(agent.socket, timeout_s=ANSWER_WITHIN_S)
         agent.client.call("cancel", tasks=[task], force=True)
         taken["cancel the last submission s"] = [time.perf_counter() - began_s]
     head = f"{count:,} tasks at one home, {SLOTS} of them running; medians of {options.rounds} rounds"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable
 from tests.bench.support import arguments, cpu_s, pss_bytes, report, wait_until
 
@@ -152,7 +152,7 @@ class Peerload:
         self.network = Network()
         self._directory = directory
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._clients: list[Client] = []
+        self._clients: list[AgentConnection] = []
         self._launchers: list[int] = []
         self._gone: set[int] = set()
         environment = {
@@ -174,7 +174,7 @@ class Peerload:
 
     def _answers(self, number: int) -> bool:
         with contextlib.suppress(AgentUnavailable):
-            self._clients.append(Client(self._socket(number), timeout_s=MEET_WITHIN_S))
+            self._clients.append(AgentConnection(self._socket(number), timeout_s=MEET_WITHIN_S))
             return True
         return False
 

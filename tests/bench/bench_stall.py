@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from tests.bench.support import ANSWER_WITHIN_S, ENVIRONMENT, Meanwhile, agents, arguments, report_taken
 
 TASKS = 100_000
@@ -28,7 +28,7 @@ class Asker(Meanwhile):
     every_s = ASK_EVERY_S
     longest_s = 0.0
 
-    def once(self, client: Client) -> None:
+    def once(self, client: AgentConnection) -> None:
         began_s = time.perf_counter()
         client.call("info")
         self.longest_s = max(self.longest_s, time.perf_counter() - began_s)
@@ -44,7 +44,7 @@ def main() -> int:
             (agent,) = started
 
             def timed(name: str, verb: str, *, socket: str = agent.socket, **fields: object) -> dict[str, Any]:
-                with Client(socket, timeout_s=ANSWER_WITHIN_S) as client, Asker(socket) as asker:
+                with AgentConnection(socket, timeout_s=ANSWER_WITHIN_S) as client, Asker(socket) as asker:
                     began_s = time.perf_counter()
                     answer = client.call(verb, **fields)
                     took_s = time.perf_counter() - began_s

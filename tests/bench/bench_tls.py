@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Hello, Identity
@@ -73,7 +73,7 @@ def pair(directory: Path, of: ClusterDirectory, *, plain: bool) -> Iterator[list
                 )
             path = str(directory / f"{node}.sock")
             wait_until(lambda path=path: answers(path), UP_S_MAX)
-            with Client(path) as client:
+            with AgentConnection(path) as client:
                 started.append(Agent(client.call("info"), SLOTS))
         for agent in started:
             wait_until(lambda agent=agent: alive(agent) == len(NAMES), UP_S_MAX)
@@ -89,7 +89,7 @@ def pair(directory: Path, of: ClusterDirectory, *, plain: bool) -> Iterator[list
 def answers(path: str) -> bool:
     """Whether an agent is there."""
     try:
-        with Client(path) as client:
+        with AgentConnection(path) as client:
             return bool(client.call("info"))
     except AgentUnavailable:
         return False

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from peerload.cli.common import agent_process
 from peerload.cli.demo.broker import start_broker
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.client.environment import packed
 from peerload.security import cluster_dir
 
@@ -52,12 +52,12 @@ class Meanwhile:
         self._ends.set()
         self._thread.join()
 
-    def once(self, client: Client) -> None:
+    def once(self, client: AgentConnection) -> None:
         """What it does."""
         raise NotImplementedError
 
     def _repeat(self) -> None:
-        with Client(self._socket, timeout_s=ANSWER_WITHIN_S) as client:
+        with AgentConnection(self._socket, timeout_s=ANSWER_WITHIN_S) as client:
             while not self._ends.wait(self.every_s):
                 self.once(client)
 
@@ -71,7 +71,7 @@ class Agent:
         self.socket = str(info["socket"])
         self.pid = int(info["pid"])
         self.launcher_pid = int(info["launcher_pid"])
-        self.client = Client(self.socket, timeout_s=ANSWER_WITHIN_S)
+        self.client = AgentConnection(self.socket, timeout_s=ANSWER_WITHIN_S)
 
     @property
     def pids(self) -> tuple[int, int]:

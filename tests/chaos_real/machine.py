@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from tests.chaos_real.cgroups import Cgroups, to_hide
 from tests.chaos_real.network import NAMESPACES, command
@@ -268,7 +268,7 @@ class Machine:
 
     def call(self, verb: str, *, timeout_s: float = 30.0, **fields: object) -> dict[str, Any]:
         """One request to the agent. Raises AgentUnavailable."""
-        with Client(self.socket, timeout_s=timeout_s) as client:
+        with AgentConnection(self.socket, timeout_s=timeout_s) as client:
             return client.call(verb, **fields)
 
     def log_end(self) -> str:

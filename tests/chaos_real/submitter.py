@@ -12,7 +12,7 @@ import secrets
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.client.protocol import accepted
 from peerload.model.errors import AgentUnavailable, BadRequest
 from tests.chaos_real.machine import spec
@@ -198,7 +198,7 @@ class Submitter:
         """One try; whether it was acknowledged."""
         request = self._work.request(job, self.machine.node)
         try:
-            with Client(self.machine.socket, timeout_s=ANSWER_S_MAX) as client:
+            with AgentConnection(self.machine.socket, timeout_s=ANSWER_S_MAX) as client:
                 if self._chance.random() < HANG_UP_CHANCE:
                     client.send("submit", **request)
                     self._work.clients_gone += 1
@@ -223,7 +223,7 @@ class Submitter:
         sent: dict[int, Job] = {}
         done = 0
         try:
-            with Client(self.machine.socket, timeout_s=ANSWER_S_MAX) as client:
+            with AgentConnection(self.machine.socket, timeout_s=ANSWER_S_MAX) as client:
                 while jobs:
                     sent[client.send("submit", **self._work.request(jobs[-1], self.machine.node))] = jobs[-1]
                     jobs.pop()

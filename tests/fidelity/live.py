@@ -23,7 +23,7 @@ from tests.integration.cluster import Cluster
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from peerload.client.connection import Client
+    from peerload.client.connection import AgentConnection
     from tests.integration.cluster import Agent
 
 WAIT_S_MAX = 120.0
@@ -150,7 +150,7 @@ def _submit_all(agents: dict[str, Agent], jobs: Sequence[Job]) -> list[Ran]:
     return [_ran(told[task], began_s) for task in ids]
 
 
-def _answers(clients: dict[str, Client], requests: list[tuple[str, int]]) -> list[str]:
+def _answers(clients: dict[str, AgentConnection], requests: list[tuple[str, int]]) -> list[str]:
     """The ids that the requests were answered with, in the order of the requests."""
     ids: dict[tuple[str, int], str] = {}
     for node, client in clients.items():

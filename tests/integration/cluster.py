@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgpack
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable
 from peerload.model.task import TaskSpec
 from tests.integration import forks
@@ -142,7 +142,7 @@ class Agent:
         if self._process.poll() is not None:
             raise AssertionError(f"{self.node} ended with {self._process.returncode}:\n{self.log_end()}")
         try:
-            with Client(self.socket, timeout_s=UP_S_MAX) as client:
+            with AgentConnection(self.socket, timeout_s=UP_S_MAX) as client:
                 return bool(client.call("info"))
         except AgentUnavailable:
             return False
@@ -205,9 +205,9 @@ class Agent:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    def client(self) -> Client:
+    def client(self) -> AgentConnection:
         """A connection to it."""
-        return Client(self.socket, timeout_s=60)
+        return AgentConnection(self.socket, timeout_s=60)
 
     def call(self, verb: str, **fields: object) -> dict[str, Any]:
         """One request, one reply."""
@@ -241,7 +241,7 @@ class Agent:
 
     def wait(self, *tasks: str, timeout_s: float = 60.0) -> dict[str, dict[str, Any]]:
         """Wait until all these have ended → id → how."""
-        with Client(self.socket, timeout_s=timeout_s + 10.0) as client:
+        with AgentConnection(self.socket, timeout_s=timeout_s + 10.0) as client:
             ended = {task["id"]: task for task in client.stream("wait", tasks=list(tasks), timeout_s=timeout_s)}
             assert not client.last["timed_out"], f"not ended in {timeout_s:g} s: {self.states()}"
         return ended

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from tests.in_process import cli_in
 from tests.integration.cluster import MARK, PATH, is_alive, processes_with, program
 from tests.support import wait_until
@@ -82,7 +82,7 @@ class Machine:
 
     def call(self, verb: str, **fields: object) -> dict[str, Any]:
         """Ask its agent."""
-        with Client(self.socket, timeout_s=60) as client:
+        with AgentConnection(self.socket, timeout_s=60) as client:
             return client.call(verb, **fields)
 
     def states(self) -> dict[str, str]:

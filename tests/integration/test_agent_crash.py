@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable
 from tests.integration.cluster import MARK, SHORT_LEASE_S, Agent, Cluster, ended, is_alive
 from tests.integration.ledger import Ledger
@@ -204,7 +204,7 @@ def test_a_kill_in_the_middle_of_a_burst_loses_no_acknowledged_task(cluster: Clu
     home = busy(cluster)
     acknowledged: dict[str, str] = {}
     for _ in range(3):
-        with Client(home.socket, timeout_s=60) as client:
+        with AgentConnection(home.socket, timeout_s=60) as client:
             tokens = {}
             for _ in range(400):
                 token = secrets.token_hex(16)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, BadRequest
 from peerload.model.messages import Hello, Ping
 from tests.integration import forks
@@ -279,7 +279,7 @@ def test_more_clients_than_there_is_room_for(cluster: Cluster) -> None:
     config.write_text("clients_max = 4\n")
     agent = cluster.agent("n1", "--config", str(config))
     with contextlib.ExitStack() as stack:
-        held: list[Client] = []
+        held: list[AgentConnection] = []
 
         def holds_one_more() -> bool:
             """Those that asked whether it is ready may not be forgotten yet."""
@@ -565,7 +565,7 @@ def test_an_agent_that_answers_nonsense(cluster: Cluster) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as odd:
         odd.bind(path)
         odd.listen()
-        with Client(path, timeout_s=5) as client:
+        with AgentConnection(path, timeout_s=5) as client:
             served, _ = odd.accept()
             with served:
                 served.sendall(b"\xff\xff\xff\xff")
@@ -578,7 +578,7 @@ def test_an_agent_that_has_refused_us_before_we_asked_is_understood(cluster: Clu
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as odd:
         odd.bind(path)
         odd.listen()
-        with Client(path, timeout_s=60) as client:
+        with AgentConnection(path, timeout_s=60) as client:
             served, _ = odd.accept()
             with served:
                 served.sendall(framed({"id": 0, "error": {"code": "slow-down", "what": "too many clients"}}))

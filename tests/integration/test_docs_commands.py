@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable
 from tests.integration import forks
 from tests.integration.cluster import ROOT, Cluster, program
@@ -149,7 +149,7 @@ class Desk:
             )
 
         def has_its_gpus() -> bool:
-            with contextlib.suppress(AgentUnavailable), Client(socket, timeout_s=60) as client:
+            with contextlib.suppress(AgentUnavailable), AgentConnection(socket, timeout_s=60) as client:
                 return len(client.call("nodes")["nodes"][0]["gpus"]) == len(cards)
             return False
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.agent.forwarding import client as forward
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest
 from tests.integration.cluster import Agent, Cluster, ended
 from tests.support import stands_still, wait_until
@@ -278,7 +278,7 @@ def test_many_clients_at_once(agents: list[Agent]) -> None:
     found: list[str] = []
 
     def wait_for(task: str) -> None:
-        with Client(here.socket, timeout_s=60) as client:
+        with AgentConnection(here.socket, timeout_s=60) as client:
             found.extend(part["id"] for part in client.stream("wait", tasks=[task]))
 
     threads = [threading.Thread(target=wait_for, args=(tasks[n % 4],)) for n in range(MANY)]

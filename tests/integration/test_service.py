@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from tests.integration.cluster import Cluster
 from tests.support import wait_until
 
@@ -221,7 +221,7 @@ def test_it_says_that_it_stops(cluster: Cluster) -> None:
         assert first.end() == 0
         assert first.manager.count("STOPPING") == 1
         first.manager.close()
-        with Client(path, timeout_s=TOLD_S_MAX) as client:  # nobody is there, and nobody is refused
+        with AgentConnection(path, timeout_s=TOLD_S_MAX) as client:  # nobody is there, and nobody is refused
             request = client.send("info")
             del cluster.agents["two"]
             (cluster.directory / "two").rename(cluster.directory / "two.first")

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.security.address import join_address
 from peerload.security.broker import TLS_PORT
@@ -248,7 +248,7 @@ class Ground:
 
     def output(self, member: str, task: str) -> str:
         """What a task has said, as that machine tells."""
-        with Client(self.machines[member].socket) as client:
+        with AgentConnection(self.machines[member].socket) as client:
             pieces = list(client.stream("output", task=task))
         return b"".join(piece["data"] for piece in pieces if "data" in piece).decode()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.client import connection as client_module
-from peerload.client.connection import Client, default_socket_path, user_socket_path
+from peerload.client.connection import AgentConnection, default_socket_path, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import control, frame
 from tests import frames
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def test_call_returns_the_reply(agent: FakeAgent) -> None:
     agent.answer("info", node="ws1", pid=7)
-    with Client(agent.path) as client:
+    with AgentConnection(agent.path) as client:
         assert client.call("info") == {"node": "ws1", "pid": 7}
         assert client.call("info")["pid"] == 7
     assert [request.id for request in agent.requests] == [1, 2]
@@ -40,7 +40,7 @@ def test_stream_yields_parts_and_keeps_the_last(agent: FakeAgent) -> None:
         reply.ok(timed_out=False)
 
     agent.handlers["wait"] = wait
-    with Client(agent.path) as client:
+    with AgentConnection(agent.path) as client:
         assert [part["id"] for part in client.stream("wait", tasks=["1", "2"])] == ["1", "2"]
         assert client.last == {"timed_out": False}
 
@@ -51,7 +51,7 @@ def test_stream_yields_parts_and_keeps_the_last(agent: FakeAgent) -> None:
 )
 def test_refusals_keep_what_why_hint_and_code(agent: FakeAgent, code: str, kind: type[PeerloadError]) -> None:
     agent.handlers["show"] = lambda _request, reply: reply.error(code, "no task 9", "never seen", "peerload ls")
-    with Client(agent.path) as client, pytest.raises(kind) as caught:
+    with AgentConnection(agent.path) as client, pytest.raises(kind) as caught:
         client.call("show", tasks=["9"])
     assert (caught.value.what, caught.value.why, caught.value.hint) == ("no task 9", "never seen", "peerload ls")
     assert caught.value.code == code
@@ -59,7 +59,7 @@ def test_refusals_keep_what_why_hint_and_code(agent: FakeAgent, code: str, kind:
 
 def test_malformed_request_is_refused_not_fatal(agent: FakeAgent) -> None:
     agent.answer("info", node="ws1")
-    with Client(agent.path) as client:
+    with AgentConnection(agent.path) as client:
         with pytest.raises(BadRequest):
             client.call("show", tasks=[])
         with pytest.raises(BadRequest, match="UTF-8"):
@@ -72,26 +72,26 @@ def test_malformed_request_is_refused_not_fatal(agent: FakeAgent) -> None:
 def test_no_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "none.sock")
     with pytest.raises(AgentUnavailable) as caught:
-        Client(path)
+        AgentConnection(path)
     assert str(path) in str(caught.value)
     assert all(command in caught.value.hint for command in ("peerload up", "peerload doctor"))
 
 
 def test_socket_path_too_long() -> None:
     with pytest.raises(AgentUnavailable, match="longer than the 107 bytes"):
-        Client("/tmp/" + "x" * 120)
+        AgentConnection("/tmp/" + "x" * 120)
 
 
 def test_agent_gone(agent: FakeAgent) -> None:
     agent.handlers["info"] = lambda _request, reply: reply.hang_up()
-    with Client(agent.path) as client, pytest.raises(AgentUnavailable, match="the agent went away"):
+    with AgentConnection(agent.path) as client, pytest.raises(AgentUnavailable, match="the agent went away"):
         client.call("info")
 
 
 def test_agent_that_never_answers(agent: FakeAgent) -> None:
     agent.handlers["info"] = lambda _request, _reply: None
     says = rf"the agent \(pid {os.getpid()}\) does not answer: nothing from it for 0.05 s"
-    with Client(agent.path, timeout_s=0.05) as client, pytest.raises(AgentSilent, match=says) as caught:
+    with AgentConnection(agent.path, timeout_s=0.05) as client, pytest.raises(AgentSilent, match=says) as caught:
         client.call("info")
     assert f"kill -CONT {os.getpid()}" in caught.value.hint
 
@@ -103,7 +103,7 @@ def test_one_that_is_being_started_is_waited_for(tmp_path: Path) -> None:
         listen = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).listen()"
         words = [sys.executable, "-c", listen, str(held.fileno())]
         subprocess.run(words, pass_fds=[held.fileno()], check=True)
-        with Client(str(tmp_path / "agent.sock"), timeout_s=0.05) as client:
+        with AgentConnection(str(tmp_path / "agent.sock"), timeout_s=0.05) as client:
 
             def answer() -> None:
                 connection, _ = held.accept()
@@ -152,7 +152,7 @@ def test_a_request_may_take_longer_while_the_agent_answers_others(agent: FakeAge
         reply.ok(tasks=[])
 
     agent.handlers |= {"info": info, "show": show}
-    with Client(agent.path, timeout_s=0.5) as client:
+    with AgentConnection(agent.path, timeout_s=0.5) as client:
         assert client.call("show", tasks=["1"]) == {"tasks": []}
     assert len(agent.asked(control.Info)) > 2
 
@@ -160,7 +160,7 @@ def test_a_request_may_take_longer_while_the_agent_answers_others(agent: FakeAge
 def test_who_follows_waits_for_nobody_who_never_answered(agent: FakeAgent) -> None:
     agent.handlers["wait"] = lambda _request, _reply: None
     agent.handlers["info"] = lambda _request, _reply: None
-    with Client(agent.path, timeout_s=0.05) as client, pytest.raises(AgentSilent):
+    with AgentConnection(agent.path, timeout_s=0.05) as client, pytest.raises(AgentSilent):
         next(client.stream("wait", tasks=["1"]))  # an agent that was stopped before
 
 
@@ -178,7 +178,7 @@ def test_who_follows_waits_on_once_it_was_answered(agent: FakeAgent) -> None:
         reply.ok(timed_out=False)
 
     agent.handlers |= {"info": info, "wait": wait}
-    with Client(agent.path, timeout_s=0.1) as client:
+    with AgentConnection(agent.path, timeout_s=0.1) as client:
         assert list(client.stream("wait", tasks=["1"])) == []
         assert client.last == {"timed_out": False}
 
@@ -188,15 +188,15 @@ def test_nobody_is_let_in(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(path)
         listener.listen(0)
-        stack.enter_context(Client(path, timeout_s=0.05))
+        stack.enter_context(AgentConnection(path, timeout_s=0.05))
         with pytest.raises(AgentSilent, match="does not answer"):
-            Client(path, timeout_s=0.05)
+            AgentConnection(path, timeout_s=0.05)
 
 
 def test_answers_to_other_requests_are_skipped(agent: FakeAgent) -> None:
     agent.answer("info", node="ws1")
     agent.answer("stats", counters={})
-    with Client(agent.path) as client:
+    with AgentConnection(agent.path) as client:
         client.send("stats")
         assert client.call("info") == {"node": "ws1"}
 
@@ -245,10 +245,10 @@ def test_an_agent_that_had_to_end_has_left_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     (tmp_path / "agent.sock.why").write_text("another agent is called ws1\npeerload up --node NAME\n", encoding="utf-8")
     with pytest.raises(AgentUnavailable) as refused:
-        Client(str(path))
+        AgentConnection(str(path))
     assert "another agent is called ws1" in str(refused.value)
     assert "peerload up --node" in refused.value.hint
     (tmp_path / "agent.sock.why").unlink()
     (tmp_path / "agent.sock.why").symlink_to("/etc/passwd")
     with pytest.raises(AgentUnavailable, match=r"^no agent is running here \(no socket at"):
-        Client(str(path))
+        AgentConnection(str(path))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import peerload
 from peerload.cli.common.options import Options, speed, whole
-from peerload.client.connection import SYSTEM_SOCKET, Client, user_socket_path
+from peerload.client.connection import SYSTEM_SOCKET, AgentConnection, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, ConfigError, PeerloadError
 from peerload.model.text import printable
 from peerload.wire import frame
@@ -292,7 +292,7 @@ def agent_info(socket_path: str, within_s: float) -> dict[str, Any] | None:
     """The answer of the agent at this socket to `info`; None if there is no agent. Raises AgentSilent if there is one that does not
     answer in this time: no other can be started."""
     try:
-        with Client(socket_path, timeout_s=within_s) as client:
+        with AgentConnection(socket_path, timeout_s=within_s) as client:
             return client.call("info")
     except AgentSilent:
         raise
@@ -302,14 +302,14 @@ def agent_info(socket_path: str, within_s: float) -> dict[str, Any] | None:
 
 def restart(socket_path: str | None, reason: str) -> dict[str, Any]:
     """Have the agent restart in its process → its answer to `info` then. Raises PeerloadError."""
-    with Client(socket_path) as client:
+    with AgentConnection(socket_path) as client:
         before = client.call("info")
         client.call("restart", reason=reason)
     pause, deadline = threading.Event(), time.monotonic() + BACK_WITHIN_S
     while time.monotonic() < deadline:
         pause.wait(LOOK_EVERY_S)
         try:
-            with Client(socket_path) as client:
+            with AgentConnection(socket_path) as client:
                 info = client.call("info")
         except AgentUnavailable:
             if not _lives(before.get("pid")):

@@ -21,7 +21,7 @@ from peerload.text.format import number_text, say, size_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from peerload.client.connection import Client
+    from peerload.client.connection import AgentConnection
 
 
 ARGV_ITEMS_MAX = 32_768
@@ -180,7 +180,9 @@ def _range(numbers: list[int] | tuple[int, ...]) -> str:
     return f"{first}" if first == last else f"{first}-{last}" + (f":{step}" if step != 1 else "")
 
 
-def submit(client: Client, spec: dict[str, Any], *, input_comes: bool = False, **more: object) -> dict[str, Any]:
+def submit(
+    client: AgentConnection, spec: dict[str, Any], *, input_comes: bool = False, **more: object
+) -> dict[str, Any]:
     """Queue the task, or an array of tasks, and return the agent's reply. ``more``: the other fields of `Submit` (docs/wire.md),
     of which False, None and empty ones are left out; ``input_comes``: it reads more than this."""
     fields = {key: value for key, value in more.items() if value} | ({"input_ends": False} if input_comes else {})
@@ -495,7 +497,7 @@ def quoted(line: str) -> str:
     return "'" + line.replace("'", "'\\''") + "'"
 
 
-def mended(error: NeverRunnable, client: Client, spec: dict[str, Any]) -> NeverRunnable:
+def mended(error: NeverRunnable, client: AgentConnection, spec: dict[str, Any]) -> NeverRunnable:
     """The refusal of a task, improved if it named an unknown node."""
     wanted = spec["placement"].get("node")
     if not wanted:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.cli.common.options import Options
-    from peerload.client.connection import Client
+    from peerload.client.connection import AgentConnection
     from peerload.files.tree import Found
 
 _SCRATCH = b"-"
@@ -76,7 +76,7 @@ def prepare(flags: Namespace, verb: str, spec: dict[str, Any], terms: dict[str, 
         raise StagingFailed(f"{printable(home)} cannot be read", why=str(error.strerror)) from None
 
 
-def send(client: Client, spec: dict[str, Any], terms: dict[str, Any], found: Sequence[Found]) -> None:
+def send(client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any], found: Sequence[Found]) -> None:
     """Have the agent keep the files, and the task name them. Raises PeerloadError."""
     if "files" not in spec:
         return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from peerload.cli.common.options import Options
-    from peerload.client.connection import Client
+    from peerload.client.connection import AgentConnection
 
 STATES = ("held", "queued", "leased", "running", "done", "failed", "cancelled", "unknown")
 UNFINISHED = ("held", "queued", "leased", "running", "unknown")
@@ -91,12 +91,12 @@ class Selection:
         fields = {"tasks": self.words, **self.narrowing, "states": wanted}
         return {key: value for key, value in fields.items() if value}
 
-    def selected(self, client: Client, states: Iterable[str] = ()) -> dict[str, Any]:
+    def selected(self, client: AgentConnection, states: Iterable[str] = ()) -> dict[str, Any]:
         """The agent's reply: selected count states."""
         more = {"all_users": True} if self._all_users else {}
         return client.call("select", **self.request_fields(states), **more)
 
-    def references(self, client: Client, states: Sequence[str] = ()) -> list[str] | None:
+    def references(self, client: AgentConnection, states: Sequence[str] = ()) -> list[str] | None:
         """References to the tasks to change; empty, with a message, if none matches; None if the user said no. ``states``: the states of
         tasks that are selected without their ids."""
         if self.is_plain:
@@ -118,7 +118,7 @@ class Selection:
         return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def changed(client: Client, verb: str, refs: Sequence[str], **fields: object) -> dict[str, Any]:
+def changed(client: AgentConnection, verb: str, refs: Sequence[str], **fields: object) -> dict[str, Any]:
     """Change tasks with as many requests as needed → one reply, its lists joined."""
     answer: dict[str, Any] = {}
     for part in batches(refs):

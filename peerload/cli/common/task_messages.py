@@ -11,7 +11,7 @@ from peerload.model.text import printable
 from peerload.text.format import say, shortened, size_text
 
 if TYPE_CHECKING:
-    from peerload.client.connection import Client
+    from peerload.client.connection import AgentConnection
 
 PLACEMENT_ROUNDS = 9
 PLACEMENT_ROUND_S = 0.1
@@ -151,7 +151,7 @@ def say_declining(reply: dict[str, Any]) -> None:
         )
 
 
-def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]) -> None:
+def warn_if_stranded(client: AgentConnection, reply: dict[str, Any], spec: dict[str, Any]) -> None:
     """Say on stderr, within a second, which nodes cannot take the task just submitted or why it cannot start now."""
     task = reply["id"]
     say_declining(reply)
@@ -173,7 +173,7 @@ def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]
         )
 
 
-def _reason_still_queued(client: Client, task: str) -> str:
+def _reason_still_queued(client: AgentConnection, task: str) -> str:
     """The reason why a task is still queued after a second; "" as soon as it has found a node."""
     reason = ""
     for _ in range(PLACEMENT_ROUNDS):

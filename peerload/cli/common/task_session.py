@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
 from peerload.cli.common.terminal import BACKGROUND_LOOK_S, DETACH_KEY, RawTerminal, StdinReader, window
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.client.protocol import accepted
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
@@ -69,7 +69,7 @@ class TaskSession:
 
     def __init__(
         self,
-        client: Client,
+        client: AgentConnection,
         write: Callable[[dict[str, Any]], None],
         *,
         attends: bool = False,
@@ -104,7 +104,7 @@ class TaskSession:
         self.interrupts = 0
 
     @property
-    def client(self) -> Client:
+    def client(self) -> AgentConnection:
         """The connection to the agent; a new one after the agent went away."""
         return self._client
 
@@ -383,7 +383,7 @@ class TaskSession:
             if time.monotonic() > self._lost_until_s or set(self._waiting) - set(_HARMLESS):
                 raise self._lost(error) from None
             try:
-                self._client = Client(self._client.path)
+                self._client = AgentConnection(self._client.path)
                 if self._attends:
                     self._client.call("attend", task=self._task)
                 self._waiting[:0] = self._forwarded.values()  # they may not have arrived

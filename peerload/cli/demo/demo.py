@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say
@@ -73,7 +73,10 @@ class Demo:
             signal.signal(number, signal.SIG_IGN)
         told: list[str] = []
         for node in self.nodes:
-            with contextlib.suppress(PeerloadError), Client(self.socket(node), timeout_s=GONE_WITHIN_S) as client:
+            with (
+                contextlib.suppress(PeerloadError),
+                AgentConnection(self.socket(node), timeout_s=GONE_WITHIN_S) as client,
+            ):
                 client.call("stop", all=True)
                 told.append(node)
         self._stack.close()  # the broker, and our connections

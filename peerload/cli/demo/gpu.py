@@ -20,7 +20,7 @@ from peerload.cli.common.errors import INTERRUPTED
 from peerload.cli.common.options import Options
 from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, interrupt, run_and_clean, temporary_directory, wait
 from peerload.client import environment
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.security import cluster_dir
 from peerload.text.format import coloured, print_result, table
@@ -113,7 +113,7 @@ class GpuDemo(Demo):
         info = agent_process.start(self._settings(), self._program())
         self.started |= {info["pid"], info["launcher_pid"]}
         self.started.update(self.processes())
-        with Client(self.socket(NODE), timeout_s=ANSWER_WITHIN_S) as client:
+        with AgentConnection(self.socket(NODE), timeout_s=ANSWER_WITHIN_S) as client:
             wait(lambda: len(_own(client)["gpus"]) == GPUS, "the agent does not see its GPUs")
             ids = [self._submit(client, asked) for asked in FIRST]
             wait(lambda: _are(client, ids, "running"), "the first tasks do not run")
@@ -159,7 +159,7 @@ class GpuDemo(Demo):
     def _gate(self) -> Path:
         return self.directory / "gate"
 
-    def _submit(self, client: Client, asked: DemoGpuTask) -> str:
+    def _submit(self, client: AgentConnection, asked: DemoGpuTask) -> str:
         argv = [sys.executable, "-I", "-c", USE, str(self.directory / "on"), str(self._gate), str(asked.seconds)]
         variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), MARK.encode(): bytes(self.directory)}
         spec = {
@@ -177,16 +177,16 @@ class GpuDemo(Demo):
         return str(client.call("submit", token=os.urandom(16).hex(), spec=spec)["id"])
 
 
-def _own(client: Client) -> dict[str, Any]:
+def _own(client: AgentConnection) -> dict[str, Any]:
     found: dict[str, Any] = next(node for node in client.call("nodes")["nodes"] if node.get("self"))
     return found
 
 
-def _are(client: Client, ids: Sequence[str], *states: str) -> bool:
+def _are(client: AgentConnection, ids: Sequence[str], *states: str) -> bool:
     return all(task["state"] in states for task in client.call("show", tasks=list(ids))["tasks"])
 
 
-def _seen(client: Client, ids: Sequence[str]) -> list[dict[str, Any]]:
+def _seen(client: AgentConnection, ids: Sequence[str]) -> list[dict[str, Any]]:
     """The tasks with the columns of the original; times in seconds since the first was registered."""
     numbers = {gpu["id"]: gpu["index"] for gpu in _own(client)["gpus"]}
     shown = client.call("show", tasks=list(ids))["tasks"]
@@ -213,7 +213,7 @@ def _seen(client: Client, ids: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _output(client: Client, task: str) -> str:
+def _output(client: AgentConnection, task: str) -> str:
     pieces = client.stream("output", task=task, streams=[1])
     return b"".join(piece["data"] for piece in pieces).decode("utf-8", "replace").strip()
 

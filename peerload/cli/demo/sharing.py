@@ -12,7 +12,7 @@ from peerload.cli.demo.broker import find_broker, start_broker
 from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, TICK_S, Demo, wait
 from peerload.cli.demo.work import commands
 from peerload.client import environment
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
@@ -80,7 +80,8 @@ class SharingDemo(Demo):
         self.started.add(broker.pid)
         self.started.update(self.processes())  # the guards of the launchers, too
         clients = {
-            node: self._stack.enter_context(Client(self.socket(node), timeout_s=ANSWER_WITHIN_S)) for node in SLOTS
+            node: self._stack.enter_context(AgentConnection(self.socket(node), timeout_s=ANSWER_WITHIN_S))
+            for node in SLOTS
         }
         for node, client in clients.items():
             wait(lambda client=client: _has_met(client), f"{node} did not meet the others over MQTT")  # type: ignore[misc]
@@ -101,7 +102,7 @@ class SharingDemo(Demo):
         account = report.account(tasks, SLOTS, HOME, counters)
         return account | _checked(clients[HOME], tasks, work)
 
-    def _share(self, client: Client, work: Sequence[DemoCommand]) -> list[dict[str, Any]]:
+    def _share(self, client: AgentConnection, work: Sequence[DemoCommand]) -> list[dict[str, Any]]:
         """Submit all to one node and wait until they have ended → the tasks as `show` gives them, in order."""
         scratch = self.directory / "work"
         scratch.mkdir()
@@ -133,18 +134,18 @@ class SharingDemo(Demo):
         return shown
 
 
-def _has_met(client: Client) -> bool:
+def _has_met(client: AgentConnection) -> bool:
     nodes = client.call("nodes")["nodes"]
     alive = sum(node["state"] == "alive" and node["load"] is not None for node in nodes)
     return alive == len(SLOTS) and client.call("info")["mqtt"] is not None
 
 
-def _counters(client: Client) -> dict[str, int]:
+def _counters(client: AgentConnection) -> dict[str, int]:
     counters: dict[str, int] = client.call("stats")["counters"]
     return counters
 
 
-def _checked(client: Client, tasks: Sequence[dict[str, Any]], work: Sequence[DemoCommand]) -> dict[str, Any]:
+def _checked(client: AgentConnection, tasks: Sequence[dict[str, Any]], work: Sequence[DemoCommand]) -> dict[str, Any]:
     """Compare each task's output, read at its home, with the known answer → how many are right, and one that came
     from another node, to show."""
     right = best = 0

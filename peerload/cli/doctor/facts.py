@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from peerload.client.connection import Client, default_socket_path, user_socket_path
+from peerload.client.connection import AgentConnection, default_socket_path, user_socket_path
 from peerload.distribution import deployed
 from peerload.model.errors import AgentUnavailable, BadRequest, ConfigError, PeerloadError
 
@@ -136,7 +136,7 @@ class DoctorInput:
             return
         began_s = time.monotonic()
         try:
-            with Client(self.socket, timeout_s=AGENT_S_MAX) as client:
+            with AgentConnection(self.socket, timeout_s=AGENT_S_MAX) as client:
                 self.info = client.call("info")
                 self.answered_s = time.monotonic() - began_s
                 self.nodes = client.call("nodes")["nodes"]

@@ -18,7 +18,7 @@ from peerload.cli.common.task_messages import say_declining, say_unknown
 from peerload.cli.map.inputs import BadInput
 from peerload.cli.map.show import MapResult, MapView
 from peerload.cli.map.template import shown
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.client.protocol import OutputGaps, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
 from peerload.text.format import counted, say, size_text
@@ -148,7 +148,7 @@ class Mapping:
         at_a_time: int | None = None,
     ) -> None:
         self._socket_path = socket_path
-        self._client = Client(socket_path)
+        self._client = AgentConnection(socket_path)
         self._fields = fields
         self._template = template
         self._inputs = inputs
@@ -420,7 +420,7 @@ class Mapping:
         """Hold the waiting tasks of these arrays → the tasks that are held now."""
         if not names:
             return []
-        with Client(self._socket_path) as client:
+        with AgentConnection(self._socket_path) as client:
             client.call("hold", tasks=names)
             arrays = frozenset(names)
             tasks = client.call("tasks", states=["held"], limit=2 * SUBMITTED_MAX, ended_within_s=0.0)["tasks"]
@@ -446,7 +446,7 @@ class Mapping:
             signal.signal(number, signal.SIG_IGN)
         if names:
             try:
-                with Client(self._socket_path) as client:
+                with AgentConnection(self._socket_path) as client:
                     client.call("cancel", tasks=names, force=True)
             except PeerloadError as error:
                 say(f"not cancelled: {error}", f"peerload cancel {' '.join(names[:5])}")
@@ -463,7 +463,7 @@ class Mapping:
         until_s = time.monotonic() + RECONNECT_S_MAX
         while True:
             try:
-                self._client = Client(self._socket_path)
+                self._client = AgentConnection(self._socket_path)
                 self._client.call("info")
                 break
             except AgentUnavailable as still:
@@ -499,7 +499,7 @@ class Mapping:
         until_s = 0.0
         while True:
             try:
-                with Client(self._socket_path) as client:
+                with AgentConnection(self._socket_path) as client:
                     for piece in client.stream("output", task=task, done_with=True):
                         until_s = 0.0
                         if "data" in piece and (new := _beyond(piece, came)):

@@ -24,7 +24,7 @@ from peerload.cli.common.agent_process import (
     watch,
 )
 from peerload.cli.common.options import Options
-from peerload.client.connection import ANSWERS_WITHIN_S, START_HINT, Client, default_socket_path
+from peerload.client.connection import ANSWERS_WITHIN_S, START_HINT, AgentConnection, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import counted, number_text, print_json, print_result, say, size_text, terminal_columns
@@ -112,7 +112,7 @@ def _shared_machine(info: dict[str, Any]) -> list[str]:
         return []
     from peerload.text.nodes import ONE_MACHINE, on_one_machine
 
-    with Client(info["socket"]) as client:
+    with AgentConnection(info["socket"]) as client:
         shared = on_one_machine(client.call("nodes")["nodes"])
     return [f"{', '.join(names)}: {ONE_MACHINE}" for names in shared if info.get("node") in names]
 
@@ -148,7 +148,7 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
     deadline = time.monotonic() + PEER_WITHIN_S
     ends = watch(info.get("pid"))
     try:
-        with Client(settings["socket"]) as client:
+        with AgentConnection(settings["socket"]) as client:
             while not info.get("peers") and time.monotonic() < deadline:
                 pause.wait(LOOK_EVERY_S)
                 info = client.call("info")
@@ -240,7 +240,7 @@ def down(words: list[str]) -> int:
     reader.flag("--state DIR", help="state directory of an agent that is gone (default: your own agent's)")
     flags = reader.read(words)
     try:
-        client = Client(flags.socket)
+        client = AgentConnection(flags.socket)
     except AgentUnavailable as error:
         if flags.all and _orphans_ended(flags.socket, flags.state, as_json=flags.json):
             return 0
@@ -275,7 +275,7 @@ def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable
     return error
 
 
-def _back_again(client: Client) -> str:
+def _back_again(client: AgentConnection) -> str:
     """The command that starts this agent with the same flags. It has no password of a broker."""
     import shlex
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import selection, task_messages
 from peerload.cli.common.errors import CANNOT, TIMED_OUT, report
 from peerload.cli.common.options import Options, signal_number, whole
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say
@@ -47,7 +47,7 @@ def cancel(words: list[str]) -> int:
     if flags.remote and not chosen_by.is_plain:
         raise UsageError("cancel: --remote takes the ids of tasks alone", hint="which there are:  peerload ls --remote")
     asked = {"signal": flags.signal, "force": flags.force}
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         chosen = chosen_by.references(client, selection.UNFINISHED)
         if chosen is None:
             return CANNOT
@@ -65,11 +65,11 @@ def cancel(words: list[str]) -> int:
     return 0
 
 
-def _wait(client: Client, flags: Namespace, chosen: list[str], asked: dict[str, Any]) -> int:
+def _wait(client: AgentConnection, flags: Namespace, chosen: list[str], asked: dict[str, Any]) -> int:
     return max([_wait_for(client, flags, part, asked) for part in selection.batches(chosen)], default=0)
 
 
-def _wait_for(client: Client, flags: Namespace, refs: list[str], asked: dict[str, Any]) -> int:
+def _wait_for(client: AgentConnection, flags: Namespace, refs: list[str], asked: dict[str, Any]) -> int:
     cancelled: list[str] = []
     already: list[str] = []
     is_shown = flags.json
@@ -137,7 +137,7 @@ def signal(words: list[str]) -> int:
     flags = reader.read(words)
     number = _number(flags.signal)
     chosen_by = selection.Selection(flags, "signal")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         chosen = chosen_by.references(client, RUNNING)
         if not chosen:
             return CANNOT
@@ -170,7 +170,9 @@ def _number(word: str | None) -> int:
         raise UsageError(f"signal: {error}", why="the signal comes before the tasks", hint=hint) from None
 
 
-def _running(client: Client, refs: Sequence[str], *, are_named: bool) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _running(
+    client: AgentConnection, refs: Sequence[str], *, are_named: bool
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The running tasks among these; and the named ones that do not run, each with its state. Raises NoSuchTask."""
     running: dict[str, dict[str, Any]] = {}
     others: dict[str, str] = {}
@@ -184,7 +186,7 @@ def _running(client: Client, refs: Sequence[str], *, are_named: bool) -> tuple[l
     return list(running.values()), others
 
 
-def _sent(client: Client, tasks: Sequence[str], number: int) -> dict[str, str]:
+def _sent(client: AgentConnection, tasks: Sequence[str], number: int) -> dict[str, str]:
     """Send the signal to each task → those that did not get it, with the reason."""
     refused: dict[str, str] = {}
     asked: dict[int, str] = {}
@@ -249,7 +251,7 @@ def _change(reader: Options, words: list[str], verb: str, states: Sequence[str],
     flags = reader.read(words)
     asked = {"priority": flags.priority} if verb == "prio" else {}
     chosen_by = selection.Selection(flags, verb)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         chosen = chosen_by.references(client, states)
         if chosen is None:
             return CANNOT
@@ -271,7 +273,7 @@ def _change(reader: Options, words: list[str], verb: str, states: Sequence[str],
     return code
 
 
-def _state(client: Client, task: str) -> str:
+def _state(client: AgentConnection, task: str) -> str:
     try:
         return str(client.call("show", tasks=[task])["tasks"][0]["state"])
     except BadRequest:  # removed meanwhile
@@ -309,7 +311,7 @@ def retry(words: list[str]) -> int:
         raise UsageError("retry: --all and --failed contradict each other")
     chosen_by = selection.Selection(flags, "retry", needed=not flags.failed)
     code = again = 0
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         chosen = _chosen(client, chosen_by, flags)
         if chosen is None:
             return CANNOT
@@ -328,7 +330,7 @@ def retry(words: list[str]) -> int:
     return code
 
 
-def _retry(client: Client, task: str, *, is_json: bool, **fields: object) -> None:
+def _retry(client: AgentConnection, task: str, *, is_json: bool, **fields: object) -> None:
     reply = client.call("retry", token=os.urandom(TOKEN_BYTES).hex(), task=task, **fields)
     members = reply.get("members")
     if is_json:
@@ -341,7 +343,7 @@ def _retry(client: Client, task: str, *, is_json: bool, **fields: object) -> Non
 
 
 def _chosen(
-    client: Client, chosen_by: selection.Selection, flags: Namespace
+    client: AgentConnection, chosen_by: selection.Selection, flags: Namespace
 ) -> list[tuple[str, dict[str, object]]] | None:
     """The tasks to repeat, each with its fields of the request; None if the user said no."""
     if not chosen_by.words and not chosen_by.means_all and not chosen_by.is_narrowed:
@@ -357,7 +359,7 @@ def _chosen(
     return [(ref, {"all": flags.all, **({"failed": True} if flags.failed else {})}) for ref in refs]
 
 
-def _failed_lately(client: Client) -> list[str]:
+def _failed_lately(client: AgentConnection) -> list[str]:
     """The tasks that failed within the last day and were not queued again, whole arrays where possible; their number is said."""
     reply = client.call("tasks", ended_within_s=FAILED_WITHIN_S, limit=FAILED_TASKS_MAX)
     chosen = to_retry(reply["tasks"])

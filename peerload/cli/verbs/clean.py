@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import selection
 from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options, whole
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, UsageError
 from peerload.text.format import counted, print_json, say, size_text
 from peerload.text.tasks import collapsed
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     chosen_by = selection.Selection(flags, "clean", needed=False)
     asked = _request(flags, chosen_by)
     try:
-        client = Client(flags.socket)
+        client = AgentConnection(flags.socket)
     except AgentUnavailable:
         selects = chosen_by.is_narrowed or bool(chosen_by.words and not chosen_by.is_plain)
         answer = None if selects else _without_agent(flags, asked | {"tasks": chosen_by.words})
@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
 
 
 def _cleaned(
-    client: Client, flags: Namespace, chosen_by: selection.Selection, asked: dict[str, Any]
+    client: AgentConnection, flags: Namespace, chosen_by: selection.Selection, asked: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The reply of the agent: what it has deleted, or would; None if the user at the terminal said no."""
     parts = [asked]
@@ -82,7 +82,7 @@ def _cleaned(
     return reply
 
 
-def _refs(client: Client, chosen_by: selection.Selection, states: list[str]) -> list[str]:
+def _refs(client: AgentConnection, chosen_by: selection.Selection, states: list[str]) -> list[str]:
     """References to the selected tasks."""
     if chosen_by.is_plain:
         return chosen_by.words

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.agent_process import await_end, watch
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, say
@@ -89,11 +89,11 @@ def _init(flags: Namespace) -> int:
 
 
 def _rotate(flags: Namespace) -> int:
-    from peerload.client.connection import Client
+    from peerload.client.connection import AgentConnection
 
     if flags.directory or flags.name is not None:
         raise UsageError("cluster rotate takes no arguments", hint="what it takes:  peerload cluster --help")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         reply = client.call("rotate")
     if flags.json:
         print_json({key: reply.get(key) for key in ("number", "told", "overlap_s")})
@@ -149,11 +149,11 @@ def _configured() -> ClusterDirectory:
 
 def _in_use(socket: str | None) -> dict[str, Any] | None:
     """The cluster of the agent that runs here; None if no agent runs."""
-    from peerload.client.connection import Client
+    from peerload.client.connection import AgentConnection
     from peerload.model.errors import AgentUnavailable
 
     try:
-        with Client(socket) as client:
+        with AgentConnection(socket) as client:
             info = client.call("info")
     except AgentUnavailable:
         return None
@@ -231,7 +231,7 @@ def leave(words: list[str]) -> int:
     )
     reader.switch("--force", help="leave anyway; running tasks go on")
     flags = reader.read(words)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         info = client.call("info")
         process = watch(info.get("pid"))
         try:
@@ -262,7 +262,7 @@ def forget(words: list[str]) -> int:
     if not is_node_name(flags.node):
         what = f"forget: {flags.node!r} is not a valid node name"
         raise UsageError(what, why=NODE_NAME_SAYS, hint="the nodes known here:  peerload nodes")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         reply = client.call("forget", node=flags.node)
     if flags.json:
         print_json({"node": reply.get("node"), "was": reply.get("was")})
@@ -285,7 +285,7 @@ def revoke(words: list[str]) -> int:
     if not is_node_name(flags.node):
         what = f"revoke: {flags.node!r} is not a valid node name"
         raise UsageError(what, why=NODE_NAME_SAYS, hint="the nodes known here:  peerload nodes")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         reply = client.call("revoke", node=flags.node, force=flags.force)
     if flags.json:
         print_json({key: reply.get(key) for key in ("node", "was", "told", "was_issuer")})

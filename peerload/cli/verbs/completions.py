@@ -11,7 +11,7 @@ from typing import Any
 
 from peerload.cli.common.options import DESCRIBE, Described, Options
 from peerload.cli.common.verb_table import VERBS, load
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import shortened
@@ -270,7 +270,7 @@ def _positional(verb: str, positional: list[str], last: str, number: int) -> lis
 def _ask(verb: str, **fields: object) -> dict[str, Any]:
     """The reply of the agent; empty if it does not answer at once."""
     try:
-        with Client(timeout_s=AGENT_S_MAX) as client:
+        with AgentConnection(timeout_s=AGENT_S_MAX) as client:
             return client.call(verb, **fields)
     except PeerloadError:
         return {}

@@ -83,12 +83,12 @@ def _show(flags: Namespace) -> int:
 
 def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[dict[str, Any]] | None, str | None]:
     """The settings and node of the agent that runs here; None if there is none and the command line names none."""
-    from peerload.client.connection import Client
+    from peerload.client.connection import AgentConnection
     from peerload.model.errors import AgentUnavailable, BadRequest
 
     place = flags.socket or os.environ.get("PEERLOAD_SOCKET") or (config.socket if config is not None else None)
     try:
-        with Client(place, timeout_s=AGENT_S_MAX) as client:
+        with AgentConnection(place, timeout_s=AGENT_S_MAX) as client:
             node = str(client.call("info")["node"])
             return client.call("settings")["settings"], node
     except BadRequest:

@@ -6,7 +6,7 @@ import sys
 import time
 
 from peerload.cli.common.options import Options
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.text.format import counted, duration_text, print_json, size_text
 
 ID_CHARACTERS = 12
@@ -22,7 +22,7 @@ def main(words: list[str]) -> int:
     reader.switch("--gc", help="remove everything that no task needs now")
     reader.at()
     flags = reader.read(words)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         removed = client.call("files", gc=True, at=flags.at)["removed_bytes"] if flags.gc else 0
         kept = client.call("files", at=flags.at)
     if flags.json:

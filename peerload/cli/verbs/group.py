@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.command import group_name
 from peerload.cli.common.options import Options
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, print_result, table
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
     reader.flag("--slots N", help="with set: at most N tasks at a time; none: any number")
     flags = reader.read(words)
     request = _request(flags)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         if request is None:
             _show(client.call("groups").get("groups", []), flags)
             return 0

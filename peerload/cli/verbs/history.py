@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options, whole
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.text import tasks
 from peerload.text.format import (
@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
         raise UsageError("history: --cluster is not for --at", hint="all nodes:  --cluster        one:  --at NODE")
     if flags.export is not None:
         return export(flags)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         asked = {"since": flags.since, "limit": flags.limit or LIMIT}
         reply = client.call("history", **asked, at=flags.at, cluster=flags.cluster)
     own = tasks.own_names()
@@ -220,7 +220,7 @@ def export(flags: Namespace) -> int:
 
 def _copy(flags: Namespace, out: TextIO, *, as_csv: bool) -> Trace:
     trace = Trace(out, as_csv=as_csv)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         own = tasks.own_names()
         ended: Iterable[dict[str, Any]] = (
             task for task in _ended(client, flags) if flags.all or tasks.is_mine(task, own)
@@ -233,7 +233,7 @@ def _copy(flags: Namespace, out: TextIO, *, as_csv: bool) -> Trace:
     return trace
 
 
-def _ended(client: Client, flags: Namespace) -> Iterator[dict[str, Any]]:
+def _ended(client: AgentConnection, flags: Namespace) -> Iterator[dict[str, Any]]:
     """The ended tasks, page by page, so that only one page is in memory."""
     asked = {"since": flags.since, "limit": flags.limit, "oldest_first": True}
     for part in client.stream("history", **asked, at=flags.at, cluster=flags.cluster):

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from peerload import distribution
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.cli.verbs.join import become_agents_user
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, say
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
         raise UsageError(f"invite: {flags.node!r} is not a valid node name", why=NODE_NAME_SAYS)
     if flags.ttl > TTL_S_MAX:
         raise UsageError("invite: --ttl is too long", why="at most 7d", hint="peerload invite --ttl 7d")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         info = client.call("info")
     if info.get("cluster_local"):
         become_agents_user(info, "invite", flags.socket)
@@ -55,7 +55,7 @@ def main(words: list[str]) -> int:
     elif flags.listen or flags.name:
         what = "invite: --listen and --name are for a node without a cluster"
         raise UsageError(what, why=f"this one is a member of {info.get('cluster')}", hint="peerload invite")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         reply = client.call("invite", uses=flags.uses, ttl_s=flags.ttl, node=flags.node, issuer=flags.issuer)
     command = f"peerload join {reply['token']}"
     if flags.json:

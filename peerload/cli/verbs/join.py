@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.agent_process import configured, located, make_private
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name
-from peerload.client.connection import ANSWERS_WITHIN_S, Client, default_socket_path
+from peerload.client.connection import ANSWERS_WITHIN_S, AgentConnection, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import print_result, say
@@ -114,7 +114,7 @@ def _running(flags: Namespace) -> dict[str, Any] | None:
 
 def _info(socket_path: str) -> dict[str, Any] | None:
     try:
-        with Client(socket_path) as client:
+        with AgentConnection(socket_path) as client:
             return client.call("info")
     except AgentUnavailable:
         return None
@@ -122,11 +122,11 @@ def _info(socket_path: str) -> dict[str, Any] | None:
 
 def _is_connected(socket_path: str) -> bool:
     """True if the agent here is connected to another member; a node that was revoked, or was away for too long, may join again."""
-    with Client(socket_path) as client:
+    with AgentConnection(socket_path) as client:
         return _sees_peer(client)
 
 
-def _sees_peer(client: Client) -> bool:
+def _sees_peer(client: AgentConnection) -> bool:
     return any(node.get("state") == "alive" and not node.get("self") for node in client.call("nodes")["nodes"])
 
 
@@ -208,7 +208,7 @@ def _as_member(running: dict[str, Any] | None, place: dict[str, str]) -> dict[st
 def _await_peer(socket_path: str) -> None:
     """Return when another member is alive; say if none is in time."""
     pause, deadline = threading.Event(), time.monotonic() + MEETS_WITHIN_S
-    with Client(socket_path) as client:
+    with AgentConnection(socket_path) as client:
         while time.monotonic() < deadline:
             if _sees_peer(client):
                 return

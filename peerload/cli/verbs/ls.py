@@ -12,7 +12,7 @@ from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter, redrawn
 from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
@@ -52,7 +52,7 @@ def ls(words: list[str]) -> int:
         raise UsageError(f"ls: --cluster asks all nodes, and {chosen.words[0]} is of one", hint="omit --cluster")
     if flags.cluster and flags.at:
         raise UsageError("ls: --cluster asks all nodes, --at one", hint=f"peerload ls --at {flags.at}")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         if flags.watch and not flags.json:
             return redrawn(lambda: lines(client, flags, chosen))
         gc.disable()  # it is looked for all the longer the more tasks there are, and found at our end
@@ -65,7 +65,7 @@ def ls(words: list[str]) -> int:
     return 0
 
 
-def listed(client: Client, flags: Namespace, chosen: Selection) -> dict[str, Any]:
+def listed(client: AgentConnection, flags: Namespace, chosen: Selection) -> dict[str, Any]:
     """The reply of the agent without the tasks of other users, unless --all is given; ``hidden`` counts them."""
     if flags.remote:
         reply = client.call("remote", limit=flags.limit, at=flags.at)
@@ -84,7 +84,7 @@ def listed(client: Client, flags: Namespace, chosen: Selection) -> dict[str, Any
     return {**reply, "tasks": shown, "hidden": hidden, "truncated": truncated}
 
 
-def lines(client: Client, flags: Namespace, chosen: Selection) -> list[str]:
+def lines(client: AgentConnection, flags: Namespace, chosen: Selection) -> list[str]:
     """The table as lines; messages about what it leaves out go to stderr."""
     reply = listed(client, flags, chosen)
     if not flags.watch:
@@ -139,7 +139,7 @@ def logs(words: list[str]) -> int:
     reader.at()
     flags = reader.read(words)
     chosen = selection.Selection(flags, "logs")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         if not chosen.is_plain or len(chosen.words) > 1:
             return _print_several(client, chosen, flags)
         try:
@@ -151,7 +151,7 @@ def logs(words: list[str]) -> int:
 
 
 def _print_several(
-    client: Client, chosen: selection.Selection, flags: Namespace, refused: BadRequest | None = None
+    client: AgentConnection, chosen: selection.Selection, flags: Namespace, refused: BadRequest | None = None
 ) -> int:
     """Print the outputs of several tasks in the order of submission, each with a heading on stderr. ``refused``: the error for the only
     word as the id of one task; raised if it does not name several either."""
@@ -178,7 +178,7 @@ def _print_several(
     return code
 
 
-def _print_one(client: Client, task: str, flags: Namespace, *, names: bool = False) -> int:
+def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: bool = False) -> int:
     streams = [2] if flags.err else [1, 2]
     asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
     writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json)
@@ -221,7 +221,7 @@ def why(words: list[str]) -> int:
     )
     reader.add_argument("task", metavar="ID")
     flags = reader.read(words)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         told = client.call("why", task=flags.task)
     print_result(told, "".join(f"{line}\n" for line in why_lines(told, time.time())), as_json=flags.json)
     return 0
@@ -249,7 +249,7 @@ def events(words: list[str]) -> int:
     for name in what:
         if name not in WHAT:
             raise UsageError(f"events: no such kind: {name!r}", hint=f"there are:  {' '.join(WHAT)}")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         asked = {"limit": flags.limit, "follow": flags.follow, "tasks": flags.task, "what": what}
         for part in client.stream("events", **asked, at=flags.at):
             for event in part["events"]:

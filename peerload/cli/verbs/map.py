@@ -13,7 +13,7 @@ from peerload.cli.map.joblog import Joblog
 from peerload.cli.map.run import Halt, Mapping
 from peerload.cli.map.show import Bar, MapResult, MapView, Outputs, failure_text
 from peerload.cli.map.template import CommandTemplate, shown
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text
@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
     template = CommandTemplate(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
     fields = _fields(flags, spec)
     if not flags.dry_run:
-        with Client(flags.socket) as client:  # without an agent an existing log is not touched
+        with AgentConnection(flags.socket) as client:  # without an agent an existing log is not touched
             files.send(client, spec, fields["terms"], files.prepare(flags, "map", spec, fields["terms"]))
     joblog = _joblog(flags)
     if flags.dry_run:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.errors import TIMED_OUT
 from peerload.cli.common.options import Options, node_name
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, terminal_columns
@@ -31,7 +31,7 @@ def nodes(words: list[str]) -> int:
     )
     reader.at()
     flags = reader.read(words)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         nodes = client.call("nodes", at=flags.at)["nodes"]
     if flags.json:
         print_json({"nodes": nodes})
@@ -65,7 +65,7 @@ def drain(words: list[str]) -> int:
     flags = reader.read(words)
     if flags.timeout is not None and not flags.wait:
         raise UsageError("drain: --timeout is for --wait", hint="peerload drain --wait --timeout 30s")
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         if not flags.wait:
             _show(client.call("drain", reason=flags.reason, at=flags.node), flags)
             return 0
@@ -103,7 +103,7 @@ def undrain(words: list[str]) -> int:
     reader = Options("undrain", "Have this or another node take tasks again, after  peerload drain.")
     reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
     flags = reader.read(words)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         was_drained = bool(client.call("undrain", at=flags.node).get("was_drained", True))
     if flags.json:
         print_json({"was_drained": was_drained})

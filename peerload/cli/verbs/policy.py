@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.errors import CANNOT, mistake_as_json
 from peerload.cli.common.options import Options
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, table
@@ -78,7 +78,7 @@ def _ls(flags: Namespace) -> int:
 def _in_force(flags: Namespace) -> dict[str, Any] | None:
     """The preset of the agent that runs here; None if there is no agent and the command line names none."""
     try:
-        with Client(flags.socket, timeout_s=AGENT_S_MAX) as client:
+        with AgentConnection(flags.socket, timeout_s=AGENT_S_MAX) as client:
             in_force = client.call("policy").get("in_force")
     except AgentUnavailable:
         if flags.socket:

@@ -22,7 +22,7 @@ from peerload.cli.common.terminal import (
     with_colours,
     with_term,
 )
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.client.environment import packed
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, UsageError
 from peerload.model.text import printable
@@ -63,7 +63,7 @@ def run(words: list[str]) -> int:
     unsaved = 0
     if not flags.pty:
         say_if_it_needs_a_terminal(spec["argv"])
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         writer = OutputWriter(is_json=flags.json)
         following = TaskSession(
             client, writer.write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True
@@ -96,7 +96,7 @@ def run(words: list[str]) -> int:
     return report_missing(ended, code, writer.missing_bytes) or unsaved
 
 
-def _unsaved(client: Client, task: str) -> int:
+def _unsaved(client: AgentConnection, task: str) -> int:
     """Wait until its output is in its files → CANNOT, with a message, if not all of it is."""
     unsaved = 0
     for body in client.stream("wait", tasks=[task], files=True):
@@ -160,7 +160,7 @@ def attach(words: list[str]) -> int:
     )
     reader.switch("--raw", help="do not escape control characters, though the task is another user's")
     flags = reader.read(words)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         (shown,) = _single(client, flags.task)
         task = str(shown["id"])
         is_raw = flags.raw or is_ours(shown, client.call("info"))
@@ -184,7 +184,7 @@ def attach(words: list[str]) -> int:
     return report_missing(ended, code, writer.missing_bytes)
 
 
-def _single(client: Client, name: str) -> list[dict[str, Any]]:
+def _single(client: AgentConnection, name: str) -> list[dict[str, Any]]:
     """The one task of this name. Raises BadRequest for an array."""
     shown: list[dict[str, Any]] = client.call("show", tasks=[name])["tasks"]
     if len(shown) > 1:
@@ -194,7 +194,7 @@ def _single(client: Client, name: str) -> list[dict[str, Any]]:
     return shown
 
 
-def _input(client: Client, task: str) -> StdinReader | None:
+def _input(client: AgentConnection, task: str) -> StdinReader | None:
     """Our stdin for the task, if it takes input that nobody else sends."""
     try:
         reply = client.call("input", task=task)
@@ -224,7 +224,7 @@ def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
     reader.switch("-T, --no-pty", help="give it none: stdout and stderr stay apart")
     flags, (ref, *argv) = _split(reader, words)
     stdin = StdinReader() if takes_input() else None
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         task = _running_task(client, ref)
         is_raw = flags.pty or is_ours(task, client.call("info"))
         is_interactive = stdin is not None and stdin.is_terminal and stdin.is_foreground and os.isatty(1)
@@ -261,7 +261,7 @@ class ExecSession(TaskSession):
 
     def __init__(
         self,
-        client: Client,
+        client: AgentConnection,
         write: Callable[[dict[str, Any]], None],
         asked: dict[str, object],
         *,
@@ -321,7 +321,7 @@ def _split(reader: Options, words: list[str]) -> tuple[Any, list[str]]:
     return flags, rest
 
 
-def _running_task(client: Client, task: str) -> dict[str, Any]:
+def _running_task(client: AgentConnection, task: str) -> dict[str, Any]:
     """The task of this name, as `show` has it. Raises BadRequest if it does not run."""
     shown = client.call("show", tasks=[task])["tasks"]
     if len(shown) > 1:

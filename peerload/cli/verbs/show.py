@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text import tasks
@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
     reader.add_argument("task", nargs="+", metavar="ID")
     reader.at()
     flags = reader.read(words)
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         shown = client.call("show", tasks=flags.task, at=flags.at)["tasks"]
     used = usage_of(flags.socket, shown)
     shown = [task | {"live": used.get(task.get("id"))} for task in shown]
@@ -231,7 +231,7 @@ def usage_of(socket: str | None, tasks: Iterable[Mapping[str, Any]]) -> dict[str
         if time.monotonic() > until_s:
             break
         try:
-            with Client(socket, timeout_s=NODE_S_MAX) as client:
+            with AgentConnection(socket, timeout_s=NODE_S_MAX) as client:
                 told = client.call("usage", at=node, tasks=names)["tasks"]
         except PeerloadError:  # the node is away: the other facts are shown anyway
             continue

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import command, files, task_messages
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
         return command.print_dry_run(
             spec, secret, flags, array=ranges, **shown, **(files.described(found, spec) | terms)
         )
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         task_messages.say_left_out(secret)
         files.send(client, spec, terms, found)
         reply = command.submit(
@@ -66,7 +66,7 @@ def main(words: list[str]) -> int:
 
 
 def _print_id(
-    client: Client,
+    client: AgentConnection,
     reply: dict[str, Any],
     spec: dict[str, Any],
     ranges: list[tuple[int, int, int]],
@@ -114,7 +114,7 @@ def _shown(each: list[list[bytes]]) -> list[str]:
     return [printable(shown(argv)) for argv in each]
 
 
-def _why_it_waits(client: Client, task: str, ranges: list[tuple[int, int, int]]) -> str:
+def _why_it_waits(client: AgentConnection, task: str, ranges: list[tuple[int, int, int]]) -> str:
     """The reason in one line why the task just submitted, or the first of the array, cannot start now; "" if it can."""
     first = f"{task}.{ranges[0][0]}" if ranges else task
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import redrawn
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
@@ -44,7 +44,7 @@ def top(words: list[str]) -> int:
     flags = reader.read(words)
     is_live = not flags.json and not flags.once
     is_live = is_live and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-    with Client(flags.socket) as client:  # a missing agent or node is reported as by every verb
+    with AgentConnection(flags.socket) as client:  # a missing agent or node is reported as by every verb
         if not is_live:
             seen = sample(client, flags.at)
             print_result(
@@ -65,7 +65,7 @@ def top(words: list[str]) -> int:
 def _again(socket_path: str | None, at: str, lacks: str, *, wide: bool) -> list[str]:
     """The current text; if the agent is away, a line that says so."""
     try:
-        with Client(socket_path) as client:
+        with AgentConnection(socket_path) as client:
             return [*lines(sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
     except PeerloadError as error:
         return [f"peerload: {printable(error.what)} -- trying again", coloured(lacks, "dim", sys.stdout)]
@@ -146,7 +146,7 @@ TASKS_MAX = 1000
 BAR_WIDTH = 10
 
 
-def sample(client: Client, at: str = "") -> dict[str, Any]:
+def sample(client: AgentConnection, at: str = "") -> dict[str, Any]:
     """One look at the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running. ``at``: as seen
     from that node."""
     there = {"at": at} if at else {}

@@ -11,7 +11,7 @@ from peerload.cli.common.errors import TIMED_OUT
 from peerload.cli.common.options import Options
 from peerload.cli.common.task_messages import exit_code_of, say_missing, say_unknown, say_unsaved
 from peerload.cli.map.show import Bar
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     chosen = selection.Selection(flags, "wait")
     timed_out = False
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         refs = (
             chosen.words if chosen.words and not chosen.is_narrowed else chosen.references(client, selection.UNFINISHED)
         )
@@ -68,7 +68,7 @@ class WaitProgress:
     """The display of a wait: a line for each task that the user named; for the others one bar, and a summary with the failed ones.
     code: the exit code of the first task that did not succeed, else 0."""
 
-    def __init__(self, client: Client, refs: list[str], flags: Namespace) -> None:
+    def __init__(self, client: AgentConnection, refs: list[str], flags: Namespace) -> None:
         self.code = 0
         self._is_json = flags.json
         self._lines = flags.any
@@ -85,7 +85,7 @@ class WaitProgress:
             self._bar = None  # each has its own line
 
     @staticmethod
-    def _count(client: Client, refs: list[str]) -> int | None:
+    def _count(client: AgentConnection, refs: list[str]) -> int | None:
         """The number of tasks; None if it is not known: the bar does without."""
         try:
             return sum(int(client.call("select", tasks=part).get("count") or 0) for part in selection.batches(refs))

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from peerload.cli.common.options import Options
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.text.format import print_json
@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
         if error.name not in ("h11", "prometheus_client"):
             raise
         raise PeerloadError("the web server is not installed", why=str(error), hint=how_to_add("web")) from None
-    with Client(flags.socket) as client:
+    with AgentConnection(flags.socket) as client:
         info, path = client.call("info"), client.path
     tokens = os.path.abspath(flags.tokens or _tokens_of(info))  # noqa: PTH100
     listen = flags.listen or f"127.0.0.1:{server.PORT_DEFAULT}"

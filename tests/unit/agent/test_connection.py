@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.agent.control.connection import PART_BYTES, UNREAD_BYTES_MAX, LocalConnection
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
 from peerload.wire.frame import CONTROL_BYTES_MAX
 from tests.each import each
@@ -52,13 +52,13 @@ class Server:
         self.broken.append(why)
 
 
-def ask(serve: Callable[[LocalConnection, int], object], ask_: Callable[[Client], Any]) -> tuple[Any, Server]:
+def ask(serve: Callable[[LocalConnection, int], object], ask_: Callable[[AgentConnection], Any]) -> tuple[Any, Server]:
     """Have a client ask in a thread, over a real socket → what it got, and the server."""
     directory = tempfile.mkdtemp(dir="/tmp", prefix="pl-")
     server = Server(serve)
 
     def client() -> Any:
-        with Client(f"{directory}/s", timeout_s=60) as client:
+        with AgentConnection(f"{directory}/s", timeout_s=60) as client:
             return ask_(client)
 
     async def story() -> Any:
@@ -77,7 +77,7 @@ def ask(serve: Callable[[LocalConnection, int], object], ask_: Callable[[Client]
         shutil.rmtree(directory)
 
 
-def refusal(client: Client) -> BadRequest:
+def refusal(client: AgentConnection) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
         client.call("info")
     return caught.value
@@ -131,7 +131,7 @@ def test_work_for_a_client_that_is_gone_at_once_is_dropped() -> None:
         connection.connection_lost(None)
         connection.hang_up()
 
-    def hears_nothing(client: Client) -> None:
+    def hears_nothing(client: AgentConnection) -> None:
         with pytest.raises(AgentUnavailable):
             client.call("info")
 
@@ -148,7 +148,7 @@ def test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read() -> No
         asked.append(number)
         connection.ok(number, answer)
 
-    def never_reads(client: Client) -> tuple[int, int]:
+    def never_reads(client: AgentConnection) -> tuple[int, int]:
         sent = asks_until_held(client)
         held_at = len(asked)
         for number in range(1, sent + 1):
@@ -189,7 +189,7 @@ class Talks:
         connection.ok(number, {})
 
 
-def asks_until_held(client: Client) -> int:
+def asks_until_held(client: AgentConnection) -> int:
     """→ the last that was sent."""
     sent = 0
     client._socket.settimeout(1.0)
@@ -203,7 +203,7 @@ def asks_until_held(client: Client) -> int:
 def test_who_has_much_to_say_lets_others_say_theirs_and_the_client_be_heard() -> None:
     talks = Talks()
 
-    def reads(client: Client) -> tuple[int, int]:
+    def reads(client: AgentConnection) -> tuple[int, int]:
         sent = asks_until_held(client)
         pieces = told = 0
         while told < 4:
@@ -244,7 +244,7 @@ def test_long_lists_come_in_parts_and_are_joined(said_with_more: bool) -> None:
             connection.more(number, body)
         connection.ok(number, {} if said_with_more else body)
 
-    def frames(client: Client) -> list[int]:
+    def frames(client: AgentConnection) -> list[int]:
         parts = client.stream("info")
         return [
             sum(len(text) for texts in part.values() if isinstance(texts, list) for text in texts) for part in parts
