@@ -61,7 +61,7 @@ def _is_done(client: AgentConnection) -> bool:
 
 def _elsewhere(socket: str, verb: str, fields: dict[str, Any]) -> None:
     """Ask from another process: reading a large answer would hold up the one that measures."""
-    code = f"from peerload.client.connection import Client; Client({socket!r}, timeout_s={ANSWER_WITHIN_S}).call({verb!r}, **{fields!r})"
+    code = f"from peerload.client.connection import AgentConnection; AgentConnection({socket!r}, timeout_s={ANSWER_WITHIN_S}).call({verb!r}, **{fields!r})"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 

@@ -75,10 +75,21 @@ class Rest:
             return True
         if self._is_gated(uid, home):
             return True  # that it does not wait for ever is for `_left_over`
-        where = record.node or home
-        machine = self._cluster.machines[where]
+        machines = self._cluster.machines
+        if not record.node and home in self._excluded(home, record.task):
+            return all(self._is_busy(machine) for machine in machines.values() if machine.name != home)
+        machine = machines[record.node or home]
+        return not machine.is_gone and self._is_busy(machine)
+
+    def _excluded(self, home: str, task: str) -> tuple[str, ...]:
+        """The nodes that may not run a task."""
+        kept = self._cluster.machines[home].disk.submissions.get(int(task.partition("/")[2].partition(".")[0]))
+        return kept.spec.placement.exclude if kept is not None else ()
+
+    def _is_busy(self, machine: Machine) -> bool:
+        """True if its slots are taken by tasks that execute, or it is gone for good."""
         if machine.is_gone:
-            return False
+            return True
         return len(machine.launcher.running) >= machine.facts.slots and not self._frozen(machine)
 
     def _is_gated(self, uid: bytes, home: str) -> bool:

@@ -164,8 +164,8 @@ def lease() -> str:
 
 
 ASK = """
-from peerload.client.connection import Client
-with Client("/home/bob/run/peerload/agent.sock", timeout_s=60.0) as client:
+from peerload.client.connection import AgentConnection
+with AgentConnection("/home/bob/run/peerload/agent.sock", timeout_s=60.0) as client:
     print(client.call("info")["pid"])
 """
 

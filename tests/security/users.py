@@ -35,7 +35,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be othe
 ASKER = """
 import ast, os, sys
 sys.path.insert(0, sys.argv[1])
-from peerload.client.connection import Client
+from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 uid, socket = int(sys.argv[2]), sys.argv[3]
 os.setgroups([int(group) for group in sys.argv[4].split(",") if group])
@@ -45,7 +45,7 @@ for line in sys.stdin:
     verb, fields, streams = ast.literal_eval(line)
     if verb == "!flood":
         told = []
-        with Client(socket, timeout_s=60.0) as client:
+        with AgentConnection(socket, timeout_s=60.0) as client:
             for _ in range(fields["times"]):
                 try:
                     client.call(fields["verb"])
@@ -55,7 +55,7 @@ for line in sys.stdin:
         print(repr(("ok", told)), flush=True)
         continue
     if verb == "!hold":
-        clients = [Client(socket, timeout_s=60.0) for _ in range(fields["times"])]
+        clients = [AgentConnection(socket, timeout_s=60.0) for _ in range(fields["times"])]
         told = []
         for client in clients:
             try:
@@ -68,7 +68,7 @@ for line in sys.stdin:
         print(repr(("ok", told)), flush=True)
         continue
     try:
-        with Client(socket, timeout_s=60.0) as client:
+        with AgentConnection(socket, timeout_s=60.0) as client:
             if streams:
                 answer = list(client.stream(verb, **fields)), client.last
             else:
