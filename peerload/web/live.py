@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 import secrets
 import time
 from collections import deque
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from peerload.web.agent_link import AgentLink
+
+log = logging.getLogger("peerload.web")
 
 EVERY_S = 1.0
 UPDATES_KEPT_MAX = 64
@@ -89,6 +93,7 @@ class LiveFeed:
         self._rest: dict[str, Any] = {"ended": [], "counts": {}, "agent": {}, "away": None}
         self._last_event = 0
         self._changed = asyncio.Condition()
+        self._looking = asyncio.Lock()
         self._viewers = 0
         self._poll: asyncio.Task[None] | None = None
         self._snapshot: tuple[int, bytes] = (-1, b"")
@@ -113,11 +118,12 @@ class LiveFeed:
         self._viewers += 1
         try:
             if self._poll is None:
-                await self._look()
                 self._poll = asyncio.get_running_loop().create_task(self._keep_looking())
             yield f"retry: {RETRY_MS}\n\n".encode()
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._number > 0)
             epoch, _, number = last_id.partition("-")
-            seen = int(number) if epoch == self._epoch and number.isascii() and number.isdigit() else -1
+            seen = int(number) if epoch == self._epoch and re.fullmatch(r"[0-9]{1,18}", number) else -1
             while True:
                 if not self._has_all_since(seen):
                     yield self._encoded_snapshot()
@@ -139,15 +145,22 @@ class LiveFeed:
         return oldest - 1 <= seen <= self._number
 
     async def _keep_looking(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._viewers:
-            due_s = loop.time() + EVERY_S
-            await asyncio.sleep(due_s - loop.time())
-            await self._look()
-        self._poll = None
+        try:
+            while self._viewers:
+                try:
+                    await self._look()
+                except Exception:
+                    log.exception("cannot take in what the agent answered")
+                await asyncio.sleep(EVERY_S)
+        finally:
+            self._poll = None
 
     async def _look(self) -> None:
-        """Ask the agent what has changed, and tell the viewers."""
+        """Ask the agent what has changed, and tell the viewers. One asks at a time: each answer builds on the one before."""
+        async with self._looking:
+            await self._ask()
+
+    async def _ask(self) -> None:
         try:
             told = await self._agent.ask(
                 "overview", since=self._revision, events_after=self._last_event, events_max=EVENTS_MAX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import ipaddress
 import json
@@ -118,14 +119,12 @@ async def serve(settings: WebSettings, ready: Callable[[str, Access], None]) -> 
 
 
 async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.Server:
-    """Listen at a socket that the user and the group may use; a socket that nobody listens at is replaced."""
-    try:
+    """Listen at a socket that the user and the group may use. asyncio replaces a socket that is there, so that nobody may
+    listen at it; any other file stays, and is an error. Raises OSError."""
+    with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
         _, writer = await asyncio.open_unix_connection(path)
         writer.close()
-    except ConnectionRefusedError:
-        os.unlink(path)  # noqa: PTH108 -- a word of the user
-    except FileNotFoundError:
-        pass
+        raise OSError(errno.EADDRINUSE, "a server listens there")
     old = os.umask(0o117)
     try:
         return await asyncio.start_unix_server(connected, path)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from peerload.web.access import Access, Right, secret_of
 from peerload.web.http import HttpServer, Request
 from peerload.web.live import LiveFeed
 from peerload.web.routes import Routes
+from peerload.web.server import _listen_unix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,10 +163,62 @@ def test_a_viewer_that_comes_back_misses_nothing_and_gets_nothing_twice() -> Non
             await feed._look()
         updates = await seen(feed, last[1], 3)
         assert [re.findall(r'"id":"(\w+)"', update) for update in updates] == [["t2"], ["t3"], ["t4"]]
-        (fresh,) = await seen(feed, "of-another-server", 1)
-        assert len(re.findall(r'"id":"(\w+)"', fresh)) == 4
+        for garbage in ("of-another-server", last[1] + "9" * 5000, "-", last[1].replace("-", "-x")):
+            (fresh,) = await seen(feed, garbage, 1)
+            assert len(re.findall(r'"id":"(\w+)"', fresh)) == 4
 
     asyncio.run(scenario())
+
+
+def test_viewers_share_one_look_and_an_answer_that_is_a_bug_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[dict[str, Any]] = [{}, overview(1, complete=True, tasks=("a",))]
+    agent = FakeAgent(overview=lambda: answers.pop(0), history=lambda: {"tasks": []})
+    monkeypatch.setattr("peerload.web.live.EVERY_S", 0.0)
+
+    async def scenario() -> None:
+        feed = LiveFeed(agent)  # type: ignore[arg-type]
+
+        async def first() -> str:
+            stream = feed.events("")
+            await anext(stream)  # retry:
+            found = (await anext(stream)).decode()
+            if not answers:
+                answers.append(overview(2))
+            await stream.aclose()  # type: ignore[attr-defined]
+            return found
+
+        found = await asyncio.gather(first(), first())
+        assert ["event: snapshot" in one for one in found] == [True, True]
+        await feed.close()
+        assert [fields["since"] for verb, fields in agent.asked if verb == "overview"][:2] == ["", ""]
+
+    asyncio.run(scenario())
+
+
+def test_a_file_where_the_socket_should_be_stays_and_a_server_that_listens_is_not_replaced() -> None:
+    async def twice(path: str) -> None:
+        gone = asyncio.Event()
+
+        async def away(_: object, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+            await writer.wait_closed()
+            gone.set()
+
+        listener = await _listen_unix(path, away)
+        with pytest.raises(OSError, match="a server listens there"):
+            await _listen_unix(path, away)
+        await gone.wait()
+        listener.close()
+        (await _listen_unix(path, away)).close()
+
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="pl-") as directory:
+        path = Path(directory) / "s"
+        path.write_text("notes of the user")
+        with pytest.raises(OSError, match=re.escape(str(path))):
+            asyncio.run(twice(str(path)))
+        assert path.read_text() == "notes of the user"
+        path.unlink()
+        asyncio.run(twice(str(path)))
 
 
 def test_bad_requests_are_refused_and_a_bug_is_500() -> None:
