@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.files.beneath import sync_file_system
 from peerload.files.manifest import Root, decode, decode_root, digest_of
@@ -56,7 +57,9 @@ class BlockStore:
         self._limit_bytes = limit_bytes
         self._free_bytes_min = free_bytes_min
         self._lock = threading.RLock()
-        (directory / "blocks").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._syncing = threading.Lock()
+        self._blocks = directory / "blocks"
+        self._blocks.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._database = self._opened()
         self._size_bytes = int(self._database.execute("SELECT coalesce(sum(size), 0) FROM blocks").fetchone()[0])
         self._is_dirty = False
@@ -73,26 +76,25 @@ class BlockStore:
                 database.close()
                 if is_last:
                     raise
-                path.unlink(missing_ok=True)  # it is a cache: what is gone is fetched again, or refused by name
+                for name in ("index.db", "index.db-wal", "index.db-shm"):
+                    (self._directory / name).unlink(missing_ok=True)
+                shutil.rmtree(self._blocks)  # a cache: what is gone is fetched again, or refused by name
+                self._blocks.mkdir(mode=0o700)
             else:
                 return database
         raise AssertionError
 
     def _path(self, digest: bytes) -> Path:
         name = digest.hex()
-        return self._directory / "blocks" / name[:2] / name
+        return self._blocks / name[:2] / name
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def missing(self, digests: Iterable[bytes]) -> list[bytes]:
         """Those of these that are not here, in their order."""
         with self._lock:
-            execute = self._database.execute
-            return [
-                digest
-                for digest in dict.fromkeys(digests)
-                if execute("SELECT 1 FROM blocks WHERE digest = ?", (digest,)).fetchone() is None
-            ]
+            known = "SELECT 1 FROM blocks WHERE digest = ?"
+            return [digest for digest in dict.fromkeys(digests) if not self._execute(known, (digest,))]
 
     def put(self, blocks: Sequence[bytes], expected: Sequence[bytes] | None = None) -> list[bytes]:
         """Keep these blocks → their digests. Raises NoRoom, StagingFailed if they are not the ``expected`` ones, OSError."""
@@ -156,10 +158,10 @@ class BlockStore:
     def read(self, digest: bytes) -> bytes:
         """One block, verified. Raises StagingFailed if it is not here (any more), or damaged: then it is removed."""
         with self._lock:
-            row = self._database.execute("SELECT data FROM blocks WHERE digest = ?", (digest,)).fetchone()
-        if row is None:
+            rows = self._execute("SELECT data FROM blocks WHERE digest = ?", (digest,))
+        if not rows:
             raise StagingFailed("files of the task are not kept any more", why=f"block {digest.hex()[:16]} is gone")
-        data: bytes | None = row[0]
+        data: bytes | None = rows[0][0]
         if data is None:
             try:
                 data = self._path(digest).read_bytes()
@@ -168,7 +170,7 @@ class BlockStore:
         if digest_of(data) != digest:
             self._drop([digest])
             with self._lock:
-                self._database.execute("DELETE FROM manifests")  # which of them it belongs to is found out again
+                self._execute("DELETE FROM manifests")  # which of them it belongs to is found out again
             raise StagingFailed("a file in the cache is damaged", why=f"block {digest.hex()[:16]} has another content")
         return data
 
@@ -176,38 +178,52 @@ class BlockStore:
         """→ the number of bytes that were removed."""
         gone = 0
         with self._lock:
-            self._database.execute("BEGIN")
-            for digest in digests:
-                row = self._database.execute("SELECT size FROM blocks WHERE digest = ?", (digest,)).fetchone()
-                if row is not None:
-                    gone += row[0]
-                    self._database.execute("DELETE FROM blocks WHERE digest = ?", (digest,))
-                    self._path(digest).unlink(missing_ok=True)
-            self._database.execute("COMMIT")
+            self._execute("BEGIN")
+            try:
+                for digest in digests:
+                    for (size,) in self._execute("DELETE FROM blocks WHERE digest = ? RETURNING size", (digest,)):
+                        gone += size
+                        self._path(digest).unlink(missing_ok=True)
+                self._execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._database.execute("ROLLBACK")
+                raise
             self._size_bytes -= gone
         return gone
 
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of one statement. Raises NoRoom if the database cannot be used now, StagingFailed if it is damaged."""
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise NoRoom("the cache of files cannot be used", why=str(error)) from None
+        except sqlite3.Error as error:
+            raise StagingFailed("the cache of files is damaged", why=str(error)) from None
+
     def sync(self) -> None:
         """Have all blocks on disk. Raises OSError."""
-        with self._lock:
-            if not self._is_dirty:
-                return
-            self._is_dirty = False
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sync_file_system(directory)
-        finally:
-            os.close(directory)
+        with self._syncing:  # who comes meanwhile waits until its blocks are there, too
+            with self._lock:
+                if not self._is_dirty:
+                    return
+                self._is_dirty = False
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                sync_file_system(directory)
+            except OSError:
+                self._is_dirty = True
+                raise
+            finally:
+                os.close(directory)
 
     # -- manifests -----------------------------------------------------------------------------------------------------
 
     def has(self, manifest: bytes) -> bool:
         """True if this manifest was complete here, and still is; it is used now."""
         with self._lock:
-            found = self._database.execute(
-                "UPDATE manifests SET used_at = ? WHERE id = ? RETURNING id", (time.time(), manifest)
-            ).fetchall()
-        return bool(found)
+            used = "UPDATE manifests SET used_at = ? WHERE id = ? RETURNING id"
+            return bool(self._execute(used, (time.time(), manifest)))
 
     def missing_of(self, manifest: bytes, ahead: int = 1 << 30) -> list[bytes]:
         """The blocks of a manifest that are not here: the root, else its parts, else those of its files. [] if it is
@@ -223,7 +239,7 @@ class BlockStore:
     def _note(self, manifest: bytes, root: Root) -> None:
         with self._lock:
             row = (manifest, root.size_bytes, root.files, time.time())
-            self._database.execute("INSERT OR REPLACE INTO manifests VALUES (?, ?, ?, ?)", row)
+            self._execute("INSERT OR REPLACE INTO manifests VALUES (?, ?, ?, ?)", row)
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
@@ -235,25 +251,23 @@ class BlockStore:
         """Remove what no manifest needs, and manifests that are not pinned, the least recently used first, until there is
         so much room (everything: all of them) → the number of bytes that were removed."""
         with self._lock:
-            rows = self._database.execute("SELECT id FROM manifests ORDER BY used_at DESC").fetchall()
+            rows = self._execute("SELECT id FROM manifests ORDER BY used_at DESC")
             target = 0 if everything else max(int(self._limit_bytes * TARGET_SHARE) - room_bytes, 0)
             kept: set[bytes] = set()
+            named: set[bytes] = set()
             size = 0
             for manifest in (*pinned, *(row[0] for row in rows if row[0] not in pinned)):
-                needed = self._blocks_of(manifest) - kept
+                needed = self._blocks_of(manifest)
+                named |= needed
+                needed -= kept
                 more = self._sizes(needed)
                 if manifest in pinned or size + more <= target:
                     kept |= needed
                     size += more
                 else:
-                    self._database.execute("DELETE FROM manifests WHERE id = ?", (manifest,))
-            before = time.time() - UNUSED_S_MAX
-            known = {row[0] for row in rows} | set(pinned)
-            orphans_until = time.time() if everything else before
-            found = self._database.execute("SELECT digest, added_at FROM blocks").fetchall()
-            named: set[bytes] = set()
-            for manifest in known:
-                named |= self._blocks_of(manifest)
+                    self._execute("DELETE FROM manifests WHERE id = ?", (manifest,))
+            orphans_until = time.time() - (0.0 if everything else UNUSED_S_MAX)
+            found = self._execute("SELECT digest, added_at FROM blocks")
             gone = [
                 digest
                 for digest, added_at in found
@@ -272,16 +286,15 @@ class BlockStore:
         return {manifest}
 
     def _sizes(self, digests: Iterable[bytes]) -> int:
-        execute = self._database.execute
-        rows = (execute("SELECT size FROM blocks WHERE digest = ?", (digest,)).fetchone() for digest in digests)
-        return sum(row[0] for row in rows if row is not None)
+        found = "SELECT size FROM blocks WHERE digest = ?"
+        return sum(size for digest in digests for (size,) in self._execute(found, (digest,)))
 
     def usage(self) -> StoreUsage:
         """What is in the store."""
         with self._lock:
-            blocks = self._database.execute("SELECT count(*) FROM blocks").fetchone()[0]
-            rows = self._database.execute("SELECT * FROM manifests ORDER BY used_at DESC LIMIT 1000").fetchall()
-            return StoreUsage(self._size_bytes, self._limit_bytes, blocks, [tuple(row) for row in rows])
+            ((blocks,),) = self._execute("SELECT count(*) FROM blocks")
+            rows = self._execute("SELECT id, size, count, used_at FROM manifests ORDER BY used_at DESC LIMIT 1000")
+            return StoreUsage(self._size_bytes, self._limit_bytes, blocks, [(i, s, c, at) for i, s, c, at in rows])
 
     def close(self) -> None:
         """Close the database."""

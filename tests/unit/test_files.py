@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -258,9 +259,38 @@ def test_a_store_survives_a_restart_and_an_unreadable_index_is_begun_anew(tmp_pa
     assert again.missing(digests) == []
     again.close()
     (tmp_path / "store/index.db").write_bytes(b"no database at all" * 1000)
-    for name in ("index.db-wal", "index.db-shm"):
-        (tmp_path / "store" / name).unlink(missing_ok=True)
-    assert BlockStore(tmp_path / "store", LIMIT_BYTES).missing(digests) == digests
+    anew = BlockStore(tmp_path / "store", LIMIT_BYTES)
+    assert anew.missing(digests) == digests
+    assert not [path for path in (tmp_path / "store/blocks").rglob("*") if path.is_file()], (
+        "nothing is kept that no index has"
+    )
+    anew.close()
+
+
+def test_an_index_that_cannot_be_used_while_the_agent_runs_is_an_error_that_is_named(store: BlockStore) -> None:
+    (digest,) = store.put([b"small"])
+    store.close()
+    for use in (store.usage, lambda: store.read(digest), lambda: store.missing([digest]), lambda: store.has(digest)):
+        with pytest.raises(StagingFailed):
+            use()
+
+
+def test_blocks_count_as_synced_when_they_are(store: BlockStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+
+    def refused(_: int) -> None:
+        synced.append(True)
+        raise OSError(errno.EIO, "")
+
+    store.put([b"small"])
+    monkeypatch.setattr("peerload.files.store.sync_file_system", refused)
+    for _ in range(2):
+        with pytest.raises(OSError, match=str(errno.EIO)):
+            store.sync()
+    monkeypatch.setattr("peerload.files.store.sync_file_system", lambda _: synced.append(True))
+    store.sync()
+    store.sync()
+    assert len(synced) == 3
 
 
 def test_a_full_store_gives_up_what_is_not_pinned_the_least_recently_used_first(tmp_path: Path, home: Path) -> None:
