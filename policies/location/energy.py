@@ -91,12 +91,20 @@ class LastStep(_Compared, frozen=True, forbid_unknown_fields=True):
         return min(candidates, key=lambda one: one.marginal_j(work_s, cpus)).node
 
 
+class _Plan(msgspec.Struct):
+    """Tasks still to go to each node. backlog: how many will wait next; work_s: of each, None: there is no plan."""
+
+    counts: dict[str, int]
+    backlog: int = 0
+    work_s: float | None = None
+
+
 class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True):
     """Of the nodes on which the task ends at most ``slack`` later than on the quickest, the one where it costs least:
     tasks that come one by one along the lower convex envelope of the power curves, more than run by a plan for all.
 
     Good: near the optimum, with nodes that sleep, too; nobody waits for a cheap node while another has room.
-    Bad: as good as the power curves are: ``peerload power profile`` measures them.
+    Bad: as good as the power curves are. An agent does not measure its own yet: a typical server's is assumed for each node.
     """
 
     slack: Annotated[float, Meta(ge=0.0, le=10.0, description="share by which a task may end later to save energy")] = (
@@ -104,9 +112,9 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
     )
 
     @cached_property
-    def _planned(self) -> dict[str, float]:
-        """Tasks still to go to each node by the plan for those that wait; ``""``: how many will wait next, ``work``: of each."""
-        return {}
+    def _planned(self) -> _Plan:
+        """The plan for the tasks that wait."""
+        return _Plan({})
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
         work_s, cpus, planned = task.expected_s * view.speed, task.request.cpus, self._planned
@@ -114,21 +122,21 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
         allowed = guarded(candidates, work_s, cpus, slack)
         backlog = view.backlog
         chosen = (
-            [one for one in allowed if planned.get(one.node)]
-            if (planned.get(""), planned.get("work")) == (backlog, work_s)
+            [one for one in allowed if planned.counts.get(one.node)]
+            if (planned.backlog, planned.work_s) == (backlog, work_s)
             else []
         )
         if not chosen:
-            more_come = 0 < planned.get("", 0) < backlog
-            planned.clear()
+            more_come = 0 < planned.backlog < backlog
+            planned.counts, planned.backlog, planned.work_s = {}, 0, None
             if more_come or backlog > max(1.0, sum(one.busy for one in candidates) / cpus):
                 counts = plan(allowed, backlog, work_s, cpus)
-                planned.update((one.node, count) for one, count in zip(allowed, counts, strict=True) if count)
-                chosen = [one for one in allowed if planned.get(one.node)]
+                planned.counts = {one.node: count for one, count in zip(allowed, counts, strict=True) if count}
+                chosen = [one for one in allowed if planned.counts.get(one.node)]
         best = min(chosen or allowed, key=lambda one: one.joules(work_s, cpus)).node
         if chosen:
-            planned[best] -= 1
-            planned[""], planned["work"] = backlog - 1, work_s
+            planned.counts[best] -= 1
+            planned.backlog, planned.work_s = backlog - 1, work_s
         return best
 
 

@@ -91,6 +91,16 @@ def test_fleet_takes_the_least_watts_that_any_distribution_takes(seed: int, *, s
     assert found["watts_at_end"] == pytest.approx(least_watts(nodes, tasks, sleeps=sleeps))
 
 
+def test_a_node_may_have_any_name() -> None:
+    nodes = fleet(2)
+    tasks = [{"count": 20, "work_s": 100.0}]
+    plain, named = (
+        play([GATE, *({**node, "name": name} for node, name in zip(nodes, names, strict=False))], tasks, ENERGY)
+        for names in ("abcde", ("backlog", "work", "z", "zz", "zzz"))
+    )
+    assert (named["makespan_s"], named["wh"]) == (plain["makespan_s"], plain["wh"])
+
+
 def test_endless_tasks_that_come_in_small_numbers_stay_near_the_optimum() -> None:
     nodes = [{**node, "off_w": 5} for node in fleet(3)]
     cores = sum(node["cores"] for node in nodes)
