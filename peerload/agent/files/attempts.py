@@ -50,7 +50,7 @@ TASKS_REMEMBERED_MAX = 1024
 
 
 class AttemptNote(msgspec.Struct):
-    """What is noted of an attempt. is_ready: its working directory is complete. directory, submitted_at: where its outputs come
+    """The note about an attempt. is_ready: its working directory is complete. directory, submitted_at: where its outputs come
     home to, and when it was submitted; of a task of another home b"" and 0. result: of an ended one, once it is collected;
     unplaced: why an output is missing."""
 
@@ -154,7 +154,7 @@ class AttemptFiles:
         return await asyncio.to_thread(self.store.collect, self._pinned, everything=True)
 
     def usage(self) -> dict[str, object]:
-        """What is in the cache, for clients."""
+        """The contents of the cache, for clients."""
         self._pin()
         found = self.store.usage()
         return {

@@ -114,9 +114,9 @@ class LauncherLink:
         self._run = ""
         self._protocol = 0
         self.units = ""
-        """How processes are contained: cgroup2 or bare; "" until the launcher has answered."""
+        """The way in which processes are contained: cgroup2 or bare; "" until the launcher has answered."""
         self.memory = ""
-        """How memory is limited: cgroup2, cgroup1 or rlimit; "" until the launcher has answered."""
+        """The way in which memory is limited: cgroup2, cgroup1 or rlimit; "" until the launcher has answered."""
         self.unenforced: tuple[str, ...] = ()
         """Sentences about what the launcher cannot enforce."""
         self._writer: asyncio.StreamWriter | None = None
@@ -136,7 +136,7 @@ class LauncherLink:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the launcher has not answered a ping in time."""
+        """True if the launcher has not answered a ping in time."""
         return self._heartbeat.is_silent
 
     async def answers(self, within_s: float) -> bool:

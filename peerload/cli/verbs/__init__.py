@@ -1,2 +1,2 @@
-"""The verbs, one file for each, named as the user types it. That is why there are more than 25 files: `main` imports
-`peerload.cli.verbs.VERB` when the verb is typed, and nothing else."""
+"""The verbs: a file for each, or for some that belong together (`cli/common/verb_table.py` tells which). That is why there are more
+than 25 files: `main` imports the one that has the verb which is typed, and nothing else."""

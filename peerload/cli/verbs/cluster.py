@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.agent_process import await_end, watch
-from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name
+from peerload.cli.common.command import check_node_names
+from peerload.cli.common.options import Options
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, BadRequest, UsageError
 from peerload.model.text import printable
@@ -259,9 +260,7 @@ def forget(words: list[str]) -> int:
     )
     reader.add_argument("node", metavar="NODE")
     flags = reader.read(words)
-    if not is_node_name(flags.node):
-        what = f"forget: {flags.node!r} is not a valid node name"
-        raise UsageError(what, why=NODE_NAME_SAYS, hint="the nodes known here:  peerload nodes")
+    check_node_names("forget", [flags.node])
     with AgentConnection(flags.socket) as client:
         reply = client.call("forget", node=flags.node)
     if flags.json:
@@ -282,9 +281,7 @@ def revoke(words: list[str]) -> int:
     reader.add_argument("node", metavar="NODE")
     reader.switch("--force", help="even if no node of that name is known here")
     flags = reader.read(words)
-    if not is_node_name(flags.node):
-        what = f"revoke: {flags.node!r} is not a valid node name"
-        raise UsageError(what, why=NODE_NAME_SAYS, hint="the nodes known here:  peerload nodes")
+    check_node_names("revoke", [flags.node])
     with AgentConnection(flags.socket) as client:
         reply = client.call("revoke", node=flags.node, force=flags.force)
     if flags.json:
