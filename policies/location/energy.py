@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from peerload.policy.api import NodeView, Reply, TaskView
 
 ROUNDING = 1e-9
+Slack = Annotated[float, Meta(ge=0.0, le=10.0, description="share by which a task may end later to save energy")]
 Probes = Annotated[int, Meta(ge=1, le=64, description="nodes asked in one search at most")]
 
 
@@ -107,9 +108,7 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
     Bad: as good as the power curves are. An agent does not measure its own yet: a typical server's is assumed for each node.
     """
 
-    slack: Annotated[float, Meta(ge=0.0, le=10.0, description="share by which a task may end later to save energy")] = (
-        0.10
-    )
+    slack: Slack = 0.10
 
     @cached_property
     def _planned(self) -> _Plan:
@@ -121,17 +120,14 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
         slack = self.slack if task.slack is None else task.slack
         allowed = guarded(candidates, work_s, cpus, slack)
         backlog = view.backlog
-        chosen = (
-            [one for one in allowed if planned.counts.get(one.node)]
-            if (planned.backlog, planned.work_s) == (backlog, work_s)
-            else []
-        )
+        is_current = (planned.backlog, planned.work_s) == (backlog, work_s)
+        chosen = [one for one in allowed if is_current and planned.counts.get(one.node)]
         if not chosen:
             more_come = 0 < planned.backlog < backlog
             planned.counts, planned.backlog, planned.work_s = {}, 0, None
             if more_come or backlog > max(1.0, sum(one.busy for one in candidates) / cpus):
                 counts = plan(allowed, backlog, work_s, cpus)
-                planned.counts = {one.node: count for one, count in zip(allowed, counts, strict=True) if count}
+                planned.counts = {one.node: count for one, count in zip(allowed, counts, strict=True)}
                 chosen = [one for one in allowed if planned.counts.get(one.node)]
         best = min(chosen or allowed, key=lambda one: one.joules(work_s, cpus)).node
         if chosen:
@@ -145,10 +141,8 @@ def _candidate(view: NodeView, report: LoadReport | None, name: str, cpus: float
     profile = view.profile(name)
     assert profile is not None
     curve = profile.power or estimated_curve(round(profile.cpus))
-    if report is None:
-        busy = view.cpus_started + view.cpus_foreign
-    else:
-        busy = report.load_tasks * profile.cpus / max(profile.slots, 1)
+    here = view.cpus_started + view.cpus_foreign
+    busy = here if report is None else report.load_tasks * profile.cpus / max(profile.slots, 1)
     top = curve.threads_under_cap(profile.cpus)
     room = max(int((top - busy) / cpus + ROUNDING), 1)
     wake_s = curve.wake_s if report is not None and report.is_asleep else 0.0
