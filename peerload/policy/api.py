@@ -168,7 +168,7 @@ class NodeView(LoadView, Protocol):
 
     @property
     def reports_guide_probing(self) -> bool:
-        """True if peers are drawn by their reports (`peerload.policy.draw`) or uniformly."""
+        """True if peers are drawn by their reports (`peerload.policy.draw`), False if uniformly."""
 
     @property
     def idle_list(self) -> Sequence[str]:

@@ -335,8 +335,8 @@ def test_garbage_after_an_introduction(agent: Agent) -> None:
         honest.send(Ping(1))
         honest.receive()
     # Otherwise the two could come back and have the memory that other tests ask for.
-    for name in ("liar", "honest"):
-        wait_until(lambda name=name: agent.cli("forget", name).returncode == 0, what=f"{name} to be forgotten")
+    wait_until(lambda: agent.cli("forget", "liar").returncode == 0, what="the one to be forgotten")
+    wait_until(lambda: agent.cli("forget", "honest").returncode == 0, what="the other to be forgotten")
 
 
 def test_somebody_who_takes_our_name(agent: Agent) -> None:
