@@ -423,7 +423,7 @@ class Daemon:
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,
-            lambda: {*node.executor.guests, *(task.key for task in node.home.tasks.values())},
+            node.knows,
         )
         launcher.report_to(self.launcher_events.received)
         links.report_to(peer_events)
