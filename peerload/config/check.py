@@ -15,7 +15,7 @@ import msgspec
 
 from peerload.config import loader
 from peerload.config.loader import configured_devices
-from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
+from peerload.model.config import AgentConfig, EnergySettings, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from peerload.security.address import parse_address
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_BYTES_MAX = 1 << 20
+FLAT_TABLES = {"load": LoadSettings, "energy": EnergySettings}
 _LINE = re.compile(r"at line (\d+)")
 
 
@@ -70,12 +71,9 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
         if key == "gpu" and isinstance(value, dict):
             yield from _of_gpus(value)
             continue
-        if key == "load" and isinstance(value, dict) and (unknown := value.keys() - LoadSettings.__struct_fields__):
-            yield ConfigError(
-                f"load.{min(unknown)}",
-                "no such setting",
-                hint=f"there are: {', '.join(LoadSettings.__struct_fields__)}",
-            )
+        fields = FLAT_TABLES[key].__struct_fields__ if key in FLAT_TABLES and isinstance(value, dict) else None
+        if fields and (unknown := value.keys() - fields):
+            yield ConfigError(f"{key}.{min(unknown)}", "no such setting", hint=f"there are: {', '.join(fields)}")
             continue
         try:
             converted = loader.converted_value(key, value, "here")

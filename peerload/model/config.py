@@ -192,6 +192,16 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache: Annotated[str, Meta(max_length=20)] = "10GiB"
 
 
+class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
+    hwmon, cpufreq: directories of the kernel, in containers others than on the host."""
+
+    power_cmd: Annotated[str, Meta(max_length=4096)] = ""
+    powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
+    hwmon: Annotated[str, Meta(max_length=4096)] = "/sys/class/hwmon"
+    cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[device]]` of the config file: what is there of one kind. env: variables for tasks that are given some, in
     which ``{ids}`` stands for those."""
@@ -263,6 +273,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sharing of the GPUs of this node: a table of the config file."""
     load: LoadSettings = LoadSettings()
     """Load of this node: a table of the config file."""
+    energy: EnergySettings = EnergySettings()
+    """Sensors of power: a table of the config file."""
     files: FilesSettings = FilesSettings()
     """Files that travel with tasks: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()

@@ -380,6 +380,11 @@ class Files(_Request, frozen=True, tag="files"):
     gc: bool = False
 
 
+class Power(_Request, frozen=True, tag="power"):
+    """What this node draws → node watts quality scope source sources (name scope quality watts why of each) curve (watts cores
+    threads smt_gain all_core quality)."""
+
+
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start, gauges and histograms → counters, gauges: {name: number}, histograms: {name: bounds counts
     sum}; counts: one for each bound, then one for what is greater."""
@@ -481,6 +486,7 @@ Request = (
     | Overview
     | Policy
     | Files
+    | Power
     | Stats
     | Checkup
     | Settings

@@ -213,6 +213,8 @@ class Verbs:
                 connection.ok(request.id, {"nodes": self.status.nodes.objects()})
             case control.Policy():
                 connection.ok(request.id, self.status.policy())
+            case control.Power():
+                connection.ok(request.id, self.status.power())
             case control.Stats():
                 connection.ok(request.id, self.status.stats())
             case control.Checkup():
