@@ -198,7 +198,7 @@ class Daemon:
         cluster = cluster_dir.find(config.cluster, os.environ)
         preflight.check_addresses(config, loopback_only=cluster.is_local)
         preset = registry.preset_source(config.policy)
-        policies = registry.build_preset(*preset.tables())
+        policies = registry.live_preset(preset)
         self.disk = DiskSpace(state)
         self.disk.prepare()
         self.store = Store(state / DATABASE, config.node, self.disk.reserve, output_bytes_max=config.output_bytes_max)

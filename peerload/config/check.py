@@ -102,7 +102,7 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
         "advertise": lambda address: address and parse_address("advertise", address, loopback_only=False),
         "peer": lambda address: parse_address("peer", address, loopback_only=False),
         "mqtt": BrokerUrl.parse,
-        "policy": registry.preset_source,
+        "policy": lambda name: registry.live_preset(registry.preset_source(name)),
     }
     if key == "device":
         configured_devices(value)

@@ -32,6 +32,8 @@ ELSEWHERE = "is there room?  df -h        elsewhere:  peerload sim … --csv FIL
 def main(words: list[str]) -> int:
     """Run the verb: 0 also if the system turns out to be unstable, which is an answer."""
     flags = sim_flags.reader().read(words)
+    if flags.classify:
+        return _classify(as_json=flags.json)
     if flags.energy:
         found = energy.results(flags)
         sys.stdout.write(json_line(found) if flags.json else "".join(f"{line}\n" for line in energy.lines(found)))
@@ -52,6 +54,31 @@ def main(words: list[str]) -> int:
     for error in failed:
         report(error)
     return CANNOT if failed else 0
+
+
+def _classify(*, as_json: bool) -> int:
+    from peerload.policy import registry
+    from peerload.policy.preset import BASELINE, CLASSES
+
+    classes = {name: registry.load_preset(name).classes for name in registry.presets()}
+    if as_json:
+        sys.stdout.write(json_line({"presets": classes}))
+        return 0
+    lines = ["task assignment: each task of a known program has its node before it starts", "  peerload assign"]
+    for time, says in zip(CLASSES[0], ("decisions use no load", "decisions use loads"), strict=True):
+        lines.append(f"{time}: {says}")
+        for place in CLASSES[2]:
+            rows: dict[str, list[str]] = {}
+            for name, words in classes.items():
+                if time in words and place in words:
+                    kind = ", ".join(word for group in CLASSES for word in group if word in words)
+                    rows.setdefault(kind.removesuffix(f", {BASELINE}"), []).append(name + "*" * (BASELINE in words))
+            found = [(kind.replace(f"{time}, ", "").replace(f"{place}, ", ""), names) for kind, names in rows.items()]
+            lines += [f"  {place}"] * bool(found)
+            lines += [f"    {kind}: {', '.join(names)}" for kind, names in sorted(found)]
+    lines += ["* a baseline, there for comparison"]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
 
 
 def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
