@@ -14,6 +14,7 @@ from peerload.cli.map.run import Halt, Mapping
 from peerload.cli.map.show import Bar, MapResult, MapView, Outputs, failure_text
 from peerload.cli.map.template import CommandTemplate, shown
 from peerload.client.connection import AgentConnection
+from peerload.client.files import may_freeze
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text
@@ -68,7 +69,8 @@ def main(words: list[str]) -> int:
     fields = _fields(flags, spec)
     if not flags.dry_run:
         with AgentConnection(flags.socket) as client:  # without an agent an existing log is not touched
-            files.send(client, spec, fields["terms"], files.prepare(flags, "map", spec, fields["terms"]))
+            files.send(client, spec, fields["terms"], files.prepare(flags, spec, fields["terms"]))
+        fields |= {"freezes": True} if may_freeze(spec) else {}
     joblog = _joblog(flags)
     if flags.dry_run:
         return _dry_run(flags, template, inputs, joblog)
