@@ -327,7 +327,7 @@ class Daemon:
         # Users, standard input and output of tasks
         directories = DirectoryCache(lambda directory: inbox.put(events.DirectoryFound(directory)))
         self.users = users = UserServices(info, launcher, directories, security)
-        queries = DirectoryQueries(links.send)
+        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto" and config.mode == "user")
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)

@@ -187,9 +187,12 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node."""
+    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node. snapshot: whether
+    the working directory of a task submitted here travels where it is not the same on all nodes that could run the task
+    ("auto"), or only where its user asks for that ("asked")."""
 
     cache: Annotated[str, Meta(max_length=20)] = "10GiB"
+    snapshot: Literal["asked", "auto"] = "asked"
 
 
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

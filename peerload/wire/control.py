@@ -68,7 +68,8 @@ class Submit(_Request, frozen=True, tag="submit"):
     instead of the spec's argv, the members counted from 1; held: it is kept back until it is released;
     wait_for_node: not refused if no node known could ever run it; terms: what only its home has to know. input: what it reads
     from its standard input, or the beginning of that; input_ends: that is all, else `input` sends more (both only if its spec
-    takes_input). attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
+    takes_input). freezes: the client can send the working directory instead: where that is wanted, it is refused with the code
+    `snapshot`. attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
@@ -80,6 +81,7 @@ class Submit(_Request, frozen=True, tag="submit"):
     input: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
     input_ends: bool = True
     attended: bool = False
+    freezes: bool = False
 
 
 class _Selecting(_Request, frozen=True):
