@@ -197,7 +197,7 @@ def test_hooks_tell_of_ends_and_failures_and_their_own_failures_are_events(told:
     assert (first["event"], first["name"], first["exit_code"], first["state"]) == ("on_fail", "<script>", 4, "failed")
     ends = agent.cluster.directory / "ends"
     wait_until(lambda: ends.exists() and len(ends.read_text().splitlines()) == 2)
-    wait_until(lambda: (agent.cluster.directory / "mails").exists(), what="a mail")
+    wait_until((agent.cluster.directory / "mails").exists, what="a mail")
     wait_until(lambda: len(events(agent, "hook")) > 0, what="the event about the redirect")
     (about,) = events(agent, "hook")
     assert (about["state"], about["task"], "302" in about["reason"]) == ("failed", failed, True)
