@@ -45,6 +45,6 @@ class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
     priority: PriorityPolicy
     migration: MigrationPolicy
     memory: bool = False
-    """Whether searches leave footprints and follow them (`NodeView.idle_list`, `busy_list`)."""
+    """True if searches leave footprints and follow them (`NodeView.idle_list`, `busy_list`)."""
     names: dict[str, str]
     """kind → the name its policy was chosen by, for people and decision records."""

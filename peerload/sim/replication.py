@@ -167,7 +167,7 @@ class Replication:
             after += step
 
     def _is_any_waiting(self) -> bool:
-        """Whether a measured task has not begun yet."""
+        """True if a measured task has not begun yet."""
         return any(number <= self.last for number, _ in self.cluster.waiting())
 
     def drain(self) -> None:

@@ -74,7 +74,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_in_seconds(self) -> bool:
-        """Whether times are real seconds; otherwise the unit is the mean service time."""
+        """True if times are real seconds; otherwise the unit is the mean service time."""
         return self.trace is not None or bool(self.durations)
 
     @property

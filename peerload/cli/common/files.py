@@ -50,7 +50,7 @@ def add_flags(reader: Options) -> None:
 
 
 def travel(flags: Namespace) -> bool:
-    """Whether files travel with the task."""
+    """True if files travel with the task."""
     return bool(flags.inputs or flags.outputs or flags.snapshot)
 
 
@@ -103,7 +103,7 @@ def send(client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any], f
 
 
 def described(found: Sequence[Found], spec: dict[str, Any]) -> dict[str, object]:
-    """What would travel, for `--dry-run`."""
+    """Files that would travel, for `--dry-run`."""
     if "files" not in spec:
         return {}
     from peerload.files import tree

@@ -27,7 +27,7 @@ POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
 """Of a trace or a list of speeds."""
 POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
-"""What is taken where nobody says."""
+"""Defaults of the flags."""
 
 
 def reader() -> Options:

@@ -70,7 +70,7 @@ def _write(name: str, text: str) -> None:
 
 
 def _played(flags: Namespace, scenarios: list[Scenario]) -> list[tuple[Scenario, Outcome]]:
-    """What came of each. One that turns out to have been too short is played again, longer, unless its length was given:
+    """Results of each scenario. One that turns out to have been too short is played again, longer, unless its length was given:
     then the longer one is returned."""
     found: dict[int, tuple[Scenario, Outcome]] = {}
     left = dict(enumerate(scenarios))
@@ -88,7 +88,7 @@ def _played(flags: Namespace, scenarios: list[Scenario]) -> list[tuple[Scenario,
 
 
 def _check_files(flags: Namespace) -> None:
-    """What is to be written can be, before time is spent."""
+    """Check that the output files can be written, before time is spent."""
     if flags.plot:
         plot.check(flags.plot, len(flags.load or ()))
     if flags.csv and flags.csv != STDOUT:

@@ -82,7 +82,7 @@ class View:
 
     @property
     def peers(self) -> Sequence[str]:
-        """Whom it is about."""
+        """Nodes that may be asked."""
         return self._membership.eligible(ANYTHING, "") if self._peers is None else self._peers
 
     @property
@@ -109,7 +109,7 @@ class View:
 
     @property
     def gpu_load(self) -> float:
-        """The same, of the GPUs."""
+        """Load index of the GPUs."""
         policy_load = getattr(self._state.policies.load, "gpu_load", None)
         if policy_load is not None:
             try:
@@ -219,7 +219,7 @@ class View:
 
     @property
     def backlog(self) -> int:
-        """What waits here, and what has no place."""
+        """Tasks that wait here, and tasks that have no place."""
         return len(self._queue) + len(self._stranded)
 
     def profile(self, node: str) -> Profile | None:
