@@ -16,7 +16,7 @@ import msgspec
 
 from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.histogram import Histogram
-from peerload.agent.launcher.task_environment import given, variables_of
+from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
 from peerload.agent.node_info import now
 from peerload.agent.store.disk_space import cannot_write
@@ -423,6 +423,8 @@ class TaskStarter:
             "PEERLOAD_HOME": action.home,
             **task_variables(action.spec.request, held, self._info.config.device, own),
         }
+        if trace := child_traceparent(own.get(TRACEPARENT, b""), action.key):
+            variables["TRACEPARENT"] = trace
         if index := action.task.partition(".")[2]:
             variables["PEERLOAD_ARRAY_INDEX"] = index
         return {name.encode(): value.encode() for name, value in variables.items()}
