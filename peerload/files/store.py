@@ -40,7 +40,7 @@ class NoRoom(StagingFailed):
 
 
 class StoreUsage(NamedTuple):
-    """What is in a store. manifests: (id, bytes of its files, number of its files, when it was last used)."""
+    """Contents of a store. manifests: (id, bytes of its files, number of its files, when it was last used)."""
 
     size_bytes: int
     limit_bytes: int
@@ -91,7 +91,7 @@ class BlockStore:
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def missing(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Those of these that are not here, in their order."""
+        """Digests whose blocks are missing here, in their order."""
         with self._lock:
             known = "SELECT 1 FROM blocks WHERE digest = ?"
             return [digest for digest in dict.fromkeys(digests) if not self._execute(known, (digest,))]
@@ -290,7 +290,7 @@ class BlockStore:
         return sum(size for digest in digests for (size,) in self._execute(found, (digest,)))
 
     def usage(self) -> StoreUsage:
-        """What is in the store."""
+        """Contents of the store."""
         with self._lock:
             ((blocks,),) = self._execute("SELECT count(*) FROM blocks")
             rows = self._execute("SELECT id, size, count, used_at FROM manifests ORDER BY used_at DESC LIMIT 1000")
