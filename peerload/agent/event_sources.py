@@ -345,7 +345,8 @@ class PeerMessages:
             code = "policy" if refused else "" if here else "directory"
         finally:
             self._looked_up_one(src)
-        self._queries.answer(src, DirectoryTold(request.directory, request.user, code))
+        identity = "" if code else self._users.identity_of(request.directory)
+        self._queries.answer(src, DirectoryTold(request.directory, request.user, code, identity))
 
     async def close(self) -> None:
         """End background work."""

@@ -76,7 +76,7 @@ class _Sender:
 
 
 def look(directory: bytes, paths: Sequence[str], *, everything: bool) -> list[tree.Found]:
-    """What would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
+    """Files that would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
     Raises StagingFailed, OSError."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
     try:

@@ -45,7 +45,7 @@ class Damaged(StagingFailed):
 
 
 class StoreUsage(NamedTuple):
-    """What is in a store. manifests: (id, bytes of its files, number of its files, when it was last used)."""
+    """Contents of a store. manifests: (id, bytes of its files, number of its files, when it was last used)."""
 
     size_bytes: int
     limit_bytes: int
@@ -105,7 +105,7 @@ class BlockStore:
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def missing(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Those of these that are not here, in their order."""
+        """Digests whose blocks are missing here, in their order."""
         wanted = dict.fromkeys(digests)
         with self._lock:
             for (digest,) in self._find("digest", list(wanted)):
@@ -367,7 +367,7 @@ class BlockStore:
         return sum(size for (size,) in self._find("size", list(digests)))
 
     def usage(self) -> StoreUsage:
-        """What is in the store."""
+        """Contents of the store."""
         with self._lock:
             ((blocks,),) = self._execute("SELECT count(*) FROM blocks")
             rows = self._execute("SELECT id, size, count, used_at FROM manifests ORDER BY used_at DESC LIMIT 1000")

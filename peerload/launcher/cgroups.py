@@ -125,7 +125,7 @@ class Cgroup2:
             self.close("trial")
 
     def prefers_fork(self) -> bool:
-        """Whether the next process had better be started by `fork`, which moves nothing, than by entering its unit: a
+        """True if the next process had better be started by `fork`, which moves nothing, than by entering its unit: a
         fork costs more processor time, the first move after a pause 10 ms. Never beside another thread: the child would
         wait for it."""
         now_s = time.monotonic()
@@ -374,7 +374,7 @@ def _set_frozen(path: str, *, is_frozen: bool) -> None:
 
 
 def _divides_memory(path: str) -> bool:
-    """Whether the cgroups below this one have their memory counted, each for itself."""
+    """True if the cgroups below this one have their memory counted, each for itself."""
     try:
         write(path + "/cgroup.subtree_control", b"+memory")
     except OSError:

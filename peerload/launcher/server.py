@@ -455,7 +455,7 @@ class Launcher:
         self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
     def _is_settled(self, request: SpawnRequest) -> bool:
-        """Whether there is nothing to start: it was started, or must not be."""
+        """True if there is nothing to start: it was started, or must not be."""
         key = request.key
         known = self._tasks.get(key)
         if known is not None:
@@ -472,7 +472,7 @@ class Launcher:
         return True
 
     def _would_thaw(self, task: LaunchedTask, number: int) -> bool:
-        """Whether this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
+        """True if this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
         return number == signal.SIGCONT and self._units.is_proc_scan and bool(task.frozen_at_s)
 
     def _signal(self, task: LaunchedTask, number: int) -> None:

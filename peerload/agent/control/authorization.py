@@ -77,6 +77,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Info: Right.LOOK,
     control.Nodes: Right.LOOK,
     control.Policy: Right.LOOK,
+    control.Power: Right.LOOK,
     control.Stats: Right.LOOK,
     control.Files: Right.SUBMIT,
     control.Settings: Right.LOOK,

@@ -27,7 +27,7 @@ from peerload.model.messages import Staging
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
     from peerload.agent.inbox import Inbox
@@ -379,9 +379,9 @@ class AttemptFiles:
             (self._directory / key).unlink(missing_ok=True)
             self._spool.drop_scratch(key)
 
-    def keep_only(self, keys: Collection[str]) -> None:
+    def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget what earlier agents have left of other attempts."""
-        for key in [key for key in self._notes if key not in keys]:
+        for key in [key for key in self._notes if not knows(key)]:
             self.forget(key)
 
     def _note(self, key: str, note: AttemptNote) -> None:

@@ -140,7 +140,7 @@ class LauncherLink:
         return self._heartbeat.is_silent
 
     async def answers(self, within_s: float) -> bool:
-        """Whether the launcher answers a ping within so many seconds."""
+        """True if the launcher answers a ping within so many seconds."""
         return bool(self._pid) and await self._heartbeat.answers(within_s)
 
     def report_to(self, put: Callable[[Event | StdinFed], None]) -> None:

@@ -96,6 +96,11 @@ class Submissions:
         """The other nodes that could run a task, as far as is known."""
         return self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
 
+    def may_freeze(self, request: control.Submit | control.Retry) -> bool:
+        """True if the client of a new submission can send its directory instead."""
+        is_new = isinstance(request, control.Submit) and request.freezes
+        return is_new and self._reads.store.submission_of(request.token) is None
+
     async def read(self, caller: Principal, request: control.Submit | control.Retry) -> Submission:
         """Read a submission, or the earlier one of tasks that are to be retried. Raises BadRequest, NoSuchTask."""
         if isinstance(request, control.Retry):
