@@ -145,8 +145,9 @@ def test_a_viewer_sees_what_happens(agents: list[Agent], browser: Browser) -> No
         # A task's own page: timeline, output
         browser.script(f"location.hash = 'task={task}'")
         wait_until(lambda: "hello" in browser.script("return document.getElementById('detail').innerText"))
-        shown = browser.script("return [...document.querySelectorAll('#detail li')].map(one => one.innerText).join()")
+        shown = browser.script("return [...document.querySelectorAll('#detail .span')].map(one => one.innerText).join()")
         assert "submitted" in shown
+        assert "n2~" in shown
         browser.script("document.getElementById('detail').close()")
 
         # A node that dies
