@@ -494,6 +494,10 @@ class Daemon:
             await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.remove(self.config.socket)
             background.append(group.create_task(self.socket.watch()))
+            if self.config.web.listen:
+                from peerload.agent.web_server import WebServer  # noqa: PLC0415 -- where one is wanted
+
+                background.append(group.create_task(WebServer(self.info, self.event_log).run()))
             background.append(group.create_task(self._up(loop, address).run()))
             await self.run_state.stopping()
             is_restart = self.run_state.ending is Ending.RESTART
