@@ -110,6 +110,7 @@ from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
+from peerload.agent.views.samples import Samples
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events, metrics
@@ -384,6 +385,7 @@ class Daemon:
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms)
+        self.samples = samples = Samples(node, state)
         verbs = Verbs(
             reads,
             commands=TaskCommands(core, reads, task_ids, cancel_waits, access, node),
@@ -397,7 +399,7 @@ class Daemon:
             why=WhyRequest(node, store, task_ids, decisions, cluster_view),
             usage=LiveUsage(node, launcher, task_ids),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures),
+            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
             files=FileRequests(files),
@@ -481,6 +483,7 @@ class Daemon:
                 self.node_hooks.run(),
                 self.address_watch.run(),
                 memory.watch(self.node),
+                self.samples.run(),
             ]
             if speed_of(self.config) is None:
                 work.append(measure_speed(speed_file(self.config), self.inbox.put))
@@ -491,6 +494,10 @@ class Daemon:
             await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.remove(self.config.socket)
             background.append(group.create_task(self.socket.watch()))
+            if self.config.web.listen:
+                from peerload.agent.web_server import WebServer  # noqa: PLC0415 -- where one is wanted
+
+                background.append(group.create_task(WebServer(self.info, self.event_log).run()))
             background.append(group.create_task(self._up(loop, address).run()))
             await self.run_state.stopping()
             is_restart = self.run_state.ending is Ending.RESTART
@@ -588,6 +595,7 @@ class Daemon:
                     await self.performer.drained(self.inbox)
         except TimeoutError:
             log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
+        self.samples.write()
         await self.saving.close()
         await self.output.close()
         await self.fetches.close()

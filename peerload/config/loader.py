@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
-TABLES = ("gpu", "load", "energy", "files", "hooks", "device", "users")
+TABLES = ("gpu", "load", "energy", "files", "hooks", "web", "device", "users")
 """Keys that are, or may be, tables of a file."""
 BUILT_IN = "built-in"
 ENVIRONMENT = "environment"
@@ -233,7 +233,7 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if (foreign := environment.get("PEERLOAD_LOAD_FOREIGN")) is not None:
         found["load"] = {"foreign": foreign}
-    for key in [key for key in KEYS if key not in ("gpu", "load", "energy", "hooks", "device", *FLAG_ONLY)]:
+    for key in [key for key in KEYS if key not in (*TABLES, *FLAG_ONLY)]:
         value = environment.get(f"PEERLOAD_{key.upper()}")
         if value is None:
             continue

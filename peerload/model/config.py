@@ -223,6 +223,15 @@ class HooksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return (*self.on_end, *self.on_fail, *self.on_node_dead)
 
 
+class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[web]` of the config file: the agent runs `peerload web` with these flags. listen: "": it does not."""
+
+    listen: Annotated[str, Meta(max_length=4096)] = ""
+    host: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=16)] = ()
+    tls_cert: Annotated[str, Meta(max_length=4096)] = ""
+    tls_key: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[device]]` of the config file: what is there of one kind. env: variables for tasks that are given some, in
     which ``{ids}`` stands for those."""
@@ -300,6 +309,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Files that travel with tasks: a table of the config file."""
     hooks: HooksSettings = HooksSettings()
     """Whom to notify of ends of tasks and losses of nodes: a table of the config file."""
+    web: WebSettings = WebSettings()
+    """The web server that the agent runs: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""

@@ -392,6 +392,13 @@ class Stats(_Request, frozen=True, tag="stats"):
     sum}; counts: one for each bound, then one for what is greater."""
 
 
+class Samples(_Request, frozen=True, tag="samples"):
+    """What this node knew of the cluster in the last hours, after `since` (Unix s) → every_s keys samples: a list of numbers each,
+    in the order of keys."""
+
+    since: float = 0.0
+
+
 class Checkup(_Request, frozen=True, tag="checkup"):
     """Health of the agent, as it alone knows it → node python event_loop launcher (pid units memory unenforced silent)
     disk (state free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why)
@@ -491,6 +498,7 @@ Request = (
     | Power
     | Stats
     | Checkup
+    | Samples
     | Settings
     | Stop
     | Leave

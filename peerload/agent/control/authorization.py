@@ -79,6 +79,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Policy: Right.LOOK,
     control.Power: Right.LOOK,
     control.Stats: Right.LOOK,
+    control.Samples: Right.LOOK,
     control.Files: Right.SUBMIT,
     control.Settings: Right.LOOK,
     control.Checkup: Right.LOOK,

@@ -221,6 +221,8 @@ class Verbs:
                 connection.ok(request.id, self.status.power())
             case control.Stats():
                 connection.ok(request.id, self.status.stats())
+            case control.Samples():
+                connection.ok(request.id, self.status.samples.told(request.since))
             case control.Checkup():
                 connection.ok(request.id, self.status.checkup(connection.caller))
             case control.Drain():

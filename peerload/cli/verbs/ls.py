@@ -239,6 +239,7 @@ WHAT = (
     "gpu",
     "chore",
     "hook",
+    "web",
     "store",
     "security",
 )
