@@ -201,8 +201,9 @@ class LauncherEvents:
             if self._early is None:  # else it is asked again, by `StdinForwarding.adopt`
                 self._stdin.fed(event.key, event.offset, is_closed=event.is_closed)
             return
-        if any(own.heard(event) for own in self._own):
-            return
+        for own in self._own:
+            if own.heard(event):
+                return
         if isinstance(event, events.LauncherReady):
             event = self.without_own(event)
         self._take(event)
