@@ -248,7 +248,8 @@ class Disk:
         inbox: Any = SimpleNamespace(put=put)
         node: Any = SimpleNamespace(ledger=SimpleNamespace(devices=SimpleNamespace(holding={})))
         files: Any = SimpleNamespace(has=lambda _key: False)
-        records = ExitRecords(info, spool, disk, files)
+        energy: Any = SimpleNamespace(ended=lambda _key, exit_: exit_)
+        records = ExitRecords(info, spool, disk, files, energy)
         return ExitSettler(records, inbox, node, pulls, output, cast("Any", None), RunState())
 
     def ended(self, spool: Spool, output: TaskOutputs, event: events.TaskEnded) -> list[str]:
