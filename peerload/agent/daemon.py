@@ -24,6 +24,7 @@ from peerload import __version__
 from peerload.agent import exit_reason, memory, preflight
 from peerload.agent.accounts.as_user import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs
+from peerload.agent.completion.node_hooks import NodeHooks
 from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.retention import Retention, TaskRemover
 from peerload.agent.completion.saving import OutputSaver
@@ -200,7 +201,7 @@ class Daemon:
         cluster = cluster_dir.find(config.cluster, os.environ)
         preflight.check_addresses(config, loopback_only=cluster.is_local)
         preset = registry.preset_source(config.policy)
-        policies = registry.build_preset(*preset.tables())
+        policies = registry.live_preset(preset)
         self.disk = DiskSpace(state)
         self.disk.prepare()
         self.store = Store(state / DATABASE, config.node, self.disk.reserve, output_bytes_max=config.output_bytes_max)
@@ -329,7 +330,7 @@ class Daemon:
         # Users, standard input and output of tasks
         directories = DirectoryCache(lambda directory: inbox.put(events.DirectoryFound(directory)))
         self.users = users = UserServices(info, launcher, directories, security)
-        queries = DirectoryQueries(links.send)
+        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto" and config.mode == "user")
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)
@@ -346,6 +347,7 @@ class Daemon:
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
         self.notify_hooks = notify_hooks = NotifyHooks(info, store, launcher, spool, users)
         self.jobs = jobs = CompletionJobs(info, store, event_log, run, saving, notify_hooks)
+        self.node_hooks = hooks = NodeHooks(info, store, event_log)
         watches = TaskWatches()
         remover = TaskRemover(store, spool, node, output, watches, run)
         self.retention = Retention(info, store, disk, remover, output, event_log)
@@ -377,7 +379,7 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, hooks)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -428,7 +430,7 @@ class Daemon:
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,
-            lambda: {*node.executor.guests, *(task.key for task in node.home.tasks.values())},
+            node.knows,
         )
         launcher.report_to(self.launcher_events.received)
         links.report_to(peer_events)
@@ -482,6 +484,7 @@ class Daemon:
                 self.renewal.run(),
                 self.retention.run(),
                 self.jobs.run(),
+                self.node_hooks.run(),
                 self.address_watch.run(),
                 memory.watch(self.node),
             ]

@@ -187,9 +187,12 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node."""
+    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node. snapshot: whether
+    the working directory of a task submitted here travels where it is not the same on all nodes that could run the task
+    ("auto"), or only where its user asks for that ("asked")."""
 
     cache: Annotated[str, Meta(max_length=20)] = "10GiB"
+    snapshot: Literal["asked", "auto"] = "asked"
 
 
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -200,6 +203,24 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
     hwmon: Annotated[str, Meta(max_length=4096)] = "/sys/class/hwmon"
     cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
+
+
+Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=8)]
+
+
+class HooksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[hooks]` of the config file: whom to notify when a task of this node has ended or failed, or a node is dead:
+    commands, URLs, ntfy:TOPIC, mail:ADDRESS. secret_file: signs webhooks; sendmail: the program for mail, "": the usual one."""
+
+    on_end: Targets = ()
+    on_fail: Targets = ()
+    on_node_dead: Targets = ()
+    secret_file: Annotated[str, Meta(max_length=4096)] = ""
+    sendmail: Annotated[str, Meta(max_length=4096)] = ""
+
+    def targets(self) -> tuple[str, ...]:
+        """All targets."""
+        return (*self.on_end, *self.on_fail, *self.on_node_dead)
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -277,6 +298,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sensors of power: a table of the config file."""
     files: FilesSettings = FilesSettings()
     """Files that travel with tasks: a table of the config file."""
+    hooks: HooksSettings = HooksSettings()
+    """Whom to notify of ends of tasks and losses of nodes: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""

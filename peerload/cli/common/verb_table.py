@@ -21,6 +21,7 @@ GROUPS = {
         "ls": "list my tasks: unfinished ones and those of the last 24 hours",
         "show": "show everything about tasks",
         "why": "explain why a task waits, or why it went where it went",
+        "trace": "show where the time of a task went, on all nodes that had it",
         "logs": "print the output of tasks",
         "history": "list ended tasks: when, how long, where, what they used",
         "events": "list what happened: every change with its reason and time",
