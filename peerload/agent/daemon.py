@@ -94,6 +94,8 @@ from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
+from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
+from peerload.agent.sensors.energy import EnergySensors, EnergyStore
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
@@ -340,6 +342,8 @@ class Daemon:
         cache_bytes = units.size(config.files.cache)
         files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
 
+        self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE))
+
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
         self.notify_hooks = notify_hooks = NotifyHooks(info, store, launcher, spool, users)
@@ -397,12 +401,13 @@ class Daemon:
             tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
             events=EventRequests(reads, task_ids, access, config.node),
             why=WhyRequest(node, store, task_ids, decisions, cluster_view),
-            usage=LiveUsage(node, launcher, task_ids),
+            usage=LiveUsage(node, launcher, task_ids, energy),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
             status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
             files=FileRequests(files),
+            energy=energy,
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
@@ -413,7 +418,7 @@ class Daemon:
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
-        self.exits = ExitRecords(info, spool, disk, files)
+        self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
@@ -474,7 +479,8 @@ class Daemon:
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
-                HostSensors(self.inbox.put, own_use.seconds).run(),
+                HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
+                self.energy.command.run(),
                 self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
@@ -610,6 +616,7 @@ class Daemon:
         await self.links.close()
         await self.launcher.close()
         await self.gpus.close()
+        await self.energy.close()
 
 
 def _core_config(config: AgentConfig) -> CoreConfig:

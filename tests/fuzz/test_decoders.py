@@ -62,6 +62,8 @@ DECODERS = {
     "security/broker.py:BrokerTls.context": USERS_OWN,
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:GpuFaults._stored": "state",
+    "agent/sensors/energy.py:EnergyStore.kept": OUR_OWN,
+    "agent/sensors/energy.py:EnergyStore.totals": OUR_OWN,
     "cli/demo/played_nvml.py:PlayedNvml._machine": USERS_OWN,
     "config/loader.py:_file": "config",
     "agent/completion/saving.py:OutputSaver._noted": OUR_OWN,

@@ -345,6 +345,9 @@ def _usage(record: TaskRecord) -> dict[str, object]:
         "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
         "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
         "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
+        "joules": exit_.usage.joules if exit_ is not None else None,
+        "energy_quality": exit_.usage.energy_quality if exit_ is not None else None,
+        "energy_scope": exit_.usage.energy_scope or None if exit_ is not None else None,
     }
 
 
