@@ -83,7 +83,7 @@ from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
 from peerload.agent.requests.live_usage import LiveUsage
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
 from peerload.agent.requests.output_stream import OutputRequests, OutputSource
-from peerload.agent.requests.overview import OverviewCache, OverviewViews
+from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
 from peerload.agent.requests.server import Gates, RequestServer, Verbs
 from peerload.agent.requests.submissions import FileRequests, Submissions
 from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
@@ -112,6 +112,7 @@ from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
+from peerload.agent.views.published_state import StatePublisher
 from peerload.agent.views.samples import Samples
 from peerload.config import loader
 from peerload.core.node import Node
@@ -380,7 +381,12 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, hooks)
+        told_too = [hooks.changed]
+        self.publisher: StatePublisher | None = None
+        if self.bus is not None and config.mqtt_publish_state:
+            self.publisher = StatePublisher(node, store, self.bus, own_user())
+            told_too.append(self.publisher.changed)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, told_too)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -495,6 +501,8 @@ class Daemon:
                 work.append(measure_speed(speed_file(self.config), self.inbox.put))
             if self.bus is not None:
                 work.append(self.bus.run())
+            if self.publisher is not None:
+                work.append(self.publisher.run())
             background = [group.create_task(one) for one in work]
             self.keyring.refresh()
             await self.socket.start(self._manager.listener(self.config.socket))
