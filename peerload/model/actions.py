@@ -125,6 +125,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "disk": ("low", "full", "ok"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
+    "web": ("ended", "abandoned"),
+    "hook": ("failed", "dropped"),
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
 }

@@ -68,7 +68,8 @@ class Submit(_Request, frozen=True, tag="submit"):
     instead of the spec's argv, the members counted from 1; held: it is kept back until it is released;
     wait_for_node: not refused if no node known could ever run it; terms: what only its home has to know. input: what it reads
     from its standard input, or the beginning of that; input_ends: that is all, else `input` sends more (both only if its spec
-    takes_input). attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
+    takes_input). freezes: the client can send the working directory instead: where that is wanted, it is refused with the code
+    `snapshot`. attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
@@ -80,6 +81,7 @@ class Submit(_Request, frozen=True, tag="submit"):
     input: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
     input_ends: bool = True
     attended: bool = False
+    freezes: bool = False
 
 
 class _Selecting(_Request, frozen=True):
@@ -380,9 +382,21 @@ class Files(_Request, frozen=True, tag="files"):
     gc: bool = False
 
 
+class Power(_Request, frozen=True, tag="power"):
+    """What this node draws → node watts quality scope source sources (name scope quality watts why of each) curve (watts cores
+    threads smt_gain all_core quality)."""
+
+
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start, gauges and histograms → counters, gauges: {name: number}, histograms: {name: bounds counts
     sum}; counts: one for each bound, then one for what is greater."""
+
+
+class Samples(_Request, frozen=True, tag="samples"):
+    """What this node knew of the cluster in the last hours, after `since` (Unix s) → every_s keys samples: a list of numbers each,
+    in the order of keys."""
+
+    since: float = 0.0
 
 
 class Checkup(_Request, frozen=True, tag="checkup"):
@@ -481,8 +495,10 @@ Request = (
     | Overview
     | Policy
     | Files
+    | Power
     | Stats
     | Checkup
+    | Samples
     | Settings
     | Stop
     | Leave
