@@ -506,7 +506,6 @@ class TaskEffects:
         if action.output:
             self._spool.drop(action.key)
         self._files.forget(action.key)
-        self._spool.drop_scratch(action.key)
 
     def dropped(self, rows: tuple[Row, ...]) -> None:
         """End the outputs of attempts that are gone from here by these rows."""
