@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
+from peerload.energy.price import price_at
 from peerload.model import metrics
 from peerload.model.messages import Need
 from peerload.policy.api import KnownReport, TaskView
@@ -221,6 +222,11 @@ class View:
     def backlog(self) -> int:
         """What waits here, and what has no place."""
         return len(self._queue) + len(self._stranded)
+
+    @property
+    def price(self) -> float | None:
+        """Of a kWh here now."""
+        return price_at(self._state.prices, self._state.now.wall_s)
 
     def profile(self, node: str) -> Profile | None:
         """That of this node, or of a peer."""
