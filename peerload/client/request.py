@@ -28,7 +28,8 @@ class RunRequest(TypedDict, total=False):
     ``"exclusive"`` or ``"time"``), time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have
     all of these), directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit`
     sends), priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
-    retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), est_s (how long it will take), prefer (``"time"``,
+    retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel), snapshot
+    (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer (``"time"``,
     ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest).
     """
 
@@ -62,6 +63,9 @@ class RunRequest(TypedDict, total=False):
     est_s: float
     prefer: str
     defer_until: float
+    in_: Sequence[str]
+    out: Sequence[str]
+    snapshot: bool
 
 
 def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:

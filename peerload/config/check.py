@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from peerload import notification
 from peerload.config import loader
 from peerload.config.loader import configured_devices
 from peerload.model.config import AgentConfig, EnergySettings, GpuSettings, LoadSettings
@@ -109,7 +110,8 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
         "advertise": lambda address: address and parse_address("advertise", address, loopback_only=False),
         "peer": lambda address: parse_address("peer", address, loopback_only=False),
         "mqtt": BrokerUrl.parse,
-        "policy": registry.preset_source,
+        "policy": lambda name: registry.live_preset(registry.preset_source(name)),
+        "hooks": loader.check_hooks,
     }
     if key == "device":
         configured_devices(value)
@@ -130,4 +132,9 @@ def describe(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, obj
 
 def _plain(key: str, value: object) -> object:
     plain = msgspec.json.decode(msgspec.json.encode(value))  # as after a socket: lists, no tuples
+    if key == "hooks":
+        hidden = {
+            name: list(map(notification.shown, found)) for name, found in plain.items() if isinstance(found, list)
+        }
+        return plain | hidden
     return [without_password(url) for url in plain] if key == "mqtt" else plain

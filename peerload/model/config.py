@@ -198,18 +198,53 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node."""
+    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node. snapshot: whether
+    the working directory of a task submitted here travels where it is not the same on all nodes that could run the task
+    ("auto"), or only where its user asks for that ("asked")."""
 
     cache: Annotated[str, Meta(max_length=20)] = "10GiB"
+    snapshot: Literal["asked", "auto"] = "asked"
 
 
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[energy]` of the config file. cap_w: tasks are never placed so that the node takes more than so many watts,
-    by its power curve; 0: no bound; else the TDP of the curve, where that is known. price_file: prices of energy, or its
-    carbon, over time (`energy/prices.py`)."""
+    """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
+    hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
+    node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
+    price_file: prices of energy, or its carbon, over time (`energy/prices.py`)."""
 
+    power_cmd: Annotated[str, Meta(max_length=4096)] = ""
+    powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
+    hwmon: Annotated[str, Meta(max_length=4096)] = "/sys/class/hwmon"
+    cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
     cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
-    price_file: str = ""
+    price_file: Annotated[str, Meta(max_length=4096)] = ""
+
+
+Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=8)]
+
+
+class HooksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[hooks]` of the config file: whom to notify when a task of this node has ended or failed, or a node is dead:
+    commands, URLs, ntfy:TOPIC, mail:ADDRESS. secret_file: signs webhooks; sendmail: the program for mail, "": the usual one."""
+
+    on_end: Targets = ()
+    on_fail: Targets = ()
+    on_node_dead: Targets = ()
+    secret_file: Annotated[str, Meta(max_length=4096)] = ""
+    sendmail: Annotated[str, Meta(max_length=4096)] = ""
+
+    def targets(self) -> tuple[str, ...]:
+        """All targets."""
+        return (*self.on_end, *self.on_fail, *self.on_node_dead)
+
+
+class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[web]` of the config file: the agent runs `peerload web` with these flags. listen: "": it does not."""
+
+    listen: Annotated[str, Meta(max_length=4096)] = ""
+    host: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=16)] = ()
+    tls_cert: Annotated[str, Meta(max_length=4096)] = ""
+    tls_key: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -284,9 +319,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     load: LoadSettings = LoadSettings()
     """Load of this node: a table of the config file."""
     energy: EnergySettings = EnergySettings()
-    """Power and energy of this node: a table of the config file."""
+    """Sensors of power: a table of the config file."""
     files: FilesSettings = FilesSettings()
     """Files that travel with tasks: a table of the config file."""
+    hooks: HooksSettings = HooksSettings()
+    """Whom to notify of ends of tasks and losses of nodes: a table of the config file."""
+    web: WebSettings = WebSettings()
+    """The web server that the agent runs: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""

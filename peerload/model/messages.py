@@ -526,11 +526,12 @@ class DirectoryRequest(_Message, frozen=True, tag="directory-request"):
 
 class DirectoryTold(_Message, frozen=True, tag="directory-told"):
     """The answer to a DirectoryRequest. ``code``: "" if the directory is there, else the one of `DECLINES_LASTING` with
-    which an offer would be declined."""
+    which an offer would be declined. ``identity``: the same as at home if it is the same directory; "" = not known."""
 
     directory: WorkingDirectory
     user: Name = ""
     code: Annotated[str, Meta(max_length=20)] = ""
+    identity: Annotated[str, Meta(max_length=64)] = ""
 
 
 # -- output streams: a connection of their own, so that a long output never stands before a lease ---------------------
@@ -606,9 +607,11 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
 
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
-    """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block."""
+    """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block. verify: make sure that
+    they are intact: one was not."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
+    verify: bool = False
 
 
 class Blocks(_Message, frozen=True, tag="blocks"):

@@ -74,7 +74,7 @@ class FileRequests:
         elif request.manifest:
             reply = {"complete": await self._files.is_complete(request.manifest)}
         elif request.have or request.blocks:
-            reply = {"missing": await asyncio.to_thread(self._files.store.missing, request.have)}
+            reply = {"missing": await self._files.transfer.in_thread(self._files.store.missing, request.have)}
         else:
             reply = self._files.usage()
         connection.ok(request.id, reply)
@@ -95,6 +95,11 @@ class Submissions:
     def candidates(self, spec: TaskSpec) -> Sequence[str]:
         """The other nodes that could run a task, as far as is known."""
         return self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
+
+    def may_freeze(self, request: control.Submit | control.Retry) -> bool:
+        """True if the client of a new submission can send its directory instead."""
+        is_new = isinstance(request, control.Submit) and request.freezes
+        return is_new and self._reads.store.submission_of(request.token) is None
 
     async def read(self, caller: Principal, request: control.Submit | control.Retry) -> Submission:
         """Read a submission, or the earlier one of tasks that are to be retried. Raises BadRequest, NoSuchTask."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import files, options
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client import environment
-from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, UsageError
+from peerload.client.files import may_freeze
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text import units
 from peerload.text.format import number_text, say, size_text
@@ -78,9 +79,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
         say_if_quoted(words, verb)
-    variables, secret = environment.captured(
-        os.environb, flags.export, flags.env, moved=flags.chdir is not None or files.travel(flags)
-    )
+    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
@@ -187,13 +186,18 @@ def _range(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def submit(
-    client: AgentConnection, spec: dict[str, Any], *, input_comes: bool = False, **more: object
+    client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any], *, input_comes: bool = False, **more: object
 ) -> dict[str, Any]:
     """Queue the task, or an array of tasks, and return the agent's reply. ``more``: the other fields of `Submit` (docs/wire.md),
     of which False, None and empty ones are left out; ``input_comes``: it reads more than this."""
     fields = {key: value for key, value in more.items() if value} | ({"input_ends": False} if input_comes else {})
+    token = os.urandom(16).hex()
     try:
-        return client.call("submit", token=os.urandom(16).hex(), spec=spec, **fields)
+        try:
+            return client.call("submit", token=token, spec=spec, terms=terms, freezes=may_freeze(spec), **fields)
+        except SnapshotWanted:
+            files.freeze(client, spec, terms)
+            return client.call("submit", token=token, spec=spec, terms=terms, **fields)
     except NeverRunnable as error:
         raise mended(error, client, spec) from None
     except AgentSilent as error:
@@ -346,7 +350,11 @@ def add_completion_flags(reader: Options) -> None:
         help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",
     )
     reader.flag("-e, --error FILE", help="the same for its stderr; both may be one file")
-    reader.flag("--notify CMD", help="run this line in /bin/sh on this node when it has ended (an array: all of it)")
+    reader.flag(
+        "--notify CMD",
+        help="run this line in /bin/sh on this node when it has ended (an array: all of it);"
+        " or tell https://URL, ntfy:TOPIC or mail:ADDRESS",
+    )
 
 
 def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
@@ -362,6 +370,10 @@ def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
                 f"{verb}: --notify needs a command of at most {NOTIFY_BYTES_MAX} bytes",
                 hint="such as:  --notify 'notify-send \"$PEERLOAD_TASK_ID $PEERLOAD_STATE\"'",
             )
+        from peerload import notification
+
+        if why := notification.objection(flags.notify):
+            raise UsageError(f"{verb}: --notify {flags.notify!r} cannot be used: {why}")
         found["notify"] = command
     return found
 

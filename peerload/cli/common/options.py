@@ -95,6 +95,11 @@ class Options(argparse.ArgumentParser):
             "--"
         ] else command
 
+    @property
+    def takes_value(self) -> dict[str, bool]:
+        """The flags by name, and whether each takes a value."""
+        return self._takes_value
+
     def _unknown(self, words: str) -> NoReturn:
         """Raise the error for an unknown flag or a word too many, with the flag that may be meant."""
         from difflib import get_close_matches

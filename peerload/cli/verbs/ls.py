@@ -239,6 +239,8 @@ WHAT = (
     "energy",
     "gpu",
     "chore",
+    "hook",
+    "web",
     "store",
     "security",
 )
