@@ -43,6 +43,7 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.energy.price_feed import PriceFeed
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
@@ -495,6 +496,7 @@ class Daemon:
                 self.node_hooks.run(),
                 self.address_watch.run(),
                 memory.watch(self.node),
+                PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
                 self.samples.run(),
             ]
             if speed_of(self.config) is None:
@@ -634,6 +636,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         gossip=PRESETS[config.gossip],
         counts_foreign=config.load.foreign == "count",
         gpu=loader.gpu_config(config.gpu),
+        cap_w=config.energy.cap_w,
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)
