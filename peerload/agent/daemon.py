@@ -55,6 +55,7 @@ from peerload.agent.event_sources import (
     TrustMessages,
 )
 from peerload.agent.files.attempts import AttemptFiles
+from peerload.agent.files.environments import Environments
 from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
@@ -338,6 +339,8 @@ class Daemon:
         cache_bytes = units.size(config.files.cache)
         files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
 
+        self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
+
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
         self.notify_hooks = notify_hooks = NotifyHooks(info, store, launcher, spool, users)
@@ -398,7 +401,7 @@ class Daemon:
             status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
-            files=FileRequests(files),
+            files=FileRequests(files, environments),
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
@@ -411,15 +414,27 @@ class Daemon:
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk, files)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands))
+        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
-        starter = TaskStarter(info, node, spool, stdin, launcher, settler)
+        starter = TaskStarter(info, node, spool, stdin, launcher, environments, settler)
         self.performer = Performer(
             outbox,
             timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus, files, settler, BackgroundTasks(run)),
+            TaskEffects(
+                starter,
+                launcher,
+                stdin,
+                fetches,
+                spool,
+                output,
+                gpus,
+                files,
+                environments,
+                settler,
+                BackgroundTasks(run),
+            ),
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,

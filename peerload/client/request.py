@@ -29,7 +29,7 @@ class RunRequest(TypedDict, total=False):
     all of these), directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit`
     sends), priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel), snapshot
-    (the directory as it is now; without it: as the settings say).
+    (the directory as it is now; without it: as the settings say), env (a lock file: the environment that it finds in PATH).
     """
 
     cpus: float
@@ -62,6 +62,7 @@ class RunRequest(TypedDict, total=False):
     in_: Sequence[str]
     out: Sequence[str]
     snapshot: bool
+    env: str | os.PathLike[str]
 
 
 def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:

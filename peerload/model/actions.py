@@ -124,6 +124,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
+    "files": ("staged", "returned"),
+    "environment": ("built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,

@@ -40,9 +40,9 @@ class EventLog:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(NOTES_WITHIN_S, self.settle)
 
-    def record(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
+    def record(self, what: str, state: str, *, task: str = "", node: str = "", reason: str = "") -> None:
         """Keep an event that the core does not decide about, with the present time."""
-        self.note(PutEvent(time.time(), what, state, node=node, reason=reason))
+        self.note(PutEvent(time.time(), what, state, task=task, node=node, reason=reason))
 
     def settle(self) -> None:
         """Hand over what was noted."""

@@ -227,7 +227,22 @@ def why(words: list[str]) -> int:
     return 0
 
 
-WHAT = ("task", "attempt", "node", "agent", "join", "cluster", "launcher", "disk", "gpu", "chore", "store", "security")
+WHAT = (
+    "task",
+    "attempt",
+    "node",
+    "agent",
+    "join",
+    "cluster",
+    "launcher",
+    "disk",
+    "gpu",
+    "files",
+    "environment",
+    "chore",
+    "store",
+    "security",
+)
 EVENTS_MAX = 100_000
 
 
