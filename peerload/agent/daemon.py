@@ -57,6 +57,7 @@ from peerload.agent.event_sources import (
     TrustMessages,
 )
 from peerload.agent.files.attempts import AttemptFiles
+from peerload.agent.files.environments import Environments
 from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
@@ -345,6 +346,7 @@ class Daemon:
         files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
 
         self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE))
+        self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
@@ -413,7 +415,7 @@ class Daemon:
             status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
-            files=FileRequests(files),
+            files=FileRequests(files, environments),
             energy=energy,
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
@@ -427,15 +429,27 @@ class Daemon:
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands))
+        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
-        starter = TaskStarter(info, node, spool, stdin, launcher, settler)
+        starter = TaskStarter(info, node, spool, stdin, launcher, environments, settler)
         self.performer = Performer(
             outbox,
             timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus, files, settler, BackgroundTasks(run)),
+            TaskEffects(
+                starter,
+                launcher,
+                stdin,
+                fetches,
+                spool,
+                output,
+                gpus,
+                files,
+                environments,
+                settler,
+                BackgroundTasks(run),
+            ),
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,

@@ -374,7 +374,8 @@ class Policy(_Request, frozen=True, tag="policy"):
 class Files(_Request, frozen=True, tag="files"):
     """Files that travel with tasks. have: → missing: those of these SHA-256 digests whose blocks are not here; blocks: keep
     these; manifest: → complete: whether it and all its blocks are here; gc: → removed_bytes: what no task needs was removed.
-    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use)."""
+    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use) environments (id name bytes
+    used_at in_use)."""
 
     have: Annotated[tuple[Digest, ...], Meta(max_length=BLOCKS_MAX)] = ()
     blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(max_length=BLOCKS_MAX)] = ()

@@ -79,6 +79,7 @@ DECODERS = {
     "security/revocation.py:Trust._verified": "trust",
     "client/protocol.py:Protocol.receive_data": "frame",
     "client/files.py:prepare": OUR_OWN,
+    "environments/locks.py:_table": USERS_OWN,
     "client/call.py:outcome_in": "the outcome of the user's own function, from the task that it ran in",
     "client/function.py:_outcome": "the user's own function, within the task",
     "client/function.py:main": "the user's own function, within the task",

@@ -154,8 +154,12 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
         return f"waits for another node: {task.stranded_because}"
     if task.phase is HomePhase.OFFERED:
         staging = task.offering.staging if task.offering is not None else None
-        percent = f": its files are on their way, {100 * staging[0] // max(staging[1], 1)} %" if staging else ""
-        return f"offered to {task.offered_to}{percent}"
+        if staging is None:
+            return f"offered to {task.offered_to}"
+        if staging.builds:
+            return f"offered to {task.offered_to}: its environment is being built"
+        percent = 100 * staging.done_bytes // max(staging.size_bytes, 1)
+        return f"offered to {task.offered_to}: its files are on their way, {percent} %"
     return "waits for room"
 
 
@@ -243,6 +247,7 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
         "files": _files(spec, exit_),
         "trace": _trace(spec, record),
+        "lock": spec.lock.name if spec.lock is not None else None,
     }
 
 

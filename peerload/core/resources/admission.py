@@ -14,6 +14,7 @@ from peerload.core.resources.devices import CROWDED, DeviceRequest
 from peerload.core.resources.placement import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
+from peerload.model.resources import BUILDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,8 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
         missing = [label for label in placement.labels if label not in profile.labels]
         if missing:
             return f"no label {', '.join(missing)}"
+    if placement.builder and placement.builder not in profile.builders:
+        return f"it has nothing that builds its environment: {BUILDERS[placement.builder]}"
     if profile.slots < 1:
         return "it takes no tasks (0 slots)"
     if request.cpus > profile.cpus + EPSILON:
