@@ -30,7 +30,7 @@ from peerload.model.messages import Staging
 from peerload.model.task import Exit, TaskSpec, how_it_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.inbox import Inbox
@@ -247,8 +247,8 @@ class Environments:
     def _make_directory(self, directory: Path, manifest: bytes) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         (directory / "lock").mkdir(mode=0o700, parents=True)
-        read = self._files.store.read
-        make_tree(directory / "lock", manifests.decode(manifest, read), (), read)
+        store = self._files.store
+        make_tree(directory / "lock", manifests.decode(manifest, store.read), (), store.read_some)
         self._client.mkdir(mode=0o700, exist_ok=True)
         for module in (peerload, cloudpickle):
             place = Path(str(module.__file__)).parent
