@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 import msgspec
 
 from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.files.environments import BuildFailed
 from peerload.agent.histogram import Histogram
 from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
+    from peerload.agent.files.environments import Environments
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
@@ -387,6 +389,7 @@ class TaskStarter:
     _spool: Spool
     _stdin: StdinForwarding
     _launcher: LauncherLink
+    _environments: Environments
     _settler: ExitSettler
     _last: tuple[TaskSpec | None, dict[bytes, bytes], dict[bytes, bytes]] = field(default=(None, {}, {}), init=False)
     """Of the last task that was started its spec, its environment, and what is added to it unless it has devices: tasks of one
@@ -434,6 +437,10 @@ class TaskStarter:
             b"PEERLOAD_TASK_ID": action.task.encode(),
             b"PEERLOAD_ATTEMPT": b"%d" % action.attempt,
             b"PEERLOAD_HOME": action.home.encode(),
+            **{
+                name.encode(): os.fsencode(value)
+                for name, value in self._environments.variables(action.key, own).items()
+            },
         }
         if trace := child_traceparent(own.get(TRACEPARENT, b""), action.key):
             variables[TRACEPARENT] = trace.encode()
@@ -462,6 +469,7 @@ class TaskEffects:
     _output: TaskOutputs
     _gpus: Gpus
     _files: AttemptFiles
+    _environments: Environments
     _settler: ExitSettler
     _background: BackgroundTasks
 
@@ -474,21 +482,23 @@ class TaskEffects:
         the attempts that there are."""
         if is_first:
             self._files.keep_only(knows)
+            self._environments.keep_only(knows)
         self._stdin.adopt(is_first=is_first)
 
     def spawn(self, action: actions.SpawnTask) -> None:
         """Start an attempt."""
-        if action.spec.files is not None and not self._files.is_ready(action.key):
+        spec = action.spec
+        if (spec.files is not None and not self._files.is_ready(action.key)) or not self._environments.is_ready(action):
             self._background.start(self._stage_own(action))
         elif self._starter.start(action) and action.devices:
             self._gpus.wake()
 
     async def _stage_own(self, action: actions.SpawnTask) -> None:
-        """Start a task of this home when its files are in place."""
+        """Start a task of this home when its files and its environment are in place."""
         try:
-            await self._files.stage_own(action)
-        except (PeerloadError, OSError) as error:
-            self._settler.not_started(action.key, "staging", error)
+            await self._environments.stage_own(action)
+        except (PeerloadError, OSError, TimeoutError) as error:
+            self._settler.not_started(action.key, "environment" if isinstance(error, BuildFailed) else "staging", error)
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise  # the agent stops; else a signal has ended it, which was reported
@@ -496,8 +506,8 @@ class TaskEffects:
             self.spawn(action)
 
     def stage(self, action: actions.StageFiles) -> None:
-        """Bring the files of an offered attempt here."""
-        self._files.offered(action)
+        """Bring the files and the environment of an offered attempt here."""
+        self._environments.offered(action)
 
     def forget(self, action: actions.ForgetTask) -> None:
         """Forget an attempt that has ended."""
@@ -506,7 +516,7 @@ class TaskEffects:
         if action.output:
             self._spool.drop(action.key)
         self._files.forget(action.key)
-        self._spool.drop_scratch(action.key)
+        self._environments.forget(action.key)
 
     def dropped(self, rows: tuple[Row, ...]) -> None:
         """End the outputs of attempts that are gone from here by these rows."""
@@ -515,7 +525,7 @@ class TaskEffects:
 
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
-        if self._files.ended_early(action.key):
+        if self._environments.ended_early(action.key) or self._files.ended_early(action.key):
             reason = f"signal {action.signal} while its files were put in place"
             self._settler.settle(events.TaskEnded(action.key, Exit(128 + action.signal, action.signal, reason)))
             return
@@ -537,6 +547,7 @@ class TaskEffects:
     async def close(self) -> None:
         """End background work; staging goes on with the next start of its attempt."""
         await self._background.close()
+        await self._environments.close()
         await self._files.close()
 
 
