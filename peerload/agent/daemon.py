@@ -337,7 +337,7 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node)
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
