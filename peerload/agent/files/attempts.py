@@ -107,7 +107,7 @@ class AttemptFiles:
 
     async def check(self, spec: TaskSpec, terms: SubmitOptions) -> None:
         """Check the files of a submission: they are all here, and on disk. Raises BadRequest."""
-        if spec.files is None:
+        if not spec.is_staged:
             return
         if self._is_system:
             raise BadRequest(
@@ -115,6 +115,18 @@ class AttemptFiles:
                 why="this agent serves all users of the machine",
                 hint="an agent of your own:  peerload up        a shared directory needs no  --in, --out, --snapshot",
             )
+        if spec.lock is not None:
+            if spec.placement.builder != spec.lock.kind:
+                raise BadRequest(
+                    "a task with an environment needs a node that builds it", why="builder of its placement"
+                )
+            if not await asyncio.to_thread(self._is_complete, spec.lock.manifest):
+                raise BadRequest(
+                    "the lock of the task's environment is not kept here (any more)", hint="submit it again"
+                )
+        if spec.files is None:
+            await asyncio.to_thread(self.store.sync)
+            return
         if not terms.files_home.startswith(b"/") or spec.directory != SCRATCH:
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)
@@ -137,11 +149,19 @@ class AttemptFiles:
         """True if a manifest and all its blocks are here. Raises StagingFailed for one that is not valid."""
         return await self.transfer.in_thread(self._is_complete, manifest)
 
+    async def bring_manifest(self, manifest: bytes, node: str) -> None:
+        """Fetch a manifest and its blocks from this node, unless they are here. Raises PeerloadError, OSError."""
+        if not await self.is_complete(manifest):
+            work = self.transfer.fetch(manifest, node).work
+            assert work is not None
+            await asyncio.shield(work)
+
     # -- room ----------------------------------------------------------------------------------------------------------
 
     def _pin(self) -> None:
         """Note which manifests are in use. From the loop's thread."""
-        mine = {task.spec.files.manifest for task in self._node.home.tasks.values() if task.spec.files is not None}
+        specs = [task.spec for task in self._node.home.tasks.values() if task.spec.is_staged]
+        mine = {part.manifest for spec in specs for part in (spec.files, spec.lock) if part is not None}
         for note in self._notes.values():
             mine.add(note.files.manifest)
             if note.result is not None and note.result.outputs:

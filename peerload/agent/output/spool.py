@@ -71,7 +71,7 @@ class Spool:
         self._holes = HolePuncher()
         self._directory = state / "spool"
         self._scratch = state / "scratch"
-        self._scratch_name = str(self._scratch)
+        self._directory_name, self._scratch_name = str(self._directory), str(self._scratch)
         self._dropped = self._scratch / ".dropped"
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._scratch.mkdir(mode=0o700, exist_ok=True)
@@ -89,6 +89,10 @@ class Spool:
     def paths(self, key: str) -> tuple[Path, Path]:
         """stdout and stderr of an attempt."""
         return self.path(key, 1), self.path(key, 2)
+
+    def names(self, key: str) -> tuple[str, str]:
+        """`paths` as they are written; to make a `Path` takes longer than to start a task may."""
+        return f"{self._directory_name}/{key}{_SUFFIX[1]}", f"{self._directory_name}/{key}{_SUFFIX[2]}"
 
     def input_path(self, key: str) -> Path:
         """The file that feeds the stdin of an attempt of another home."""

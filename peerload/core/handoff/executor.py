@@ -116,7 +116,7 @@ class ExecutorHandoff:
         if guest is None:
             guest = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
             self._table.add(guest)
-            if offer.spec.files is not None:
+            if offer.spec.is_staged:
                 guest.is_staging = True
                 others = tuple(node for node in offer.sources if node not in (self._state.node, src))
                 self._state.actions.append(
@@ -174,7 +174,7 @@ class ExecutorHandoff:
             self._state.identity.machine_boot,
             self._state.store,
             guest.spec.needs_feeding,
-            guest.spec.files is not None,
+            guest.spec.is_staged,
         )
         self._state.send(guest.home, accept)
         left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
@@ -550,6 +550,6 @@ class ExecutorHandoff:
 
     def _remove(self, guest: RemoteTask) -> None:
         """An attempt that was not started leaves, with the files that came for it."""
-        if guest.spec.files is not None:
+        if guest.spec.is_staged:
             self._state.actions.append(ForgetTask(guest.key, output=False))
         self._table.remove(guest)

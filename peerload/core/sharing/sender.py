@@ -212,14 +212,12 @@ class Sender:
         if search.holds:
             self._queue.withhold(task)
         peers = self._candidates(task)
-        search.because = ""
-        if search.wants_good_gpus:
-            step: ProbeStep | Broadcast | Transfer | Keep = self._place_well(search, task)
-        else:
-            step = self._place_by_files(search, task, peers) or self._ask_policy(search, task, peers)
+        step = self._choose(search, task, peers)
         if task.stranded_because and self._stays(search, step, peers):
             beyond = self._beside_foreign_load(search) if self._places_all else self._place_stranded(search, peers)
             step = beyond or step
+        if isinstance(step, Transfer | Keep):
+            search.compared = step.compared
         if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
             step = Keep("it waits for devices, and has gone to a lesser crowd once")
         if isinstance(step, Transfer) and step.to in peers:
@@ -242,6 +240,12 @@ class Sender:
             self._searches.decide(search, "stay", reason)
             self._searches.leave_footprints(search)
             self._end(search)
+
+    def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Broadcast | Transfer | Keep:
+        search.because = ""
+        if search.wants_good_gpus:
+            return self._place_well(search, task)
+        return self._place_by_files(search, task, peers) or self._ask_policy(search, task, peers)
 
     def _ask_policy(
         self, search: Search, task: HomeTask, peers: Sequence[str]
