@@ -51,9 +51,9 @@ class Machine:
         self.is_silent = False
         self.start()
 
-    def start(self, **settings: str) -> None:
+    def start(self, **settings: Any) -> None:
         """Start the agent, after a kill -9 if one ran."""
-        places = {"powercap": str(self.tree.powercap), "hwmon": str(self.tree.hwmon)} | settings
+        places: dict[str, Any] = {"powercap": str(self.tree.powercap), "hwmon": str(self.tree.hwmon)} | settings
         config = AgentConfig(node="n1", state=str(self.root), socket="s", energy=EnergySettings(**places))
         store = EnergyStore(self.root / "energy.db")
         self.agent = EnergySensors(

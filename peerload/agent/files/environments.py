@@ -30,7 +30,7 @@ from peerload.model.messages import Staging
 from peerload.model.task import Exit, TaskSpec, how_it_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.inbox import Inbox
