@@ -152,6 +152,17 @@ def test_a_task_whose_environment_cannot_be_built_goes_elsewhere_until_nobody_is
     assert (record.state, record.reason) == (TaskState.FAILED, "environment: no wheel")
 
 
+def test_an_executor_that_is_lost_before_its_outputs_came_home_has_the_task_run_again() -> None:
+    x, name, uid = offering()
+    x.hear("y", messages.Accept(name, uid, 1, 5, 7.0, files=True))
+    x.hear("y", messages.Result(name, uid, 1, Exit(0, staged=Staged(outputs=b"\x01" * 32)), inline=True))
+    x.when(events.OutputArrived(uid, 1, "files cannot be fetched from y"))
+    assert x.node.home.tasks[uid].record.state is TaskState.LEASED
+    x.meet("y", start=2, machine=2)  # its machine was started anew: nothing is left there
+    record = x.node.home.tasks[uid].record
+    assert (record.state, record.attempt) == (TaskState.QUEUED, 1)
+
+
 # -- who has the files ------------------------------------------------------------------------------------------------------
 
 LARGE = TaskFiles(b"\x05" * 32, 1 << 30, 3)

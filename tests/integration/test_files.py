@@ -260,6 +260,18 @@ def test_a_directory_that_is_too_large_to_travel_unasked_stays(apart: User) -> N
     (apart.directory / "large").unlink()
 
 
+def test_what_is_damaged_in_the_cache_of_a_node_is_fetched_again(user: User) -> None:
+    content = os.urandom(100_000).hex()
+    (user.directory / "data").write_text(content)
+    assert user.types("run", "--node", "n2", "--in", "data", "true").returncode == 0
+    for pack in (user.there.state / "files/blocks").rglob("*"):
+        if pack.is_file():
+            pack.write_bytes(bytes(pack.stat().st_size))
+    before = user.there.counters()[FILES_FETCHED_BYTES]
+    assert user.types("run", "--node", "n2", "--in", "data", "cat", "data").stdout == content
+    assert user.there.counters()[FILES_FETCHED_BYTES] - before >= 100_000
+
+
 def test_a_hundred_tasks_with_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
     directory = tmp_path / "project"
     directory.mkdir()

@@ -10,6 +10,7 @@ import asyncio
 import collections
 import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ TELL_EVERY_S = 1.0
 """A home is told this often that files are on their way; it waits five times as long for the next word."""
 STAGING_S_MAX = 86_400.0
 """Bound on the time in which the files of one attempt have to be in place."""
+REPAIRS_MAX = 3
+"""Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
 TASKS_REMEMBERED_MAX = 1024
 """Tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
 
@@ -95,6 +98,7 @@ class AttemptFiles:
         self._removing: asyncio.Task[None] | None = None
         self._is_more_dropped = False
         self._placed: collections.OrderedDict[bytes, dict[str, bytes]] = collections.OrderedDict()
+        self._placing = threading.Lock()
         self._pinned: frozenset[bytes] = frozenset()
         for path in self._directory.iterdir():
             try:
@@ -120,12 +124,12 @@ class AttemptFiles:
                 raise BadRequest(
                     "a task with an environment needs a node that builds it", why="builder of its placement"
                 )
-            if not await asyncio.to_thread(self._is_complete, spec.lock.manifest):
+            if not await self.transfer.in_thread(self._is_complete, spec.lock.manifest):
                 raise BadRequest(
                     "the lock of the task's environment is not kept here (any more)", hint="submit it again"
                 )
         if spec.files is None:
-            await asyncio.to_thread(self.store.sync)
+            await self.transfer.in_slow_thread(self.store.sync)
             return
         if not terms.files_home.startswith(b"/") or spec.directory != SCRATCH:
             why = "files_home is an absolute path, and directory is -"
@@ -248,12 +252,16 @@ class AttemptFiles:
         try:
             async with asyncio.timeout(STAGING_S_MAX):
                 self._note(key, note)
-                try:
-                    await self._fetch_and_make(key, note, sources, offer)
-                except Damaged:  # in the cache here: another node has it
-                    if not sources:
-                        raise
-                    await self._fetch_and_make(key, note, sources, offer)
+                repairs_left = REPAIRS_MAX if sources else 0
+                while True:
+                    try:
+                        await self._fetch_and_make(key, note, sources, offer)
+                        break
+                    except Damaged:  # in the cache here: others have it
+                        if not repairs_left:
+                            raise
+                        repairs_left -= 1
+                        await self.transfer.in_slow_thread(self.store.drop_damaged, note.files.manifest)
         except BaseException:
             self.forget(key)
             raise
@@ -409,7 +417,9 @@ class AttemptFiles:
             before = manifests.Manifest()
         coming = Homecoming(directory, before, own, since=submitted_at, mark=task)
         try:
-            coming.place(manifests.decode(outputs, self.store.read), self.store.read_some)
+            manifest = manifests.decode(outputs, self.store.read)
+            with self._placing:  # of two tasks with the same output the second finds that of the first
+                coming.place(manifest, self.store.read_some)
         except (PeerloadError, OSError) as error:
             return str(error), len(coming.conflicts)
         for path in coming.conflicts:
