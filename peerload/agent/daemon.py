@@ -341,7 +341,9 @@ class Daemon:
         cache_bytes = units.size(config.files.cache)
         files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
 
-        self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE))
+        self.energy = energy = EnergySensors(
+            config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
+        )
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
