@@ -111,7 +111,7 @@ def decoded(document: bytes, cpu: str) -> PowerProfile:
     """A stored profile of a machine with this processor. Raises BadProfile."""
     try:
         found = msgspec.json.decode(document, type=PowerProfile)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadProfile(_reason(document) or str(error)) from None
     if found.cpu != cpu:
         raise BadProfile(f"it is of another processor: {found.cpu or 'unknown'}, and here is {cpu or 'an unknown one'}")
@@ -126,7 +126,7 @@ def _reason(document: bytes) -> str:
         watts = msgspec.json.decode(document)["curve"]["watts"]
         if any(not isinstance(value, int | float) or isinstance(value, bool) for value in watts):
             return "a point of its curve is no number"
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         return "it is no profile" if b"NaN" not in document else "a point of its curve is no number"
     if len(watts) < 2:  # noqa: PLR2004 -- a line has two ends
         return "its curve has one point; two are needed"
