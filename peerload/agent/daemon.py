@@ -43,6 +43,7 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.energy.price_feed import PriceFeed
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
@@ -56,6 +57,7 @@ from peerload.agent.event_sources import (
     TrustMessages,
 )
 from peerload.agent.files.attempts import AttemptFiles
+from peerload.agent.files.environments import Environments
 from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
@@ -83,7 +85,7 @@ from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
 from peerload.agent.requests.live_usage import LiveUsage
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
 from peerload.agent.requests.output_stream import OutputRequests, OutputSource
-from peerload.agent.requests.overview import OverviewCache, OverviewViews
+from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
 from peerload.agent.requests.server import Gates, RequestServer, Verbs
 from peerload.agent.requests.submissions import FileRequests, Submissions
 from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
@@ -112,6 +114,8 @@ from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
+from peerload.agent.views.published_state import StatePublisher
+from peerload.agent.views.samples import Samples
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events, metrics
@@ -344,6 +348,7 @@ class Daemon:
         self.energy = energy = EnergySensors(
             config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
         )
+        self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
@@ -381,7 +386,12 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, hooks)
+        told_too = [hooks.changed]
+        self.publisher: StatePublisher | None = None
+        if self.bus is not None and config.mqtt_publish_state:
+            self.publisher = StatePublisher(node, store, self.bus, own_user())
+            told_too.append(self.publisher.changed)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, told_too)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -390,6 +400,7 @@ class Daemon:
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms)
+        self.samples = samples = Samples(node, state)
         verbs = Verbs(
             reads,
             commands=TaskCommands(core, reads, task_ids, cancel_waits, access, node),
@@ -403,10 +414,10 @@ class Daemon:
             why=WhyRequest(node, store, task_ids, decisions, cluster_view),
             usage=LiveUsage(node, launcher, task_ids, energy),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures),
+            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
-            files=FileRequests(files),
+            files=FileRequests(files, environments),
             energy=energy,
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
@@ -420,15 +431,27 @@ class Daemon:
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands))
+        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
-        starter = TaskStarter(info, node, spool, stdin, launcher, settler)
+        starter = TaskStarter(info, node, spool, stdin, launcher, environments, settler)
         self.performer = Performer(
             outbox,
             timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus, files, settler, BackgroundTasks(run)),
+            TaskEffects(
+                starter,
+                launcher,
+                stdin,
+                fetches,
+                spool,
+                output,
+                gpus,
+                files,
+                environments,
+                settler,
+                BackgroundTasks(run),
+            ),
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,
@@ -489,16 +512,24 @@ class Daemon:
                 self.node_hooks.run(),
                 self.address_watch.run(),
                 memory.watch(self.node),
+                PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
+                self.samples.run(),
             ]
             if speed_of(self.config) is None:
                 work.append(measure_speed(speed_file(self.config), self.inbox.put))
             if self.bus is not None:
                 work.append(self.bus.run())
+            if self.publisher is not None:
+                work.append(self.publisher.run())
             background = [group.create_task(one) for one in work]
             self.keyring.refresh()
             await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.remove(self.config.socket)
             background.append(group.create_task(self.socket.watch()))
+            if self.config.web.listen:
+                from peerload.agent.web_server import WebServer  # noqa: PLC0415 -- where one is wanted
+
+                background.append(group.create_task(WebServer(self.info, self.event_log).run()))
             background.append(group.create_task(self._up(loop, address).run()))
             await self.run_state.stopping()
             is_restart = self.run_state.ending is Ending.RESTART
@@ -596,6 +627,7 @@ class Daemon:
                     await self.performer.drained(self.inbox)
         except TimeoutError:
             log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
+        self.samples.write()
         await self.saving.close()
         await self.output.close()
         await self.fetches.close()
@@ -620,6 +652,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         gossip=PRESETS[config.gossip],
         counts_foreign=config.load.foreign == "count",
         gpu=loader.gpu_config(config.gpu),
+        cap_w=config.energy.cap_w,
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

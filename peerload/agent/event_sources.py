@@ -24,7 +24,7 @@ from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
 from peerload.model import events, metrics, rules
 from peerload.model.bounded import BoundedDict
-from peerload.model.errors import SlowDown
+from peerload.model.errors import SlowDown, StagingFailed
 from peerload.model.messages import (
     WHY_LENGTH_MAX,
     CertificateRequest,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.agent")
 
-CANNOT_EXECUTE = 126
+CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
 ADVICE_UNANSWERED_MAX = 6
 """Bound on the advice sent to a peer over MQTT without an answer there; then the peer link is used until the peer is
 heard again."""
@@ -171,7 +171,8 @@ class ExitSettler:
         else:
             why = str(getattr(error, "strerror", None) or error)
             reason = f"{what}: {why}" if what else why
-            self.settle(events.TaskEnded(key, Exit(CANNOT_EXECUTE, reason=reason)))
+            code = CANNOT_STAGE if isinstance(error, StagingFailed) else CANNOT_EXECUTE
+            self.settle(events.TaskEnded(key, Exit(code, reason=reason)))
 
     async def close(self) -> None:
         """End background work."""
@@ -205,8 +206,9 @@ class LauncherEvents:
             if self._early is None:  # else it is asked again, by `StdinForwarding.adopt`
                 self._stdin.fed(event.key, event.offset, is_closed=event.is_closed)
             return
-        if any(own.heard(event) for own in self._own):
-            return
+        for own in self._own:
+            if own.heard(event):
+                return
         if isinstance(event, events.LauncherReady):
             event = self.without_own(event)
         self._take(event)

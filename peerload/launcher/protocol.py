@@ -80,7 +80,7 @@ class Message(metaclass=MessageType):
 
     def fields(self) -> dict[str, Any]:
         """Name → value."""
-        return {name: self.__dict__[name] for name in type(self).names}
+        return self.__dict__.copy()
 
     def replace(self, **changes: object) -> Self:
         """A copy with other values for some fields."""
@@ -564,8 +564,8 @@ def _checked(request: Request) -> Request:
             key = request.key
             if not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or "/" in key or not request.argv:
                 raise LauncherProtocolError("key or argv")
-            sizes = request.memory_bytes_max, request.output_bytes_max
-            if not all(0 <= size < SIZE_BYTES_MAX for size in sizes) or not 0 <= request.umask <= UMASK_MAX:
+            is_small = 0 <= request.memory_bytes_max < SIZE_BYTES_MAX and 0 <= request.output_bytes_max < SIZE_BYTES_MAX
+            if not is_small or not 0 <= request.umask <= UMASK_MAX:
                 raise LauncherProtocolError("a size or umask")
             if request.terminal is not None and len(request.terminal) != 2:  # noqa: PLR2004 -- rows, columns
                 raise LauncherProtocolError("terminal")

@@ -15,6 +15,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 LOAD_MAX = 1e12
 """A greater load index is not told."""
 Share = Annotated[float, Meta(ge=0.0, le=LOAD_MAX)]
+Price = Annotated[float, Meta(ge=-LOAD_MAX, le=LOAD_MAX)]
 
 
 class Region(enum.IntEnum):
@@ -65,6 +66,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """True if the machine is suspended, and is woken by a task."""
     watts: Watts | None = None
     """Power as sensors read it; None: there is none."""
+    price: Price | None = None
+    """Price of a kWh there now, or its carbon; None: not known."""
 
 
 class Thresholds(msgspec.Struct, frozen=True, gc=False):

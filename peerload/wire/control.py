@@ -376,7 +376,8 @@ class Policy(_Request, frozen=True, tag="policy"):
 class Files(_Request, frozen=True, tag="files"):
     """Files that travel with tasks. have: → missing: those of these SHA-256 digests whose blocks are not here; blocks: keep
     these; manifest: → complete: whether it and all its blocks are here; gc: → removed_bytes: what no task needs was removed.
-    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use)."""
+    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use) environments (id name bytes
+    used_at in_use)."""
 
     have: Annotated[tuple[Digest, ...], Meta(max_length=BLOCKS_MAX)] = ()
     blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(max_length=BLOCKS_MAX)] = ()
@@ -410,6 +411,13 @@ class Energy(_Request, frozen=True, tag="energy"):
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start, gauges and histograms → counters, gauges: {name: number}, histograms: {name: bounds counts
     sum}; counts: one for each bound, then one for what is greater."""
+
+
+class Samples(_Request, frozen=True, tag="samples"):
+    """What this node knew of the cluster in the last hours, after `since` (Unix s) → every_s keys samples: a list of numbers each,
+    in the order of keys."""
+
+    since: float = 0.0
 
 
 class Checkup(_Request, frozen=True, tag="checkup"):
@@ -513,6 +521,7 @@ Request = (
     | Energy
     | Stats
     | Checkup
+    | Samples
     | Settings
     | Stop
     | Leave

@@ -52,9 +52,9 @@ class Machine:
         self.put: list[Any] = []
         self.start()
 
-    def start(self, **settings: str) -> None:
+    def start(self, **settings: Any) -> None:
         """Start the agent, after a kill -9 if one ran."""
-        places = {"powercap": str(self.tree.powercap), "hwmon": str(self.tree.hwmon)} | settings
+        places: dict[str, Any] = {"powercap": str(self.tree.powercap), "hwmon": str(self.tree.hwmon)} | settings
         config = AgentConfig(node="n1", state=str(self.root), socket="s", energy=EnergySettings(**places))
         store = EnergyStore(self.root / "energy.db")
         clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short

@@ -26,9 +26,12 @@ OUR_OWN = "bytes of this very program, or of the kernel"
 USERS_OWN = "the user's own file or words, read by that user's own command: it may fail, and says so"
 
 DECODERS = {
+    "assign/program.py:read_program": USERS_OWN,
     "files/manifest.py:_unpacked": "manifest",
     "files/snapshot.py:_Known.__init__": OUR_OWN,
     "agent/files/attempts.py:AttemptFiles.__init__": OUR_OWN,
+    "sim/public_traces.py:PublicTrace._json_lines": USERS_OWN,
+    "sim/service.py:read_class": USERS_OWN,
     "sim/energy_cases.py:read_cases": "energy-cases",
     "sim/energy_cases.py:_check_node": "energy-cases",
     "web/routes.py:_body": "web-body",
@@ -78,6 +81,7 @@ DECODERS = {
     "security/revocation.py:Trust._verified": "trust",
     "client/protocol.py:Protocol.receive_data": "frame",
     "client/files.py:prepare": OUR_OWN,
+    "environments/locks.py:_table": USERS_OWN,
     "client/call.py:outcome_in": "the outcome of the user's own function, from the task that it ran in",
     "client/function.py:_outcome": "the user's own function, within the task",
     "client/function.py:main": "the user's own function, within the task",

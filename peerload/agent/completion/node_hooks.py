@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from peerload import notification
+from peerload.agent.node_info import child_environment
 from peerload.agent.store.rows import order_of
 from peerload.model import metrics
 from peerload.model.errors import PeerloadError
@@ -42,8 +43,6 @@ TIME_S_MAX = 60.0
 """Time limit of a try; then it is killed."""
 SAID_BYTES_MAX = 400
 DELIVER = (sys.executable, "-E", "-P", "-m", "peerload.notification")
-NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
-"""Variables of the agent that are its own: its settings (with passwords), and those of its service manager."""
 
 
 def outcome_of(record: TaskRecord) -> dict[str, str]:
@@ -139,8 +138,7 @@ class NodeHooks:
         return code, said
 
     def _variables(self, target: str, facts: dict[str, str]) -> dict[str, str]:
-        config, own = self._info.config, dict(os.environ)
-        own = {name: value for name, value in own.items() if not name.startswith(NOT_FOR_CHILDREN)}
+        config, own = self._info.config, child_environment()
         facts = {"HOME": config.node, **facts}
         if "TASK_ID" in facts:
             with contextlib.suppress(PeerloadError):  # it may have been removed meanwhile

@@ -80,6 +80,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Power: Right.LOOK,
     control.Energy: Right.LOOK,
     control.Stats: Right.LOOK,
+    control.Samples: Right.LOOK,
     control.Files: Right.SUBMIT,
     control.Settings: Right.LOOK,
     control.Checkup: Right.LOOK,

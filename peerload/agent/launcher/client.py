@@ -225,8 +225,8 @@ class LauncherLink:
     def spawn(
         self,
         action: SpawnTask,
-        stdout: Path,
-        stderr: Path,
+        stdout: Path | str,
+        stderr: Path | str,
         extra: dict[bytes, bytes],
         source: str = "",
         owner: int = -1,

@@ -12,6 +12,7 @@ from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.agent.sensors.power import own_curve
 from peerload.core.membership.membership import PeerState
+from peerload.environments.builders import kinds
 from peerload.model import events
 from peerload.model.devices import GPU
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, State
@@ -147,4 +148,5 @@ def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) 
         devices=devices,
         issuer=is_issuer,
         power=own_curve(config, round(cpus)),
+        builders=kinds() if config.mode == "user" else (),
     )

@@ -227,6 +227,8 @@ class Verbs:
                 connection.ok(request.id, self.energy.totals(request.since))
             case control.Stats():
                 connection.ok(request.id, self.status.stats())
+            case control.Samples():
+                connection.ok(request.id, self.status.samples.told(request.since))
             case control.Checkup():
                 connection.ok(request.id, self.status.checkup(connection.caller))
             case control.Drain():

@@ -189,6 +189,7 @@ def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, ob
             facts["mem_foreign_bytes"] = foreign
             facts["mem_free_bytes"] = load.free_mib * MIB
             facts["tasks"] = load.tasks
+            facts["temperature_c"] = load.temperature_c or None
             facts["mode"] = _MODES[load.mode]
             facts["health"] = _HEALTHS[load.health]
         found.append(facts)

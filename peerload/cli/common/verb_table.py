@@ -11,6 +11,7 @@ GROUPS = {
     "Run commands": {
         "run": "run a command where there is room, as if it ran here",
         "submit": "queue a command and print its id",
+        "assign": "assign the tasks of a program to nodes at the least cost",
         "map": "run a command once for each input, like GNU parallel",
         "sh": "open a shell on another node",
         "attach": "follow a running task as run does",

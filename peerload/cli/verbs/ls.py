@@ -236,9 +236,13 @@ WHAT = (
     "cluster",
     "launcher",
     "disk",
+    "energy",
     "gpu",
+    "files",
+    "environment",
     "chore",
     "hook",
+    "web",
     "store",
     "security",
 )

@@ -60,6 +60,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("learned", _learned(task)),
         ("placement", _placement(task.get("placement"))),
         ("priority", task.get("priority") or ""),
+        ("energy", _energy(task)),
         ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
         ("promise", _promise(task)),
         ("group", task.get("group") or ""),
@@ -120,6 +121,12 @@ def _state(task: dict[str, Any]) -> str:
     return tasks.state_text(task, time.time()) + (
         "" if ended == "-" else f", exit {ended}".replace("exit signal", "signal")
     )
+
+
+def _energy(task: dict[str, Any]) -> str:
+    est = duration_text(task["est_s"]) if task.get("est_s") else ""
+    by = tasks.instant_text(task["start_by"]) if task.get("start_by") else ""
+    return _pairs({"prefer": task.get("prefer"), "estimate": est, "start by": by})
 
 
 def _promise(task: dict[str, Any]) -> str:

@@ -272,6 +272,7 @@ class DeviceState:
             foreign_mib=min((reading.mem_foreign_bytes + self.unknown_bytes) // _MIB, SMALL_MAX),
             tasks=count,
             free_percent=int(share * 100 + EPSILON),
+            temperature_c=min(reading.temperature_c, 255),
         )
 
     def _left(self, now_s: float) -> tuple[int, float]:
