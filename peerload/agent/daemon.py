@@ -345,7 +345,9 @@ class Daemon:
         cache_bytes = units.size(config.files.cache)
         files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node)
 
-        self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE))
+        self.energy = energy = EnergySensors(
+            config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
+        )
         self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task
