@@ -45,6 +45,7 @@ GROUPS = {
         "down": "stop my agent (--all: its running tasks too)",
         "nodes": "list the nodes: state, cores, memory, GPUs, tasks",
         "power": "show what this node draws, and how that is known",
+        "energy": "print the joules of nodes, tasks and users",
         "drain": "have a node take no more tasks",
         "undrain": "have a node take tasks again",
         "doctor": "find the usual problems and the commands that fix them",
