@@ -343,11 +343,13 @@ class FetchOutput(_Action, frozen=True):
 
 
 class Answer(_Action, frozen=True):
-    """Answer a client's request: ``reply`` on success, else ``error`` (one of the model's errors)."""
+    """Answer a client's request: ``reply`` on success, else ``error`` (one of the model's errors). is_part: more of the lists in
+    the reply comes in another one."""
 
     request: int
     reply: dict[str, object] = {}
     error: Exception | None = None
+    is_part: bool = False
 
 
 class TaskChanged(_Action, frozen=True):

@@ -106,8 +106,8 @@ class ClientEvents:
     _figures: TaskFigures
 
     def answered(self, answer: Answer) -> None:
-        """A request has its answer."""
-        self._core.answered(answer)
+        """A request has its answer, or a part of it."""
+        (self._core.part if answer.is_part else self._core.answered)(answer)
 
     def changed(self, action: TaskChanged) -> None:
         """A task has a new durable record, or runs."""

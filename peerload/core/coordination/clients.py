@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model import events
 
+NAMES_IN_A_PART = 10_000
+"""Names in one part of the answer to a request about many tasks: nobody waits until a million of them are encoded."""
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
 
@@ -62,21 +64,33 @@ class ClientRequests:
     def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
         # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
         # would start in the room that the others leave.
-        stopped = dict.fromkeys(event.tasks, False)
-        others: list[tuple[str, HomeTask]] = []
+        home, signal, force = self._home, event.signal, event.force
+        cancelled: list[str] = []
+        ended: list[str] = []
+        others: list[tuple[str, bool, list[HomeTask]]] = []
         for name in event.tasks:
-            for task in self._home.named(name):
+            is_stopped, run = False, []
+            for task in home.named(name):
                 if task.phase not in QUEUED_PHASES:
-                    others.append((name, task))
+                    run.append(task)
                 elif self._is_there(task):
-                    stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
+                    is_stopped |= home.cancel(task, signal, force=force)
                 yield
-        for name, task in others:
-            if self._is_there(task):
-                stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
-            yield
-        cancelled = [name for name, is_stopped in stopped.items() if is_stopped]
-        ended = [name for name, is_stopped in stopped.items() if not is_stopped]
+            if run:
+                others.append((name, is_stopped, run))
+                continue
+            (cancelled if is_stopped else ended).append(name)
+            if len(cancelled) + len(ended) >= NAMES_IN_A_PART:
+                reply: dict[str, object] = {"cancelled": cancelled, "already_ended": ended}
+                self._state.actions.append(Answer(event.request, reply, is_part=True))
+                cancelled, ended = [], []
+        for name, was_stopped, run in others:
+            is_stopped = was_stopped
+            for task in run:
+                if self._is_there(task):
+                    is_stopped |= home.cancel(task, signal, force=force)
+                yield
+            (cancelled if is_stopped else ended).append(name)
         self._answer(event.request, cancelled=cancelled, already_ended=ended)
 
     def signal(self, event: events.SignalRequested) -> None:
