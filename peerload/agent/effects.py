@@ -75,6 +75,9 @@ class ClientNotifier(Protocol):
     def answered(self, answer: Answer, /) -> None:
         """A request has its answer."""
 
+    def answered_in_part(self, part: actions.AnswerPart, /) -> None:
+        """A part of the answer to a request has come."""
+
     def changed(self, action: TaskChanged, /) -> None:
         """A task has a new record, or runs."""
 
@@ -156,6 +159,8 @@ class Performer:
                 self._clients.attempt_gone(action.key)
             case actions.Answer():
                 self._clients.answered(action)
+            case actions.AnswerPart():
+                self._clients.answered_in_part(action)
             case actions.ForgetTask():
                 self._tasks.forget(action)
             case actions.StageFiles():

@@ -343,13 +343,18 @@ class FetchOutput(_Action, frozen=True):
 
 
 class Answer(_Action, frozen=True):
-    """Answer a client's request: ``reply`` on success, else ``error`` (one of the model's errors). is_part: more of the lists in
-    the reply comes in another one."""
+    """Answer a client's request: ``reply`` on success, else ``error`` (one of the model's errors)."""
 
     request: int
     reply: dict[str, object] = {}
     error: Exception | None = None
-    is_part: bool = False
+
+
+class AnswerPart(_Action, frozen=True):
+    """Send lists of an answer ahead of it, which are joined with those that come later."""
+
+    request: int
+    reply: dict[str, object] = {}
 
 
 class TaskChanged(_Action, frozen=True):
@@ -416,6 +421,7 @@ OUTWARD: tuple[type, ...] = (
     KeepOutput,
     FetchOutput,
     Answer,
+    AnswerPart,
     TaskChanged,
     AttemptGone,
 )
@@ -440,6 +446,7 @@ Action = (
     | KeepOutput
     | FetchOutput
     | Answer
+    | AnswerPart
     | TaskChanged
     | AttemptGone
     | SetTimer

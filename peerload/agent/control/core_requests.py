@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.connection import Connection
     from peerload.agent.inbox import Inbox
-    from peerload.model.actions import Answer, Decided
+    from peerload.model.actions import Answer, AnswerPart, Decided
     from peerload.model.events import Event
 
 DECISIONS_KEPT_MAX = 10_000
@@ -61,13 +61,13 @@ class CoreRequests:
         self._parts.pop(number, None)
         return self._futures.pop(number, None) is not None
 
-    def part(self, answer: Answer) -> None:
+    def answered_in_part(self, part: AnswerPart) -> None:
         """Pass a part of an answer on to its client."""
-        connection, number = self._waiting.get(answer.request, (None, 0))
+        connection, number = self._waiting.get(part.request, (None, 0))
         if connection is not None:
-            connection.more(number, answer.reply)
-        elif (parts := self._parts.get(answer.request)) is not None:
-            parts(answer.reply)
+            connection.more(number, part.reply)
+        elif (parts := self._parts.get(part.request)) is not None:
+            parts(part.reply)
 
     def answered(self, answer: Answer) -> None:
         """Pass an answer on to its client."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.membership.membership import PeerState
 from peerload.core.work import QUEUED_PHASES, HomePhase
-from peerload.model.actions import Answer
+from peerload.model.actions import Answer, AnswerPart
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.task import TaskState
 
@@ -64,34 +64,27 @@ class ClientRequests:
     def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
         # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
         # would start in the room that the others leave.
-        home, signal, force = self._home, event.signal, event.force
-        cancelled: list[str] = []
-        ended: list[str] = []
-        others: list[tuple[str, bool, list[HomeTask]]] = []
+        stopped: dict[str, bool] = {}
+        others: list[tuple[str, HomeTask]] = []
+        later: dict[str, None] = {}
         for name in event.tasks:
-            is_stopped, run = False, []
-            for task in home.named(name):
+            stopped.setdefault(name, False)
+            for task in self._home.named(name):
                 if task.phase not in QUEUED_PHASES:
-                    run.append(task)
+                    others.append((name, task))
+                    later[name] = None
                 elif self._is_there(task):
-                    is_stopped |= home.cancel(task, signal, force=force)
+                    stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
                 yield
-            if run:
-                others.append((name, is_stopped, run))
-                continue
-            (cancelled if is_stopped else ended).append(name)
-            if len(cancelled) + len(ended) >= NAMES_IN_A_PART:
-                reply: dict[str, object] = {"cancelled": cancelled, "already_ended": ended}
-                self._state.actions.append(Answer(event.request, reply, is_part=True))
-                cancelled, ended = [], []
-        for name, was_stopped, run in others:
-            is_stopped = was_stopped
-            for task in run:
-                if self._is_there(task):
-                    is_stopped |= home.cancel(task, signal, force=force)
-                yield
-            (cancelled if is_stopped else ended).append(name)
-        self._answer(event.request, cancelled=cancelled, already_ended=ended)
+            if len(stopped) - len(later) >= NAMES_IN_A_PART:
+                done = {name: is_stopped for name, is_stopped in stopped.items() if name not in later}
+                self._state.actions.append(AnswerPart(event.request, _cancelled(done)))
+                stopped = {name: stopped[name] for name in later}
+        for name, task in others:
+            if self._is_there(task):
+                stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
+            yield
+        self._answer(event.request, **_cancelled(stopped))
 
     def signal(self, event: events.SignalRequested) -> None:
         """Passed on to a running task."""
@@ -203,6 +196,14 @@ class ClientRequests:
 
     def _answer(self, request: int, **reply: object) -> None:
         self._state.actions.append(Answer(request, reply))
+
+
+def _cancelled(stopped: dict[str, bool]) -> dict[str, object]:
+    """The answer about these names, each with whether something was stopped."""
+    return {
+        "cancelled": [name for name, is_stopped in stopped.items() if is_stopped],
+        "already_ended": [name for name, is_stopped in stopped.items() if not is_stopped],
+    }
 
 
 def _still_there(node: str, state: PeerState) -> BadRequest:
