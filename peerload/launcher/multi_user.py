@@ -25,6 +25,7 @@ class MultiUser(Protocol):
     sockets: str
     access: AgentCredentials
     unenforced: tuple[str, ...]
+    enforces_cores: bool
 
     def open(
         self, epoll: select.epoll, events: list[LauncherEvent], units: Units, root_name: str, own_children: set[int]

@@ -127,8 +127,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "energy": ("prices read", "prices refused"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
-    "web": ("ended", "abandoned"),
     "hook": ("failed", "dropped"),
+    "web": ("ended", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
 }

@@ -309,6 +309,10 @@ class DiskRoomChanged(_Event, frozen=True):
     trouble: str = ""
 
 
+class CoresEnforced(_Event, frozen=True):
+    """Tasks get their shares of the processors here."""
+
+
 class PricesRead(_Event, frozen=True):
     """Price of energy, or its carbon, over time: (from when, Unix s, value per kWh), ascending; empty: none is known."""
 
@@ -549,6 +553,7 @@ Event = (
     | NodeRevoked
     | RemoteCancelRequested
     | DiskRoomChanged
+    | CoresEnforced
     | PricesRead
     | MachineSleeping
     | MachineWoke
