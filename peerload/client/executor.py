@@ -39,7 +39,7 @@ class Executor(concurrent.futures.Executor):
 
     ``wanted``: the resources and placement of each call, as for `peerload.Client.submit`: cpus, mem, gpus, node, labels, group,
     retries, time_limit_s … ``python``: the interpreter on the nodes, which needs peerload and the same minor version (default: this
-    one). ``tasks_max``: bound of pending calls. ``keep``: tasks go on when this program ends; otherwise they are cancelled then,
+    one; with ``env`` that of the environment). ``tasks_max``: bound of pending calls. ``keep``: tasks go on when this program ends; otherwise they are cancelled then,
     even if it is killed. ``serializer``: how results come back. Unpickling a result runs code that the node put there, in this
     program. With "json" nothing is unpickled here: results are JSON values (tuples come back as lists), and an exception comes back
     as `RemoteError`.
@@ -65,7 +65,8 @@ class Executor(concurrent.futures.Executor):
         if serializer not in call.SERIALIZERS:
             raise ValueError(f"serializer is {serializer!r}; there are: {', '.join(call.SERIALIZERS)}")
         self._serializer = serializer
-        argv = [os.fsencode(python or sys.executable), b"-m", b"peerload.client.function"]
+        own = "python" if wanted.get("env") is not None else sys.executable
+        argv = [os.fsencode(python or own), b"-m", b"peerload.client.function"]
         self._fields = request.submission(argv, wanted)
         self._fields["spec"]["takes_input"] = True
         if not keep:

@@ -1,3 +1,5 @@
+# ruff: noqa: PTH109, PTH118, PTH119, PTH123
+# os.path, since directories are bytes, and it is quick.
 """Files that travel with a submission: found, and sent to the agent, by the user's own process.
 
 `prepare` changes the spec and the terms of a `submit` request, `send` brings the agent what it lacks, and `freeze` does both
@@ -23,8 +25,40 @@ if TYPE_CHECKING:
     from peerload.files.tree import Found
 
 SCRATCH = b"-"
+LOCK = "lock"
+"""The key of a spec under which a lock stands, until `send` has brought it to the agent."""
+SCRIPT_BYTES_MAX = 1 << 20
 AUTO_BYTES_MAX, AUTO_FILES_MAX = 1 << 30, 10_000
 """A larger directory travels only if its user says so."""
+
+
+def add_lock(spec: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Have a task find the environment of this lock file. Raises BadRequest."""
+    from peerload.environments import locks  # noqa: PLC0415 -- most submissions have none
+
+    spec[LOCK] = locks.read(path)
+    spec["placement"]["builder"] = spec[LOCK].kind
+
+
+def add_script(spec: dict[str, Any]) -> None:
+    """Have a script with inline metadata (PEP 723) run in its environment, as `uv run` does. Raises BadRequest."""
+    script = spec["argv"][0]
+    if LOCK in spec or not script.endswith(b".py"):
+        return
+    path = os.path.join(os.getcwdb() if spec["directory"] == SCRATCH else spec["directory"], script)
+    try:
+        with open(path, "rb") as file:
+            content = file.read(SCRIPT_BYTES_MAX)
+    except OSError:
+        return  # it may be on another node
+    if b"# /// script" in content:
+        from peerload.environments import locks  # noqa: PLC0415 -- as above
+
+        lock = locks.in_script(content, os.fsdecode(os.path.basename(script)))
+        if lock is not None:
+            spec[LOCK] = lock
+            spec["placement"]["builder"] = lock.kind
+            spec["argv"] = [b"python", *spec["argv"]]
 
 
 def prepare(
@@ -36,7 +70,7 @@ def prepare(
         return []
     from peerload.files import snapshot as reading  # noqa: PLC0415 -- most submissions have none
 
-    home = os.getcwdb() if spec["directory"] == SCRATCH else spec["directory"]  # noqa: PTH109 -- bytes, and quick
+    home = os.getcwdb() if spec["directory"] == SCRATCH else spec["directory"]
     globs = [_relative(glob, home, is_glob=True) for glob in outputs]
     paths = [_relative(path, home) for path in inputs]
     try:
@@ -53,7 +87,7 @@ def prepare(
 
 def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
     """A path beneath the working directory. Raises StagingFailed."""
-    inside = os.path.relpath(os.path.join(os.fsdecode(home), path), os.fsdecode(home))  # noqa: PTH118
+    inside = os.path.relpath(os.path.join(os.fsdecode(home), path), os.fsdecode(home))
     if inside == ".." or inside.startswith("../"):
         raise StagingFailed(
             f"{printable(path)} cannot be staged",
@@ -70,8 +104,10 @@ def send(
     found: Sequence[Found],
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Have the agent keep the files, and the task name them. progress: called with the bytes that were sent. Raises
-    PeerloadError."""
+    """Have the agent keep the files and the lock, and the task name them. progress: called with the bytes that were sent.
+    Raises PeerloadError."""
+    if hasattr(spec.get(LOCK), "put"):
+        spec[LOCK] = spec[LOCK].put(lambda **fields: client.call("files", **fields))
     if "files" not in spec:
         return
     from peerload.files import snapshot as reading  # noqa: PLC0415 -- as above
@@ -127,9 +163,13 @@ def freeze(
 def sender(fields: dict[str, Any], wanted: Mapping[str, Any]) -> Callable[[str], None] | None:
     """What brings the files of a submission to the agent at a socket; None if nothing travels. Raises StagingFailed."""
     spec, terms = fields["spec"], fields.get("terms", {})
+    if wanted.get("env") is not None:
+        add_lock(spec, wanted["env"])
+    else:
+        add_script(spec)
     found = prepare(spec, terms, wanted.get("in_", ()), wanted.get("out", ()), snapshot=wanted.get("snapshot", False))
-    if "files" not in spec:
-        fields |= {"freezes": True} if may_freeze(spec) and wanted.get("snapshot") is None else {}
+    fields |= {"freezes": True} if may_freeze(spec) and wanted.get("snapshot") is None else {}
+    if "files" not in spec and LOCK not in spec:
         return None
     fields["terms"] = terms
 

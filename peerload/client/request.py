@@ -30,8 +30,8 @@ class RunRequest(TypedDict, total=False):
     sends), priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel), snapshot
     (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer (``"time"``,
-    ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest), overcommit
-    (0.8 of its cores are enough).
+    ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env
+    (a lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough).
     """
 
     cpus: float
@@ -68,6 +68,7 @@ class RunRequest(TypedDict, total=False):
     in_: Sequence[str]
     out: Sequence[str]
     snapshot: bool
+    env: str | os.PathLike[str]
 
 
 def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:

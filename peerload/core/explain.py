@@ -271,8 +271,10 @@ def holding_reason(task: HomeTask) -> str:
     match task.phase:
         case HomePhase.OFFERED:
             staging = task.offering.staging if task.offering is not None else None
+            if staging is not None and staging.builds:
+                return f"its environment is being built on {task.offered_to}"
             if staging is not None:
-                return f"its files are on their way to {task.offered_to}: {staging[0]} of {staging[1]} bytes"
+                return f"its files are on their way to {task.offered_to}: {staging.done_bytes} of {staging.size_bytes} bytes"
             return f"it is offered to {task.offered_to}, which has not answered yet"
         case HomePhase.RESTING:
             if task.record.failures and not task.record.losses:

@@ -126,6 +126,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "disk": ("low", "full", "ok"),
     "energy": ("prices read", "prices refused"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
+    "files": ("staged", "returned"),
+    "environment": ("built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
     "hook": ("failed", "dropped"),
     "web": ("ended", "abandoned"),

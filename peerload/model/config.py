@@ -200,10 +200,11 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node. snapshot: whether
     the working directory of a task submitted here travels where it is not the same on all nodes that could run the task
-    ("auto"), or only where its user asks for that ("asked")."""
+    ("auto"), or only where its user asks for that ("asked"). build_s_max: bound on the time in which an environment is built."""
 
     cache: Annotated[str, Meta(max_length=20)] = "10GiB"
     snapshot: Literal["asked", "auto"] = "asked"
+    build_s_max: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 1800.0
 
 
 class CpusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -316,6 +317,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
     mqtt_state_every_s: Positive = 30.0
     """Own retained state is published again this often, since a broker's memory is not durable."""
+    mqtt_publish_state: bool = False
+    """Publish the state of this node and its tasks at the broker for other systems, readable by whoever may read there."""
     record: str = ""
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
     debug_validate: bool = False

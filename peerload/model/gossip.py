@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from peerload.model.devices import DeviceLoad
 from peerload.model.load import LOAD_MAX, Count, LoadReport, Region, Share
+from peerload.model.power import Watts
 from peerload.model.resources import Address, BootId, Bytes, NodeName
 
 DATAGRAM_BYTES_MAX = 1400
@@ -154,6 +155,7 @@ class Load(_Message, frozen=True, tag="load"):
     cpus_foreign: Share = 0.0
     slots_foreign: Count = 0
     is_asleep: bool = False
+    watts: Watts | None = None
 
     @classmethod
     def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:

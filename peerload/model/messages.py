@@ -41,17 +41,33 @@ PAIR_MOVES_MAX = 64
 
 BLOCKS_MAX = 2048
 """Blocks of files that are asked for at a time."""
-DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy", "stalled", "staging")
+DECLINES = (
+    "room",
+    "directory",
+    "cannot",
+    "drained",
+    "floor",
+    "busy",
+    "disk",
+    "policy",
+    "stalled",
+    "staging",
+    "environment",
+)
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
 has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
-user, its file system has not answered whether the directory is there, or the task's files cannot be had anywhere."""
-DECLINES_LASTING = ("directory", "policy", "stalled")
-"""Declines that hold for every task of the same user in the same directory, and are remembered for a while."""
+user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, or its
+environment cannot be built here."""
+DECLINES_LASTING = ("directory", "policy", "stalled", "environment")
+"""Declines that hold for every task of the same user in the same directory, or of the same lock, and are remembered for a
+while."""
 
 
 def decline_subject(code: str, spec: TaskSpec | DirectoryTold) -> bytes:
     """The subject of a decline for a lasting reason: it holds for every task with the same subject."""
     user = spec.user.encode()
+    if code == "environment":
+        return spec.lock.manifest if isinstance(spec, TaskSpec) and spec.lock is not None else b""
     return user if code == "policy" else spec.directory + b"\0" + user if user else spec.directory
 
 
@@ -324,13 +340,15 @@ class Accept(_Message, frozen=True, tag="accept"):
 
 
 class Staging(_Message, frozen=True, tag="staging"):
-    """x → home: the files of the offered task are on their way here, so many bytes of so many; the offer stands meanwhile."""
+    """x → home: the files of the offered task are on their way here, so many bytes of so many; or its environment is being built
+    (builds). The offer stands meanwhile."""
 
     task: TaskId
     uid: Uid
     attempt: Attempt
     done_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    builds: bool = False
 
 
 class Decline(_Message, frozen=True, tag="decline"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,9 @@ NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 OVERCOMMIT_SHARE = 0.8
 """Share of its cores that a task that overcommits has for sure."""
+Builder = Literal["pip", "uv", "conda"]
+BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda": "micromamba, mamba or conda"}
+"""What builds an environment, by the kind of its lock."""
 
 
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -76,13 +79,15 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 
 class Placement(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Placement of a task: the nodes that it may run on. ``node`` pins it, ``exclude`` forbids nodes, every one of ``labels`` must be there,
-    ``local`` keeps it at its home, ``migrations_max`` overrides the migration policy (None: as the policy says)."""
+    ``local`` keeps it at its home, ``migrations_max`` overrides the migration policy (None: as the policy says); ``builder``: the
+    node has to be able to build an environment of this kind."""
 
     node: NodeName | None = None
     exclude: Annotated[tuple[NodeName, ...], Meta(max_length=300)] = ()
     labels: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     local: bool = False
     migrations_max: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    builder: Literal["", "pip", "uv", "conda"] = ""
 
 
 class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -116,3 +121,5 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Its power over its load; None: not told."""
     issuer: bool = False
     """True if it has the key of the cluster's CA, and so can let others in."""
+    builders: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
+    """The kinds of environments that it can build."""

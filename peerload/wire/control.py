@@ -374,7 +374,8 @@ class Policy(_Request, frozen=True, tag="policy"):
 class Files(_Request, frozen=True, tag="files"):
     """Files that travel with tasks. have: → missing: those of these SHA-256 digests whose blocks are not here; blocks: keep
     these; manifest: → complete: whether it and all its blocks are here; gc: → removed_bytes: what no task needs was removed.
-    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use)."""
+    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use) environments (id name bytes
+    used_at in_use)."""
 
     have: Annotated[tuple[Digest, ...], Meta(max_length=BLOCKS_MAX)] = ()
     blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(max_length=BLOCKS_MAX)] = ()
@@ -385,6 +386,13 @@ class Files(_Request, frozen=True, tag="files"):
 class Power(_Request, frozen=True, tag="power"):
     """What this node draws → node watts quality scope source sources (name scope quality watts why of each) curve (watts cores
     threads smt_gain all_core quality)."""
+
+
+class Energy(_Request, frozen=True, tag="energy"):
+    """Joules of this node since then (Unix s) → node since until joules wh tasks_joules other_joules idle_joules gap_s quality scope
+    source, null where nothing was counted."""
+
+    since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
 
 
 class Stats(_Request, frozen=True, tag="stats"):
@@ -496,6 +504,7 @@ Request = (
     | Policy
     | Files
     | Power
+    | Energy
     | Stats
     | Checkup
     | Samples

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from peerload.model import actions, events, messages
-from peerload.model.task import Exit, Staged, TaskFiles, TaskState
+from peerload.model.resources import Placement
+from peerload.model.task import EnvironmentLock, Exit, Staged, TaskFiles, TaskState
 from tests.core.given import ACCEPTS, SENDER, UID, Given, spec
 
 FILES = TaskFiles(bytes(32), 1000, 3)
@@ -68,7 +69,8 @@ def test_the_offer_stands_while_files_are_on_their_way() -> None:
     assert x.after(4.0).hear("y", messages.Staging(name, uid, 1, 10, 1000)) == ["timer offer 5"]
     offer = x.node.home.tasks[uid].offering
     assert offer is not None
-    assert offer.staging == (10, 1000)
+    assert offer.staging is not None
+    assert (offer.staging.done_bytes, offer.staging.size_bytes) == (10, 1000)
 
 
 def test_a_node_that_copies_for_nobody_is_told_to_stop() -> None:
@@ -115,3 +117,33 @@ def test_a_success_whose_outputs_cannot_be_placed_is_none() -> None:
     assert record.exit is not None
     assert record.exit.exit_code == 125
     assert record.reason.startswith("staging: out/a cannot be written")
+
+
+LOCK = EnvironmentLock(bytes(32), "uv", "uv.lock")
+BUILT = spec(lock=LOCK, placement=Placement(builder="uv"))
+
+
+def told(x: Given, node: str, code: str) -> list[str]:
+    """What a home does when this node declines the task."""
+    task = x.task()
+    return x.hear(node, messages.Decline(task.task, task.uid, 1, code, "no wheel", ACCEPTS))
+
+
+def test_a_task_whose_environment_cannot_be_built_goes_elsewhere_until_nobody_is_left() -> None:
+    x = Given(policies=SENDER, peers=())
+    x.meet("y", builders=("uv",))
+    x.meet("z", builders=("pip", "uv"))
+    x.meet("w", builders=("pip",))
+    x.submit(BUILT)
+    tried = []
+    while "x/1" in x.node.home.by_id:
+        node = x.task().offered_to
+        if not node:
+            for peer in ("y", "z"):
+                x.hear(peer, messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+            continue
+        tried.append(node)
+        told(x, node, "environment")
+    assert sorted(tried) == ["y", "z"]
+    record = x.done(actions.TaskChanged).record
+    assert (record.state, record.reason) == (TaskState.FAILED, "environment: no wheel")

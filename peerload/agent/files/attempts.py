@@ -91,6 +91,8 @@ class AttemptFiles:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._notes: dict[str, AttemptNote] = {}
         self._staging: dict[str, asyncio.Task[None]] = {}
+        self._removing: asyncio.Task[None] | None = None
+        self._is_more_dropped = False
         self._placed: collections.OrderedDict[bytes, dict[str, bytes]] = collections.OrderedDict()
         self._pinned: frozenset[bytes] = frozenset()
         for path in self._directory.iterdir():
@@ -104,7 +106,7 @@ class AttemptFiles:
 
     async def check(self, spec: TaskSpec, terms: SubmitOptions) -> None:
         """Check the files of a submission: they are all here, and on disk. Raises BadRequest."""
-        if spec.files is None:
+        if not spec.is_staged:
             return
         if self._is_system:
             raise BadRequest(
@@ -112,6 +114,18 @@ class AttemptFiles:
                 why="this agent serves all users of the machine",
                 hint="an agent of your own:  peerload up        a shared directory needs no  --in, --out, --snapshot",
             )
+        if spec.lock is not None:
+            if spec.placement.builder != spec.lock.kind:
+                raise BadRequest(
+                    "a task with an environment needs a node that builds it", why="builder of its placement"
+                )
+            if not await asyncio.to_thread(self._is_complete, spec.lock.manifest):
+                raise BadRequest(
+                    "the lock of the task's environment is not kept here (any more)", hint="submit it again"
+                )
+        if spec.files is None:
+            await asyncio.to_thread(self.store.sync)
+            return
         if not terms.files_home.startswith(b"/") or spec.directory != SCRATCH:
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)
@@ -134,11 +148,19 @@ class AttemptFiles:
         """True if a manifest and all its blocks are here. Raises StagingFailed for one that is not valid."""
         return await self.transfer.in_thread(self._is_complete, manifest)
 
+    async def bring_manifest(self, manifest: bytes, node: str) -> None:
+        """Fetch a manifest and its blocks from this node, unless they are here. Raises PeerloadError, OSError."""
+        if not await self.is_complete(manifest):
+            work = self.transfer.fetch(manifest, node).work
+            assert work is not None
+            await asyncio.shield(work)
+
     # -- room ----------------------------------------------------------------------------------------------------------
 
     def _pin(self) -> None:
         """Note which manifests are in use. From the loop's thread."""
-        mine = {task.spec.files.manifest for task in self._node.home.tasks.values() if task.spec.files is not None}
+        specs = [task.spec for task in self._node.home.tasks.values() if task.spec.is_staged]
+        mine = {part.manifest for spec in specs for part in (spec.files, spec.lock) if part is not None}
         for note in self._notes.values():
             mine.add(note.files.manifest)
             if note.result is not None and note.result.outputs:
@@ -247,10 +269,17 @@ class AttemptFiles:
         self._note(key, note)
 
     def _make(self, key: str, note: AttemptNote) -> None:
-        self._spool.drop_scratch(key)
+        if self._spool.drop_scratch(key):
+            self._spool.remove_dropped()
         directory = self._spool.make_scratch(key)
         before = manifests.decode(note.files.manifest, self.store.read)
-        make_tree(directory, before, note.files.outputs, self.store.read_some)
+
+        def read(digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
+            if self._notes.get(key) is not note:
+                raise StagingFailed("the files are not wanted any more")
+            return self.store.read_some(digests, bytes_max)
+
+        make_tree(directory, before, note.files.outputs, read)
 
     def ended_early(self, key: str) -> bool:
         """Stop the staging of an attempt. False if none is under way."""
@@ -377,12 +406,25 @@ class AttemptFiles:
             work.cancel()
         if self._notes.pop(key, None) is not None:
             (self._directory / key).unlink(missing_ok=True)
-            self._spool.drop_scratch(key)
+        if self._spool.drop_scratch(key):
+            self._remove_dropped()
+
+    def _remove_dropped(self) -> None:
+        """Remove the working directories that are not needed any more, in a thread: there may be many files in them."""
+        self._is_more_dropped = True
+        if self._removing is None or self._removing.done():
+            self._removing = asyncio.get_running_loop().create_task(self._remove())
+
+    async def _remove(self) -> None:
+        while self._is_more_dropped:
+            self._is_more_dropped = False
+            await self.transfer.in_thread(self._spool.remove_dropped)
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget what earlier agents have left of other attempts."""
         for key in [key for key in self._notes if not knows(key)]:
             self.forget(key)
+        self._remove_dropped()
 
     def _note(self, key: str, note: AttemptNote) -> None:
         """Keep a note. Raises OSError."""
@@ -394,8 +436,9 @@ class AttemptFiles:
 
     async def close(self) -> None:
         """Stop all; the store is closed."""
-        for work in list(self._staging.values()):
+        works = [*self._staging.values(), *filter(None, [self._removing])]
+        for work in works:
             work.cancel()
-        await asyncio.gather(*self._staging.values(), return_exceptions=True)
+        await asyncio.gather(*works, return_exceptions=True)
         await self.transfer.close()
         self.store.close()

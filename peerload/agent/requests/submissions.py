@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.core_requests import CoreRequests
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.files.attempts import AttemptFiles
+    from peerload.agent.files.environments import Environments
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.stdin.stdin_store import StdinStore
@@ -64,19 +65,21 @@ class FileRequests:
     """Takes files of clients that are about to submit a task, and shows what is kept."""
 
     _files: AttemptFiles
+    _environments: Environments
 
     async def files(self, connection: Connection, request: control.Files) -> None:
         """Keep, look for or remove blocks."""
         if request.blocks:
             await self._files.keep(request.blocks)
         if request.gc:
-            reply: dict[str, object] = {"removed_bytes": await self._files.collect_garbage()}
+            removed = await asyncio.to_thread(self._environments.collect, everything=True)
+            reply: dict[str, object] = {"removed_bytes": removed + await self._files.collect_garbage()}
         elif request.manifest:
             reply = {"complete": await self._files.is_complete(request.manifest)}
         elif request.have or request.blocks:
             reply = {"missing": await self._files.transfer.in_thread(self._files.store.missing, request.have)}
         else:
-            reply = self._files.usage()
+            reply = {**self._files.usage(), "environments": self._environments.usage()}
         connection.ok(request.id, reply)
 
 

@@ -154,8 +154,12 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
         return f"waits for another node: {task.stranded_because}"
     if task.phase is HomePhase.OFFERED:
         staging = task.offering.staging if task.offering is not None else None
-        percent = f": its files are on their way, {100 * staging[0] // max(staging[1], 1)} %" if staging else ""
-        return f"offered to {task.offered_to}{percent}"
+        if staging is None:
+            return f"offered to {task.offered_to}"
+        if staging.builds:
+            return f"offered to {task.offered_to}: its environment is being built"
+        percent = 100 * staging.done_bytes // max(staging.size_bytes, 1)
+        return f"offered to {task.offered_to}: its files are on their way, {percent} %"
     return "waits for room"
 
 
@@ -244,6 +248,7 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
         "files": _files(spec, exit_),
         "trace": _trace(spec, record),
+        "lock": spec.lock.name if spec.lock is not None else None,
     }
 
 
@@ -360,6 +365,9 @@ def _usage(record: TaskRecord) -> dict[str, object]:
         "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
         "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
         "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
+        "joules": exit_.usage.joules if exit_ is not None else None,
+        "energy_quality": exit_.usage.energy_quality if exit_ is not None else None,
+        "energy_scope": exit_.usage.energy_scope or None if exit_ is not None else None,
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import files, options
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client import environment
-from peerload.client.files import may_freeze
+from peerload.client import files as travelling
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text import units
@@ -54,7 +54,11 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader.flag("-C, --label L …", help="only where this label is (repeatable)")
     reader.flag("-d, --chdir DIR", help="run in DIR (default: here); - is a fresh scratch directory")
     files.add_flags(reader)
-    reader.flag("--env K=V …", help="set a variable (repeatable)")
+    reader.flag(
+        "--env K=V|PATH …",
+        help="set a variable (repeatable); or run it in the environment of this lock file: requirements.txt, uv.lock,"
+        " pyproject.toml, conda-lock.yml",
+    )
     reader.flag(
         "--export NAME,… …", help="send these variables although they look like secrets; `none` sends only named ones"
     )
@@ -77,6 +81,10 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
 def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[str, Any], list[str]]:
     """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
     argv = _argv(flags.shell, words, verb)
+    locks = [word for word in flags.env if "=" not in word]
+    flags.env = [word for word in flags.env if "=" in word]
+    if len(locks) > 1:
+        raise UsageError(f"{verb}: --env names two environments: {printable(' '.join(locks))}", hint="--env PATH")
     check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
         say_if_quoted(words, verb)
@@ -100,7 +108,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
             f"the name has {len(name)} characters; at most {NAME_CHARACTERS_MAX} are allowed",
             hint="a shorter one:  --name NAME",
         )
-    return {
+    spec = {
         "argv": argv,
         "directory": _directory(flags.chdir),
         "environment": environment.packed(variables),
@@ -113,7 +121,12 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         "priority": flags.prio,
         **_given(est_s=flags.est, prefer=flags.prefer),
         **_promise(flags, verb),
-    }, secret
+    }
+    if locks:
+        travelling.add_lock(spec, locks[0])
+    elif flags.shell is None:
+        travelling.add_script(spec)
+    return spec, secret
 
 
 def _promise(flags: Namespace, verb: str) -> dict[str, object]:
@@ -195,7 +208,9 @@ def submit(
     token = os.urandom(16).hex()
     try:
         try:
-            return client.call("submit", token=token, spec=spec, terms=terms, freezes=may_freeze(spec), **fields)
+            return client.call(
+                "submit", token=token, spec=spec, terms=terms, freezes=travelling.may_freeze(spec), **fields
+            )
         except SnapshotWanted:
             files.freeze(client, spec, terms)
             return client.call("submit", token=token, spec=spec, terms=terms, **fields)

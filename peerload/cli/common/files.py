@@ -83,13 +83,15 @@ def _progress(total: int) -> Callable[[int], None]:
 
 
 def described(found: Sequence[Found], spec: dict[str, Any]) -> dict[str, object]:
-    """Files that would travel, for `--dry-run`."""
+    """The files and the environment, for `--dry-run`."""
+    lock = spec.pop(files.LOCK, None)
+    environment: dict[str, object] = {} if lock is None else {"env": f"{lock.name}, built by {lock.kind}"}
     if spec.pop("files", None) is None:
-        return {}
+        return environment
     from peerload.files import tree
 
     largest = [(item.path, item.status.st_size) for item in tree.largest(found, LARGEST_NAMED) if item.status]
-    return {
+    return environment | {
         "files": counted(sum(item.status is not None and not item.target for item in found), "file"),
         "files_bytes": files.size_of(found),
         "largest": [f"{printable(path)} ({size_text(size)})" for path, size in largest],

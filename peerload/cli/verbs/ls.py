@@ -238,6 +238,8 @@ WHAT = (
     "disk",
     "energy",
     "gpu",
+    "files",
+    "environment",
     "chore",
     "hook",
     "web",

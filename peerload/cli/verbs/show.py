@@ -208,12 +208,15 @@ def _usage(usage: dict[str, Any]) -> str:
     if not usage:
         return ""
     cpu = f"{number_text(usage.get('user_s'))} s user, {number_text(usage.get('system_s'))} s system"
-    most = f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"
-    if not usage.get("gpu_memory_bytes_max"):
-        return most
-    return (
-        f"{most}, {size_text(usage['gpu_memory_bytes_max'])} of one GPU ({usage.get('gpu_model') or 'model not known'})"
-    )
+    parts = [f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"]
+    if usage.get("gpu_memory_bytes_max"):
+        model = usage.get("gpu_model") or "model not known"
+        parts.append(f"{size_text(usage['gpu_memory_bytes_max'])} of one GPU ({model})")
+    if usage.get("joules") is not None:
+        parts.append(
+            f"{number_text(usage['joules'], 1)} J {usage.get('energy_quality')}, of {usage.get('energy_scope')}"
+        )
+    return ", ".join(parts)
 
 
 TASKS_MAX = 64
@@ -257,6 +260,7 @@ def usage_text(usage: Mapping[str, Any], ran_s: float | None) -> str:
     memory_bytes, processes = _number(usage.get("memory_bytes")), _number(usage.get("processes"))
     parts += [size_text(memory_bytes)] if memory_bytes is not None else []
     parts += [counted(int(processes), "process").replace("processs", "processes")] if processes else []
+    parts += [f"{number_text(joules, 1)} J so far"] if (joules := _number(usage.get("joules"))) is not None else []
     return ", ".join(parts) + (f"; {cpu_s:.1f} s of cpu in all" if cpu_s is not None else "")
 
 

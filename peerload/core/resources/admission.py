@@ -14,7 +14,7 @@ from peerload.core.resources.devices import CROWDED, DeviceRequest
 from peerload.core.resources.placement import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
-from peerload.model.resources import OVERCOMMIT_SHARE
+from peerload.model.resources import BUILDERS, OVERCOMMIT_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,21 @@ TRIED_MAX = 64
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
     """The reason why a node could never run the task; "" if it could. ``home``: the task's home node."""
+    if reason := _why_not_placed(profile, placement, home):
+        return reason
+    if profile.slots < 1:
+        return "it takes no tasks (0 slots)"
+    if request.cpus > profile.cpus + EPSILON:
+        return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
+    if profile.power is not None and profile.power.exceeds_cap(request.cpus):
+        return f"{under_cap_text(profile.power, profile.cpus)}, asked {request.cpus:g}"
+    if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
+        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
+    return _why_no_devices(profile, request) if request.takes_devices else ""
+
+
+def _why_not_placed(profile: Profile, placement: Placement, home: str) -> str:
+    """The reason as far as the wishes of its user go."""
     if placement.node is not None and placement.node != profile.node:
         return f"the task is for {placement.node}"
     if placement.local and profile.node != home:
@@ -41,15 +56,9 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
         missing = [label for label in placement.labels if label not in profile.labels]
         if missing:
             return f"no label {', '.join(missing)}"
-    if profile.slots < 1:
-        return "it takes no tasks (0 slots)"
-    if request.cpus > profile.cpus + EPSILON:
-        return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
-    if profile.power is not None and profile.power.exceeds_cap(request.cpus):
-        return f"{under_cap_text(profile.power, profile.cpus)}, asked {request.cpus:g}"
-    if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
-        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
-    return _why_no_devices(profile, request) if request.takes_devices else ""
+    if placement.builder and placement.builder not in profile.builders:
+        return f"it has nothing that builds its environment: {BUILDERS[placement.builder]}"
+    return ""
 
 
 def under_cap_text(power: PowerCurve, cpus: float) -> str:

@@ -239,6 +239,7 @@ class Information:
             cpus_foreign=sensed.cpus_busy_foreign,
             slots_foreign=ledger.foreign_slots,
             is_asleep=self._state.is_asleep,
+            watts=sensed.watts,
             price=price_at(self._state.prices, self._state.now.wall_s),
             **gpus,
         )
