@@ -322,9 +322,11 @@ class Daemon:
         process = (
             LauncherService(Path(config.launcher), config.node)
             if config.mode == "system"
-            else LauncherProcess(state / "launcher", self._files_max, store.store_id)
+            else LauncherProcess(
+                state / "launcher", self._files_max, store.store_id, cores=config.cpus.enforce != "off"
+            )
         )
-        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail)
+        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail, enforce=config.cpus.enforce)
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
@@ -615,6 +617,8 @@ class Daemon:
                 attempts_up_to=kept.attempts_up_to,
             )
         )
+        if self.launcher is not None and self.launcher.enforces_cores:
+            self.inbox.put(events.CoresEnforced())
         self.launcher_events.release_early()
 
     async def _wind_down(self) -> None:

@@ -270,6 +270,9 @@ class Node:
                 self.executor.home_revoked(event.node)
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)
+            case events.CoresEnforced():
+                self.own_profile.change(enforces_cores=True)
+                self.ledger.recount(self.queue.oldest_first())
             case events.PricesRead():
                 self.dispatch.prices_changed(event.prices)
             case events.DiskRoomChanged():

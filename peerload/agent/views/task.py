@@ -226,6 +226,7 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "time_limit_s": spec.time_limit_s,
         "est_s": spec.est_s or None,
         "prefer": spec.prefer or None,
+        "overcommit": spec.request.overcommit,
         "guarantee": spec.guarantee.value,
         "lease": "auto" if spec.lease_auto else spec.lease_s or None,
         "parked": record.parked_ts > 0,
