@@ -104,7 +104,7 @@ demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo
 
 bench: setup  ## measure, on a quiet machine
-	@for bench in cli latency throughput queue handoff tls spread idle idle_while_waiting sim gpu mixed why map top web ls kept run_stream revoke; do .venv/bin/python tests/bench/bench_$$bench.py; done
+	@for bench in cli latency throughput queue handoff tls spread idle idle_while_waiting sim gpu mixed why map top web ls kept run_stream revoke files; do .venv/bin/python tests/bench/bench_$$bench.py; done
 
 bench-guard: setup  ## compare counts and processor time, not elapsed time, with tests/bench/guard.json; RECORD=1 records them
 	@.venv/bin/python tests/bench/bench_guard.py $(if $(RECORD),--record)

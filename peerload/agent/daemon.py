@@ -24,6 +24,7 @@ from peerload import __version__
 from peerload.agent import exit_reason, memory, preflight
 from peerload.agent.accounts.as_user import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs
+from peerload.agent.completion.node_hooks import NodeHooks
 from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.retention import Retention, TaskRemover
 from peerload.agent.completion.saving import OutputSaver
@@ -110,6 +111,7 @@ from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
+from peerload.agent.views.samples import Samples
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events, metrics
@@ -199,7 +201,7 @@ class Daemon:
         cluster = cluster_dir.find(config.cluster, os.environ)
         preflight.check_addresses(config, loopback_only=cluster.is_local)
         preset = registry.preset_source(config.policy)
-        policies = registry.build_preset(*preset.tables())
+        policies = registry.live_preset(preset)
         self.disk = DiskSpace(state)
         self.disk.prepare()
         self.store = Store(state / DATABASE, config.node, self.disk.reserve, output_bytes_max=config.output_bytes_max)
@@ -345,6 +347,7 @@ class Daemon:
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
         self.notify_hooks = notify_hooks = NotifyHooks(info, store, launcher, spool, users)
         self.jobs = jobs = CompletionJobs(info, store, event_log, run, saving, notify_hooks)
+        self.node_hooks = hooks = NodeHooks(info, store, event_log)
         watches = TaskWatches()
         remover = TaskRemover(store, spool, node, output, watches, run)
         self.retention = Retention(info, store, disk, remover, output, event_log)
@@ -376,7 +379,7 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, hooks)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -385,6 +388,7 @@ class Daemon:
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms)
+        self.samples = samples = Samples(node, state)
         verbs = Verbs(
             reads,
             commands=TaskCommands(core, reads, task_ids, cancel_waits, access, node),
@@ -398,7 +402,7 @@ class Daemon:
             why=WhyRequest(node, store, task_ids, decisions, cluster_view),
             usage=LiveUsage(node, launcher, task_ids),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures),
+            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
             files=FileRequests(files, environments),
@@ -438,7 +442,7 @@ class Daemon:
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,
-            lambda: {*node.executor.guests, *(task.key for task in node.home.tasks.values())},
+            node.knows,
         )
         launcher.report_to(self.launcher_events.received)
         links.report_to(peer_events)
@@ -491,8 +495,10 @@ class Daemon:
                 self.renewal.run(),
                 self.retention.run(),
                 self.jobs.run(),
+                self.node_hooks.run(),
                 self.address_watch.run(),
                 memory.watch(self.node),
+                self.samples.run(),
             ]
             if speed_of(self.config) is None:
                 work.append(measure_speed(speed_file(self.config), self.inbox.put))
@@ -503,6 +509,10 @@ class Daemon:
             await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.remove(self.config.socket)
             background.append(group.create_task(self.socket.watch()))
+            if self.config.web.listen:
+                from peerload.agent.web_server import WebServer  # noqa: PLC0415 -- where one is wanted
+
+                background.append(group.create_task(WebServer(self.info, self.event_log).run()))
             background.append(group.create_task(self._up(loop, address).run()))
             await self.run_state.stopping()
             is_restart = self.run_state.ending is Ending.RESTART
@@ -600,6 +610,7 @@ class Daemon:
                     await self.performer.drained(self.inbox)
         except TimeoutError:
             log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
+        self.samples.write()
         await self.saving.close()
         await self.output.close()
         await self.fetches.close()

@@ -17,7 +17,7 @@ import msgspec
 from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.files.environments import BuildFailed
 from peerload.agent.histogram import Histogram
-from peerload.agent.launcher.task_environment import given, variables_of
+from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
 from peerload.agent.node_info import now
 from peerload.agent.store.disk_space import cannot_write
@@ -27,7 +27,7 @@ from peerload.model.messages import ADVICE, Result, State
 from peerload.model.task import SCRATCH, Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.event_sources import BusPeers, ExitSettler
@@ -100,8 +100,8 @@ class Performer:
     _peers: PeerEffects
     _results: ResultEffects
     _clients: ClientNotifier
-    _keys: Callable[[], Collection[str]]
-    """The attempts that the core knows on this node."""
+    _knows: Callable[[str], bool]
+    """True of the attempts that the core knows on this node."""
 
     def perform(self, event: Event, decided: list[Action]) -> None:
         """Carry out what was decided about an event."""
@@ -120,7 +120,7 @@ class Performer:
         if isinstance(event, events.AgentStarted):
             self._clients.restored()
         if isinstance(event, events.AgentStarted | events.LauncherReady):
-            self._tasks.adopt(self._keys(), is_first=isinstance(event, events.AgentStarted))
+            self._tasks.adopt(self._knows, is_first=isinstance(event, events.AgentStarted))
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
@@ -427,6 +427,8 @@ class TaskStarter:
             **task_variables(action.spec.request, held, self._info.config.device, own),
             **self._environments.variables(action.key, own),
         }
+        if trace := child_traceparent(own.get(TRACEPARENT, b""), action.key):
+            variables["TRACEPARENT"] = trace
         if index := action.task.partition(".")[2]:
             variables["PEERLOAD_ARRAY_INDEX"] = index
         return {name.encode(): value.encode() for name, value in variables.items()}
@@ -452,12 +454,12 @@ class TaskEffects:
         """Let the launcher carry on: the core knows what it has."""
         self._launcher.resume()
 
-    def adopt(self, keys: Collection[str], *, is_first: bool) -> None:
-        """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started; keys: the attempts
-        that there are."""
+    def adopt(self, knows: Callable[[str], bool], *, is_first: bool) -> None:
+        """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started; knows: true of
+        the attempts that there are."""
         if is_first:
-            self._files.keep_only(keys)
-            self._environments.keep_only(keys)
+            self._files.keep_only(knows)
+            self._environments.keep_only(knows)
         self._stdin.adopt(is_first=is_first)
 
     def spawn(self, action: actions.SpawnTask) -> None:

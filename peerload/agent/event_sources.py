@@ -100,12 +100,7 @@ class ExitRecords:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
         full = self._info.config.node if self._disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
-        return tuple(
-            [
-                (key, await asyncio.to_thread(self._files.settled, key, exit_) if self._files.has(key) else exit_)
-                for key, exit_ in found
-            ]
-        )
+        return tuple([(key, await self._files.settled(key, exit_)) for key, exit_ in found])
 
 
 class ExitSettler:

@@ -153,6 +153,14 @@ class Node:
             table.clear()
             table.update(kept)
 
+    def knows(self, key: str) -> bool:
+        """True if this is the attempt of an unfinished task of this home, or one of another home that is here."""
+        try:
+            task = self.home.tasks.get(bytes.fromhex(key.partition("-")[0]))
+        except ValueError:  # a file that somebody else has put here
+            return False
+        return key in self.executor.guests or (task is not None and task.key == key)
+
     def holds(self, key: str) -> bool:
         """True if this attempt is to run here."""
         return self.runs.holds(key)

@@ -124,7 +124,7 @@ REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {
     RemotePhase.HERE: (RemotePhase.ENDED,),
     RemotePhase.ENDED: (),
 }
-"""The same of attempts of other homes. One that is given back, refused or forgotten leaves the table in any phase."""
+"""Allowed transitions of attempts of other homes. One that is given back, refused or forgotten leaves the table in any phase."""
 
 
 class Offering(NamedTuple):

@@ -1,4 +1,4 @@
-"""Where tasks cost least: candidates, the guard on their finish, and a plan for many tasks at once. Pure."""
+"""Energy-aware placement: candidate nodes, the bound on a later finish, and a plan for many tasks at once. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float
 
 
 def _costs(one: Candidate, work_s: float, cpus: float) -> Callable[[int], float]:
-    """What so many more tasks there cost: joules to do them and what runs there; of unknown work: watts."""
+    """Cost of so many more tasks there: joules to do them and what runs there; of unknown work: watts."""
     curve, base_w = one.curve, one.curve.settled_watts(0)
 
     def cost(count: int) -> float:

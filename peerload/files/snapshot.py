@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgpack
 
 from peerload.files import tree
-from peerload.files.beneath import DIRECTORY
+from peerload.files.beneath import DIRECTORY, Parents
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class _Sender:
 
 
 def look(directory: bytes, paths: Sequence[str], *, everything: bool) -> list[tree.Found]:
-    """What would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
+    """Files that would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
     Raises StagingFailed, OSError."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
     try:
@@ -126,6 +126,7 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
     files: list[FileEntry] = []
     links: list[tuple[str, str]] = []
     directories: list[str] = []
+    parents = Parents(base, makes=False)
     for item in found:
         if item.status is None:
             directories.append(item.path)
@@ -135,11 +136,12 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
             files.append(entry)
         else:
             try:
-                entry, status = tree.read_file(base, item.path, sender.take)
+                entry, status = tree.read_file(parents, item.path, sender.take)
             except FileNotFoundError:  # it is gone, as if the tree had been looked through a moment later
                 continue
             known.note(entry, status)
             files.append(entry)
+    parents.close()
     sender.flush()
     return Manifest(tuple(files), tuple(links), tuple(directories))
 

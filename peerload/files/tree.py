@@ -12,7 +12,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.files.beneath import DIRECTORY, open_beneath
+from peerload.files.beneath import DIRECTORY, Parents, open_beneath
 from peerload.files.manifest import BLOCK_BYTES, FILES_MAX, FileEntry, Manifest, leads_outside, objection
 from peerload.model.errors import StagingFailed
 
@@ -161,12 +161,13 @@ def largest(found: Iterable[Found], count: int = 3) -> list[Found]:
     return sorted(files, key=lambda item: (-item.status.st_size if item.status else 0, item.path))[:count]
 
 
-def read_file(base: int, path: str, take: Callable[[bytes], bytes]) -> tuple[FileEntry, os.stat_result]:
+def read_file(parents: Parents, path: str, take: Callable[[bytes], bytes]) -> tuple[FileEntry, os.stat_result]:
     """Read one file → its entry, and its status then. ``take(block)`` gives the digest of a block. Raises StagingFailed if it
     changes all the time while it is read; FileNotFoundError."""
     for _ in range(READ_TRIES):
         try:
-            fd = open_beneath(base, path, os.O_RDONLY | os.O_NONBLOCK)
+            parent, name = parents.of(path)
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -176,9 +177,15 @@ def read_file(base: int, path: str, take: Callable[[bytes], bytes]) -> tuple[Fil
             if not stat.S_ISREG(before.st_mode):
                 raise StagingFailed(f"{path} cannot be read", why="it is no file any more")
             blocks, size = [], 0
-            while size <= before.st_size and (data := _block(fd)):
-                blocks.append(take(data))
-                size += len(data)
+            while size < before.st_size:
+                if (holes := _blocks_without_data(fd, size, before)) > 0:
+                    blocks += [take(bytes(BLOCK_BYTES))] * holes
+                    size = os.lseek(fd, holes * BLOCK_BYTES, os.SEEK_CUR)
+                elif data := _block(fd, min(before.st_size - size, BLOCK_BYTES)):
+                    blocks.append(take(data))
+                    size += len(data)
+                else:
+                    break
             if size == before.st_size and identity_of(os.fstat(fd)) == identity_of(before):
                 return FileEntry(path, before.st_mode & 0o777, size, before.st_mtime_ns, tuple(blocks)), before
         finally:
@@ -186,15 +193,29 @@ def read_file(base: int, path: str, take: Callable[[bytes], bytes]) -> tuple[Fil
     raise StagingFailed(f"{path} cannot be staged", why="it changes while it is read", hint=_SKIPS)
 
 
-def _block(fd: int) -> bytes:
-    data = os.read(fd, BLOCK_BYTES)
-    while 0 < len(data) < BLOCK_BYTES and (more := os.read(fd, BLOCK_BYTES - len(data))):
+def _blocks_without_data(fd: int, at: int, status: os.stat_result) -> int:
+    """The number of whole blocks from here on that are a hole of a sparse file. The file is at the same place as before."""
+    if status.st_blocks * 512 >= status.st_size or at + BLOCK_BYTES > status.st_size:
+        return 0
+    try:
+        data = os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            return 0
+        data = status.st_size  # no data until the end
+    os.lseek(fd, at, os.SEEK_SET)
+    return (data - at) // BLOCK_BYTES
+
+
+def _block(fd: int, size: int) -> bytes:
+    data = os.read(fd, size)
+    while 0 < len(data) < size and (more := os.read(fd, size - len(data))):
         data += more
     return data
 
 
 def identity_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    """What tells one state of a file from another."""
+    """Identity of one state of a file."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
@@ -246,6 +267,7 @@ def changed(
             raise StagingFailed(f"the output {glob} is not there", why="the task has not made it")
     check_size(found)
     files = []
+    parents = Parents(base, makes=False)
     for item in found:
         if item.target or item.status is None:
             continue
@@ -256,6 +278,7 @@ def changed(
             item.status.st_mode & 0o777,
         )
         if not same:
-            files.append(read_file(base, item.path, take)[0])
+            files.append(read_file(parents, item.path, take)[0])
+    parents.close()
     new_links = tuple((item.path, item.target) for item in found if item.target and links.get(item.path) != item.target)
     return Manifest(tuple(files), new_links)

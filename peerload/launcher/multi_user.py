@@ -36,7 +36,7 @@ class MultiUser(Protocol):
         """Clean up; no task is left."""
 
     def admits(self, connection: socket.socket) -> bool:
-        """Whether the agent is at the other end."""
+        """True if the agent is at the other end."""
 
     def deferring(self, carry_out: Callable[[Request], None]) -> Callable[[Request], None]:
         """``carry_out``, but requests that have to wait for the account database are carried out later."""

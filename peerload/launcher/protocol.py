@@ -25,6 +25,8 @@ NODE_CHARS_MAX = 64
 SIZE_BYTES_MAX = 1 << 60
 USAGE_KEYS_MAX = 64
 """Tasks that one `UsageRequest` may name."""
+_SENT_ALWAYS = frozenset({"ts", "frozen_s_max", "once", "ends", "stdout_bytes", "stderr_bytes"})
+"""Fields that are sent even if they have their default."""
 
 
 class LauncherProtocolError(ValueError):
@@ -45,20 +47,24 @@ class LauncherTooOld(LauncherProtocolError):
 
 @dataclass_transform(frozen_default=True)
 class MessageType(type):
-    """Makes a slotted class of the annotations of its body: a `NamedTuple` takes the launcher three times the memory."""
+    """Makes a class of the annotations of its body: a `NamedTuple` takes the launcher three times the memory."""
 
     names: tuple[str, ...]
     types: tuple[Any, ...]
     defaults: dict[str, Any]
-    converters: tuple[Callable[[Any], Any], ...]
-    """Of each field the function that checks what was received, filled in from `_CONVERTERS`."""
+    omitted: dict[str, Any]
+    """Fields that are not sent if they have these values, their defaults."""
+    converters: dict[str, tuple[Any, Callable[[Any], Any]]]
+    """Of each field its type, a value of which needs no check, and the function that checks what was received; filled in from
+    `_CONVERTERS`."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "MessageType":
-        """A class with slots, defaults and match arguments."""
+        """A class with defaults and match arguments."""
         annotations = body.get("__annotations__", {})
         names, body["types"] = tuple(annotations), tuple(annotations.values())
-        body["defaults"] = {name: body.pop(name) for name in names if name in body}
-        body["names"] = body["__slots__"] = body["__match_args__"] = names
+        body["defaults"] = defaults = {name: body.pop(name) for name in names if name in body}
+        body["omitted"] = {name: value for name, value in defaults.items() if name not in _SENT_ALWAYS}
+        body["names"] = body["__match_args__"] = names
         return super().__new__(cls, name, bases, body)
 
 
@@ -67,26 +73,21 @@ class Message(metaclass=MessageType):
 
     def __init__(self, *values: object, **named: object) -> None:
         cls = type(self)
-        if not named and len(values) == len(cls.names):
-            for name, value in zip(cls.names, values, strict=True):
-                setattr(self, name, value)
-            return
         given = {**cls.defaults, **dict(zip(cls.names, values, strict=False)), **named}
         if len(values) > len(cls.names) or given.keys() != set(cls.names):
             raise TypeError(f"{cls.__name__}: {', '.join(given)}")
-        for name, value in given.items():
-            setattr(self, name, value)
+        self.__dict__ = given
 
     def fields(self) -> dict[str, Any]:
         """Name → value."""
-        return {name: getattr(self, name) for name in type(self).names}
+        return {name: self.__dict__[name] for name in type(self).names}
 
     def replace(self, **changes: object) -> Self:
         """A copy with other values for some fields."""
-        return type(self)(**self.fields() | changes)
+        return type(self)(**self.__dict__ | changes)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.fields() == other.fields()
+        return type(self) is type(other) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -431,8 +432,6 @@ EVENTS: dict[str, type[LauncherEvent]] = {
 # -- codec -------------------------------------------------------------------------------------------------------------
 
 _KINDS: dict[type, str] = {kind: tag for table in (REQUESTS, EVENTS) for tag, kind in table.items()}
-_SENT_ALWAYS = frozenset({"ts", "frozen_s_max", "once", "ends", "stdout_bytes", "stderr_bytes"})
-"""Fields that are sent even if they have their default."""
 
 
 def frame(messages: list[bytes]) -> bytes:
@@ -465,14 +464,8 @@ def exit_fields(record: ExitRecord) -> dict[str, Any]:
 
 
 def _fields_of(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- any of the types above
-    kind = type(message)
-    defaults = kind.defaults
-    fields = {}
-    for name in kind.names:
-        value = getattr(message, name)
-        if name not in defaults or value != defaults[name] or name in _SENT_ALWAYS:
-            fields[name] = value
-    return fields
+    values, omitted = message.__dict__, type(message).omitted
+    return {name: values[name] for name in type(message).names if name not in omitted or values[name] != omitted[name]}
 
 
 def _listed_fields(event: ListedEvent) -> dict[str, Any]:
@@ -545,18 +538,19 @@ def _listed(raw: dict[str, Any]) -> ListedEvent:
 
 def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instance of ``kind``
     """A message of this type. Raises LauncherProtocolError."""
-    values = []
-    for name, converted in zip(kind.names, kind.converters, strict=True):
-        if name in raw:
+    values, converters = kind.defaults.copy(), kind.converters
+    for name, value in raw.items():
+        if name in converters:
+            simple, converted = converters[name]
             try:
-                values.append(converted(raw[name]))
+                values[name] = value if type(value) is simple else converted(value)
             except LauncherProtocolError as error:
                 raise LauncherProtocolError(f"{name}: {error}") from None
-        elif name in kind.defaults:
-            values.append(kind.defaults[name])
-        else:
-            raise LauncherProtocolError(f"{name} is missing")
-    return kind(*values)
+    if len(values) < len(converters):
+        raise LauncherProtocolError(f"{', '.join(converters.keys() - values)} is missing")
+    message = object.__new__(kind)
+    message.__dict__ = values
+    return message
 
 
 def _checked(request: Request) -> Request:
@@ -619,7 +613,7 @@ def _list_of(convert: Callable[[Any], Any]) -> Callable[[object], list[Any]]:
 
 def _environment(value: object) -> dict[bytes, bytes] | None:
     """None for what is no environment: its home has sent it, and the task ends with a reason."""
-    if not isinstance(value, dict) or not all(type(k) is type(v) is bytes for k, v in value.items()):
+    if not isinstance(value, dict) or not {*map(type, value), *map(type, value.values())} <= {bytes}:
         return None
     return value
 
@@ -671,4 +665,5 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     list[tuple[str, ExitRecord]]: _as_it_is,
 }
 for _kind in (*_KINDS, ExitRecord, ResourceUsage):
-    _kind.converters = tuple(_CONVERTERS[wanted] for wanted in _kind.types)  # type: ignore[attr-defined]
+    _wanted = zip(_kind.names, _kind.types, strict=True)  # type: ignore[attr-defined]
+    _kind.converters = {name: (kind, _CONVERTERS[kind]) for name, kind in _wanted}  # type: ignore[attr-defined]

@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from peerload.launcher.protocol import LauncherEvent, Request
 
 STOP_GRACE_S = 2.0
+STARTS_HELD_S = 0.004
+"""Starts are reported after so long, or with whatever else there is to report: the end of a short task, by one frame that wakes
+the agent once."""
 LOCK_S_MAX = 0.3
 """A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
 lock."""
@@ -103,6 +106,7 @@ class Launcher:
         self._tasks: dict[str, LaunchedTask] = {}
         self._by_pidfd: dict[int, LaunchedTask] = {}
         self._events: list[LauncherEvent] = []
+        self._starts_due_s = 0.0
         self._kill_at_s = 0.0
         self._stopping = False
         self._watchdog: Watchdog | None = None
@@ -211,6 +215,8 @@ class Launcher:
         due_at_s = self._reaper.due_at_s()
         if self._kill_at_s:
             due_at_s.append(self._kill_at_s)
+        if self._starts_due_s:
+            due_at_s.append(self._starts_due_s)
         if self._tasks:
             due_at_s.append(now_s + LIMIT_EVERY_S)
         if self._system is not None:
@@ -376,9 +382,17 @@ class Launcher:
     def _flush(self) -> None:
         """Write exits to the disk first, then to the agent: everything of one turn in one write each."""
         self._events += self._exits.flush()
-        if self._agent.listed:
-            self._agent.send(self._events)
-        self._events.clear()
+        if self._events and all(type(event) is StartedEvent for event in self._events):
+            now_s = time.monotonic()
+            self._starts_due_s = self._starts_due_s or now_s + STARTS_HELD_S
+            is_held = now_s < self._starts_due_s
+        else:
+            is_held = False
+        if not is_held:
+            self._starts_due_s = 0.0
+            if self._agent.listed:
+                self._agent.send(self._events)
+            self._events.clear()
         self._agent.flush()
 
     # -- tasks ---------------------------------------------------------------------------------------------------
@@ -455,7 +469,7 @@ class Launcher:
         self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
     def _is_settled(self, request: SpawnRequest) -> bool:
-        """Whether there is nothing to start: it was started, or must not be."""
+        """True if there is nothing to start: it was started, or must not be."""
         key = request.key
         known = self._tasks.get(key)
         if known is not None:
@@ -472,7 +486,7 @@ class Launcher:
         return True
 
     def _would_thaw(self, task: LaunchedTask, number: int) -> bool:
-        """Whether this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
+        """True if this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
         return number == signal.SIGCONT and self._units.is_proc_scan and bool(task.frozen_at_s)
 
     def _signal(self, task: LaunchedTask, number: int) -> None:

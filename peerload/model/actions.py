@@ -127,6 +127,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "files": ("staged", "returned"),
     "environment": ("built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
+    "hook": ("failed", "dropped"),
+    "web": ("ended", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
 }

@@ -196,6 +196,43 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     build_s_max: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 1800.0
 
 
+class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
+    hwmon, cpufreq: directories of the kernel, in containers others than on the host."""
+
+    power_cmd: Annotated[str, Meta(max_length=4096)] = ""
+    powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
+    hwmon: Annotated[str, Meta(max_length=4096)] = "/sys/class/hwmon"
+    cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
+
+
+Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=8)]
+
+
+class HooksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[hooks]` of the config file: whom to notify when a task of this node has ended or failed, or a node is dead:
+    commands, URLs, ntfy:TOPIC, mail:ADDRESS. secret_file: signs webhooks; sendmail: the program for mail, "": the usual one."""
+
+    on_end: Targets = ()
+    on_fail: Targets = ()
+    on_node_dead: Targets = ()
+    secret_file: Annotated[str, Meta(max_length=4096)] = ""
+    sendmail: Annotated[str, Meta(max_length=4096)] = ""
+
+    def targets(self) -> tuple[str, ...]:
+        """All targets."""
+        return (*self.on_end, *self.on_fail, *self.on_node_dead)
+
+
+class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[web]` of the config file: the agent runs `peerload web` with these flags. listen: "": it does not."""
+
+    listen: Annotated[str, Meta(max_length=4096)] = ""
+    host: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=16)] = ()
+    tls_cert: Annotated[str, Meta(max_length=4096)] = ""
+    tls_key: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[device]]` of the config file: what is there of one kind. env: variables for tasks that are given some, in
     which ``{ids}`` stands for those."""
@@ -267,8 +304,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sharing of the GPUs of this node: a table of the config file."""
     load: LoadSettings = LoadSettings()
     """Load of this node: a table of the config file."""
+    energy: EnergySettings = EnergySettings()
+    """Sensors of power: a table of the config file."""
     files: FilesSettings = FilesSettings()
     """Files that travel with tasks: a table of the config file."""
+    hooks: HooksSettings = HooksSettings()
+    """Whom to notify of ends of tasks and losses of nodes: a table of the config file."""
+    web: WebSettings = WebSettings()
+    """The web server that the agent runs: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""

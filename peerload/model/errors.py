@@ -67,7 +67,7 @@ class NeverRunnable(BadRequest):
 
 
 class NotAllowed(BadRequest):
-    """Whoever asks for this may not; nothing was changed."""
+    """The client may not do this; nothing was changed."""
 
     code = "not-allowed"
 

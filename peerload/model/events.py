@@ -266,7 +266,7 @@ class EmptyAwaited(_Event, frozen=True):
 
 
 class EmptyAwaitedNoMore(_Event, frozen=True):
-    """Whoever waited for that has gone, or given up. Not answered."""
+    """The client of a request has gone or has given up. Not answered."""
 
     request: int
 

@@ -625,9 +625,11 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
 
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
-    """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block."""
+    """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block. verify: make sure that
+    they are intact: one was not."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
+    verify: bool = False
 
 
 class Blocks(_Message, frozen=True, tag="blocks"):

@@ -13,6 +13,11 @@ def labelled(name: str, **labels: str) -> str:
     return f"{name}{{{inside}}}"
 
 
+# Notifications
+
+HOOKS = "hooks_total"
+"""Notifications of the node's hooks; by `outcome`: delivered, failed, or dropped since too many waited."""
+
 # Requests and clients
 
 CONTROL_FRAMES_REFUSED = "control_frames_refused_total"

@@ -78,7 +78,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.watts[step] + (self.watts[step + 1] - self.watts[step]) * (at - step)
 
     def settled_watts(self, threads: float) -> float:
-        """The same once an idle node that may sleep does so."""
+        """Watts with so many busy threads; an idle node that may sleep draws its power of sleep."""
         return self.off_w if self.may_sleep and threads <= 0 else self.watts_at(threads)
 
     def threads_under_cap(self, threads_max: float) -> float:
@@ -94,7 +94,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def resampled(watts: tuple[float, ...], points: int) -> tuple[float, ...]:
-    """The same curve with so many points."""
+    """Resample a curve to so many points."""
     last, found = len(watts) - 1, []
     for number in range(points):
         at = number / (points - 1) * last

@@ -187,7 +187,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     est_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     """How long it takes on the reference machine as its user says, 0 = not said."""
     prefer: Literal["", "time", "balanced", "energy"] = ""
-    """What its placement saves; "": as the preset says."""
+    """Goal of its placement: time, energy or both; "": as the preset says."""
 
     @property
     def needs_feeding(self) -> bool:
@@ -246,7 +246,7 @@ REASON_CHARS_MAX = 512
 
 
 def without_missing(exit_: Exit, missing: tuple[int, int], why: str) -> Exit:
-    """The same, when so many bytes of stdout and stderr are not there; the reason says so."""
+    """The exit of an attempt whose output lacks so many bytes of stdout and stderr; the reason says so."""
     if not any(missing):
         return exit_
     words = "; ".join(filter(None, (exit_.reason, f"{why} ({sum(missing)} bytes are missing)")))
@@ -260,7 +260,7 @@ def without_missing(exit_: Exit, missing: tuple[int, int], why: str) -> Exit:
 
 
 def without_files(exit_: Exit, why: str) -> Exit:
-    """The same, when its files could not be brought where they belong: no success, and the reason says so."""
+    """The exit of an attempt whose files could not be put in place or brought home: a failure; the reason says why."""
     words = "; ".join(filter(None, (f"staging: {why}", exit_.reason)))
     return msgspec.structs.replace(
         exit_, exit_code=exit_.exit_code or STAGING_EXIT_CODE, reason=words[:REASON_CHARS_MAX]

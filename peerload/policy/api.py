@@ -168,7 +168,7 @@ class NodeView(LoadView, Protocol):
 
     @property
     def reports_guide_probing(self) -> bool:
-        """Whether peers are drawn by their reports (`peerload.policy.draw`) or uniformly."""
+        """True if peers are drawn by their reports (`peerload.policy.draw`), False if uniformly."""
 
     @property
     def idle_list(self) -> Sequence[str]:
@@ -180,7 +180,7 @@ class NodeView(LoadView, Protocol):
 
     @property
     def starts_here(self) -> bool:
-        """Whether the task in question could start on this node now."""
+        """True if the task in question could start on this node now."""
 
     @property
     def cpus_started(self) -> float:
@@ -303,7 +303,7 @@ class InformationPolicy(Protocol):
 
     @property
     def reports_guide_probing(self) -> bool:
-        """Whether reports steer whom to probe."""
+        """True if reports steer whom to probe."""
 
     @property
     def period_s(self) -> float:

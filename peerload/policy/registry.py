@@ -127,6 +127,19 @@ def preset_source(name: str) -> PresetSource:
     return PresetSource(name, _text(resource.read_bytes()), str(resource))
 
 
+def live_preset(source: PresetSource) -> PolicySet:
+    """Build a preset for an agent. Raises ConfigError also if only the simulator can play it."""
+    preset = build_preset(*source.tables())
+    if preset.is_central:
+        raise ConfigError(
+            "policy",
+            f"{preset.name!r} can only be simulated",
+            why="it needs a head node that all tasks pass through, and no agent is one",
+            hint=f"peerload sim --policy {source.file if source.base else preset.name}",
+        )
+    return preset
+
+
 def _text(raw: bytes) -> str:
     """Decode without loss: mistakes in the bytes are reported when they are parsed."""
     return raw.decode("utf-8", "surrogateescape")
@@ -202,6 +215,7 @@ def _built(
         migration=built["migration"],
         memory=reading.memory,
         names=names,
+        classes=reading.classes,
     )
     return preset, []
 

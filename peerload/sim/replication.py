@@ -42,7 +42,8 @@ TRANSFERS = (metrics.TRANSFERS, metrics.TASKS_RETURNED)
 class Setup(msgspec.Struct, frozen=True):
     """Everything that a run needs: policies, nodes, arrival rates, service times and delays.
 
-    recorded: the arrivals themselves, in place of a Poisson stream; its nodes are then those named there.
+    recorded: the arrivals themselves, in place of a Poisson stream; its nodes are then those named there, and the rates
+    are what policies with a-priori knowledge are told; mean_service_s: on a node of speed 1.
     """
 
     policies: PolicySet
@@ -54,6 +55,7 @@ class Setup(msgspec.Struct, frozen=True):
     gpus: int = 0
     config: CoreConfig = IDEAL_CONFIG
     recorded: Callable[[random.Random], Iterator[Arrival]] | None = None
+    mean_service_s: float = 1.0
 
     def arrivals(self, rng: random.Random) -> Iterator[Arrival]:
         """Recorded arrivals, or an endless Poisson stream in which each task goes to a node with a probability
@@ -98,6 +100,10 @@ class Replication:
             watch=watch,
             config=setup.config,
         )
+        for node in self.cluster.nodes.values():
+            if setup.rates and (inform := getattr(node.state.policies.sender, "inform", None)) is not None:
+                works = zip(self.cluster.nodes, setup.rates, strict=False)
+                inform({name: rate * setup.mean_service_s for name, rate in works}, setup.delays.transfer_s)
         self.watch = watch
         self._passed = passed
         self._numbers = {name: index for index, name in enumerate(self.cluster.nodes)}
@@ -167,7 +173,7 @@ class Replication:
             after += step
 
     def _is_any_waiting(self) -> bool:
-        """Whether a measured task has not begun yet."""
+        """True if a measured task has not begun yet."""
         return any(number <= self.last for number, _ in self.cluster.waiting())
 
     def drain(self) -> None:

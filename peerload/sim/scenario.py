@@ -46,7 +46,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: a preset by name or file; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None =
     as recorded; hot: only so many nodes get arrivals (0: all); trace: recorded arrivals; service: how long tasks take,
-    None = as recorded; durations: what tasks of a Poisson stream take is drawn from these; speeds: one a node;
+    None = as recorded; durations: what tasks of a Poisson stream take is drawn from these; speeds: one a node; head_s, head_down: what a head node takes for a message, when it fails and for how long;
     is_live: with the timings of an agent and all of its preset, instead of the reference model's; tasks: of a
     replication, the warm-up included.
     """
@@ -63,6 +63,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[float, ...] = ()
     transfer_s: float = 0.0
     message_s: float = 0.0
+    head_s: float = 0.0
+    head_down: tuple[float, ...] = ()
     is_live: bool = False
     tasks: int
     warm_up: int
@@ -74,7 +76,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_in_seconds(self) -> bool:
-        """Whether times are real seconds; otherwise the unit is the mean service time."""
+        """True if times are real seconds; otherwise the unit is the mean service time."""
         return self.trace is not None or bool(self.durations)
 
     @property
@@ -107,11 +109,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             [self.slots] * self.nodes,
             self._rates(),
             self._draw(),
-            Delays(self.message_s, self.transfer_s),
+            Delays(self.message_s, self.transfer_s, self.head_s, *self.head_down),
             speeds=self.speeds,
             gpus=self.gpus,
             config=self._config(),
             recorded=self._recorded() if self.trace is not None else None,
+            mean_service_s=self.mean_service_s,
         )
 
     def _config(self) -> CoreConfig:
@@ -123,8 +126,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(config, answer_wait_s=max(config.answer_wait_s, ANSWERS_LATE * on_the_way_s))
 
     def _rates(self) -> list[float]:
-        if self.trace is not None:
-            return [0.0] * self.nodes  # all arrivals are recorded
+        if self.trace is not None and not (self.trace.span_s and self.mean_service_s):
+            return [0.0] * self.nodes
         hot = self.hot or self.nodes
         rate = self.offered_load * self.capacity / self.mean_service_s
         return [rate / hot] * hot + [0.0] * (self.nodes - hot)

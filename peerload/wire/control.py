@@ -57,7 +57,7 @@ class _Request(
 
 
 class Info(_Request, frozen=True, tag="info"):
-    """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
+    """Facts about this agent → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
     cluster_id cluster_directory cluster_local (no other machine can belong to it) mqtt (url in use or null) peers sought
     ({address: why}: where no peer has answered yet) remembered (members of earlier starts that were not met yet)."""
 
@@ -140,7 +140,7 @@ class Show(_Request, frozen=True, tag="show"):
 
 
 class Usage(_Request, frozen=True, tag="usage"):
-    """What tasks that run on this node use just now → tasks: id node cpu_s cpus_busy memory_bytes processes of those that do,
+    """Current usage of the tasks that run on this node → tasks: id node cpu_s cpus_busy memory_bytes processes of those that do,
     null for what is not known."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=USAGE_TASKS_MAX)]
@@ -153,7 +153,7 @@ class Why(_Request, frozen=True, tag="why"):
 
 
 class Events(_Request, frozen=True, tag="events"):
-    """What happened → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
+    """The event log → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
     also what happens from now on, until the client hangs up. tasks: only of these (of an array: of its members, too);
     what: only of these kinds. docs/json.md lists the keys."""
 
@@ -357,7 +357,7 @@ class Nodes(_Request, frozen=True, tag="nodes"):
 
 
 class Overview(_Request, frozen=True, tag="overview"):
-    """What a live view shows, cheap to ask for each second → revision complete agent nodes nodes_gone tasks tasks_gone
+    """State for a live view, cheap to ask for each second → revision complete agent nodes nodes_gone tasks tasks_gone
     guests guests_gone counts events took_s. since: the ``revision`` of an earlier answer; then only what has changed since comes,
     and what is gone by name; everything, and ``complete``, if that is not known any more. events: the newest
     ``events_max`` with greater numbers than ``events_after``."""
@@ -383,13 +383,25 @@ class Files(_Request, frozen=True, tag="files"):
     gc: bool = False
 
 
+class Power(_Request, frozen=True, tag="power"):
+    """What this node draws → node watts quality scope source sources (name scope quality watts why of each) curve (watts cores
+    threads smt_gain all_core quality)."""
+
+
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start, gauges and histograms → counters, gauges: {name: number}, histograms: {name: bounds counts
     sum}; counts: one for each bound, then one for what is greater."""
 
 
+class Samples(_Request, frozen=True, tag="samples"):
+    """What this node knew of the cluster in the last hours, after `since` (Unix s) → every_s keys samples: a list of numbers each,
+    in the order of keys."""
+
+    since: float = 0.0
+
+
 class Checkup(_Request, frozen=True, tag="checkup"):
-    """What an agent alone knows of its own health → node python event_loop launcher (pid units memory unenforced silent)
+    """Health of the agent, as it alone knows it → node python event_loop launcher (pid units memory unenforced silent)
     disk (state free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why)
     peers (node state address linked met_s datagram_age_s clock_ahead_s) clashes ({name: address}: agents that were refused
     since their name is taken) damaged (id why) lost (null, or what the database
@@ -484,8 +496,10 @@ Request = (
     | Overview
     | Policy
     | Files
+    | Power
     | Stats
     | Checkup
+    | Samples
     | Settings
     | Stop
     | Leave

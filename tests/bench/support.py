@@ -114,7 +114,7 @@ def agents(
     ``prepare`` is called with the state directory and the name of each before it starts."""
     started: list[Agent] = []
     with contextlib.ExitStack() as stack:
-        directory = Path(tempfile.mkdtemp(prefix="pl-bench-", dir="/tmp"))
+        directory = Path(tempfile.mkdtemp(prefix="pl-bench-", dir=None))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         made = cluster_dir.make(directory / "cluster", "bench")
         (directory / "config.toml").write_text(_CONFIG.format(cluster=made.directory))

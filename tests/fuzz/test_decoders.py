@@ -50,7 +50,7 @@ DECODERS = {
     "agent/joining/enrollment.py:JoiningNode.data_received": "join-door",
     "security/node_identity_file.py:read": "joined",
     "launcher/system/account_resolver.py:_validated": OUR_OWN,
-    "agent/launcher/connect.py:read_frame": "launcher-event",
+    "agent/launcher/connect.py:EventFrames._next": "launcher-event",
     "launcher/system/user_policy.py:_settings": "users-policy",
     "launcher/record_log.py:whole_records": "exit-record",
     "launcher/control_socket.py:AgentSocket._receive_first": "launcher-request",

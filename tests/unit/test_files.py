@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peerload.files import manifest, snapshot, tree
-from peerload.files.beneath import open_beneath
+from peerload.files.beneath import Parents, open_beneath
 from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
 from peerload.files.place import Homecoming, make_tree
 from peerload.files.store import BlockStore, NoRoom
@@ -54,7 +54,7 @@ def frozen(home: Path, agent: Agent, *paths: str) -> snapshot.Snapshot:
 
 def made(where: Path, taken: snapshot.Snapshot, store: BlockStore) -> Path:
     where.mkdir()
-    make_tree(where, manifest.decode(taken.id, store.read), (), store.read)
+    make_tree(where, manifest.decode(taken.id, store.read), (), store.read_some)
     return where
 
 
@@ -212,7 +212,7 @@ def test_a_file_that_changes_all_the_time_is_refused_and_one_that_is_gone_left_o
         return manifest.digest_of(block)
 
     with pytest.raises(StagingFailed, match="log"):
-        tree.read_file(base, "log", grows)
+        tree.read_file(Parents(base, makes=False), "log", grows)
     os.close(base)
 
 
@@ -378,7 +378,7 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
     ]
     own: dict[str, bytes] = {}
     coming = coming_home(home, before, own)
-    coming.place(Manifest(tuple(entries)), store.read)
+    coming.place(Manifest(tuple(entries)), store.read_some)
     assert coming.conflicts == ["edited", "fresh"]
     texts = {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
     assert texts == {
@@ -392,7 +392,7 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
     }
     again = coming_home(home, before, own)
     later = entries[-1]._replace(blocks=tuple(store.put([b"second"])))
-    again.place(Manifest((later,)), store.read)  # another attempt of the same task
+    again.place(Manifest((later,)), store.read_some)  # another attempt of the same task
     assert (again.conflicts, (home / "sub/n").read_text()) == ([], "second")
 
 
@@ -401,10 +401,10 @@ def test_outputs_go_nowhere_but_beneath_their_home(home: Path, tmp_path: Path, s
     (home / "out").symlink_to(tmp_path / "outside")
     entry = FileEntry("out/a", 0o600, 6, 0, tuple(store.put([b"output"])))
     with pytest.raises(StagingFailed, match="out/a"):
-        coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read)
+        coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read_some)
     (home / "b").symlink_to(tmp_path / "outside/b")
     coming = coming_home(home, Manifest(), {})
-    coming.place(Manifest((entry._replace(path="b"),)), store.read)
+    coming.place(Manifest((entry._replace(path="b"),)), store.read_some)
     assert coming.conflicts == ["b"]
     assert list((tmp_path / "outside").iterdir()) == []
 
@@ -412,5 +412,5 @@ def test_outputs_go_nowhere_but_beneath_their_home(home: Path, tmp_path: Path, s
 def test_a_file_gets_its_name_when_it_is_complete(home: Path, store: BlockStore) -> None:
     entry = FileEntry("a", 0o600, BLOCK_BYTES + 6, 0, (*store.put([os.urandom(BLOCK_BYTES)]), bytes(32)))
     with pytest.raises(StagingFailed):
-        coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read)
+        coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read_some)
     assert list(home.iterdir()) == []

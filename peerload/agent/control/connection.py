@@ -309,7 +309,8 @@ class LocalConnection(Connection, asyncio.Protocol):
                 return
             if len(buffer) < HEADER_BYTES + size:
                 return
-            raw = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
+            with memoryview(buffer) as view:
+                raw = bytes(view[HEADER_BYTES : HEADER_BYTES + size])
             del buffer[: HEADER_BYTES + size]
             if not self.request(raw):
                 return

@@ -27,7 +27,7 @@ from peerload.model.messages import Staging
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
     from peerload.agent.inbox import Inbox
@@ -112,24 +112,15 @@ class AttemptFiles:
                 why="this agent serves all users of the machine",
                 hint="an agent of your own:  peerload up        a shared directory needs no  --in, --out, --snapshot",
             )
-        if spec.lock is not None:
-            if spec.placement.builder != spec.lock.kind:
-                raise BadRequest(
-                    "a task with an environment needs a node that builds it", why="builder of its placement"
-                )
-            if not await asyncio.to_thread(self._is_complete, spec.lock.manifest):
-                raise BadRequest(
-                    "the lock of the task's environment is not kept here (any more)", hint="submit it again"
-                )
-        if spec.files is None:
-            await asyncio.to_thread(self.store.sync)
-            return
-        if not terms.files_home.startswith(b"/") or spec.directory != SCRATCH:
+        if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)
-        if not await asyncio.to_thread(self._is_complete, spec.files.manifest):
-            raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
-        await asyncio.to_thread(self.store.sync)
+        if spec.lock is not None and spec.placement.builder != spec.lock.kind:
+            raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
+        for part in (spec.files, spec.lock):
+            if part is not None and not await self.transfer.in_thread(self._is_complete, part.manifest):
+                raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
+        await self.transfer.in_thread(self.store.sync)
 
     def _is_complete(self, manifest: bytes) -> bool:
         return self.store.has(manifest) or not self.store.missing_of(manifest)
@@ -139,17 +130,17 @@ class AttemptFiles:
         size = sum(map(len, blocks))
         if self.store.needs_room(size):
             self._pin()
-            await asyncio.to_thread(self._make_room, size)
-        await asyncio.to_thread(self.store.put, blocks)
+            await self.transfer.in_thread(self._make_room, size)
+        await self.transfer.in_thread(self.store.put, blocks)
 
     async def is_complete(self, manifest: bytes) -> bool:
         """True if a manifest and all its blocks are here. Raises StagingFailed for one that is not valid."""
-        return await asyncio.to_thread(self._is_complete, manifest)
+        return await self.transfer.in_thread(self._is_complete, manifest)
 
     async def bring_manifest(self, manifest: bytes, node: str) -> None:
         """Fetch a manifest and its blocks from this node, unless they are here. Raises PeerloadError, OSError."""
         if not await self.is_complete(manifest):
-            work = self.transfer.fetch(manifest, node).work
+            work = self.transfer.fetch(manifest, [node]).work
             assert work is not None
             await asyncio.shield(work)
 
@@ -171,7 +162,7 @@ class AttemptFiles:
     async def collect_garbage(self) -> int:
         """Remove everything that no task needs → the number of bytes."""
         self._pin()
-        return await asyncio.to_thread(self.store.collect, self._pinned, everything=True)
+        return await self.transfer.in_thread(self.store.collect, self._pinned, everything=True)
 
     def usage(self) -> dict[str, object]:
         """The contents of the cache, for clients."""
@@ -242,9 +233,9 @@ class AttemptFiles:
         async with asyncio.timeout(STAGING_S_MAX):
             self._note(key, note)
             try:
-                if offer is not None and not await asyncio.to_thread(self._is_complete, note.files.manifest):
+                if offer is not None and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
                     self._pin()
-                    fetch = self.transfer.fetch(note.files.manifest, home)
+                    fetch = self.transfer.fetch(note.files.manifest, [home])
                     is_first, fetch.is_counted = not fetch.is_counted, True
                     assert fetch.work is not None
                     while not fetch.work.done():
@@ -253,7 +244,7 @@ class AttemptFiles:
                         await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
                     fetch.work.result()
                     note.in_bytes = fetch.done_bytes if is_first else 0
-                work = asyncio.create_task(asyncio.to_thread(self._make, key, note))
+                work = asyncio.create_task(self.transfer.in_thread(self._make, key, note))
                 while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
                     if offer is not None:
                         size = note.files.size_bytes
@@ -270,7 +261,7 @@ class AttemptFiles:
         self._spool.drop_scratch(key)
         directory = self._spool.make_scratch(key)
         before = manifests.decode(note.files.manifest, self.store.read)
-        make_tree(directory, before, note.files.outputs, self.store.read)
+        make_tree(directory, before, note.files.outputs, self.store.read_some)
 
     def ended_early(self, key: str) -> bool:
         """Stop the staging of an attempt. False if none is under way."""
@@ -282,9 +273,12 @@ class AttemptFiles:
 
     # -- after the end -------------------------------------------------------------------------------------------------
 
-    def settled(self, key: str, exit_: Exit) -> Exit:
+    async def settled(self, key: str, exit_: Exit) -> Exit:
         """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is no success if one
-        is missing. For a thread."""
+        is missing."""
+        return exit_ if key not in self._notes else await self.transfer.in_thread(self._settled, key, exit_)
+
+    def _settled(self, key: str, exit_: Exit) -> Exit:
         note = self._notes.get(key)
         if note is None:
             return exit_
@@ -342,13 +336,13 @@ class AttemptFiles:
         if task is None or task.spec.files is None:
             return "", event
         try:
-            if not await asyncio.to_thread(self._is_complete, action.files):
+            if not await self.transfer.in_thread(self._is_complete, action.files):
                 self._pin()
-                work = self.transfer.fetch(action.files, node).work
+                work = self.transfer.fetch(action.files, [node]).work
                 assert work is not None
                 await asyncio.shield(work)
             record = task.record
-            unplaced, conflicts = await asyncio.to_thread(
+            unplaced, conflicts = await self.transfer.in_thread(
                 self._place,
                 action.uid,
                 action.task,
@@ -379,7 +373,7 @@ class AttemptFiles:
             before = manifests.Manifest()
         coming = Homecoming(directory, before, own, since=submitted_at, mark=task)
         try:
-            coming.place(manifests.decode(outputs, self.store.read), self.store.read)
+            coming.place(manifests.decode(outputs, self.store.read), self.store.read_some)
         except (PeerloadError, OSError) as error:
             return str(error), len(coming.conflicts)
         for path in coming.conflicts:
@@ -396,9 +390,9 @@ class AttemptFiles:
             (self._directory / key).unlink(missing_ok=True)
             self._spool.drop_scratch(key)
 
-    def keep_only(self, keys: Collection[str]) -> None:
+    def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget what earlier agents have left of other attempts."""
-        for key in [key for key in self._notes if key not in keys]:
+        for key in [key for key in self._notes if not knows(key)]:
             self.forget(key)
 
     def _note(self, key: str, note: AttemptNote) -> None:

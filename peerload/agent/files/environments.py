@@ -30,7 +30,7 @@ from peerload.model.messages import Staging
 from peerload.model.task import Exit, TaskSpec, how_it_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.inbox import Inbox
@@ -247,8 +247,8 @@ class Environments:
     def _make_directory(self, directory: Path, manifest: bytes) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         (directory / "lock").mkdir(mode=0o700, parents=True)
-        read = self._files.store.read
-        make_tree(directory / "lock", manifests.decode(manifest, read), (), read)
+        store = self._files.store
+        make_tree(directory / "lock", manifests.decode(manifest, store.read), (), store.read_some)
         self._client.mkdir(mode=0o700, exist_ok=True)
         for module in (peerload, cloudpickle):
             place = Path(str(module.__file__)).parent
@@ -312,9 +312,9 @@ class Environments:
         if self._uses.pop(attempt, None) is not None:
             (self._noted / attempt).unlink(missing_ok=True)
 
-    def keep_only(self, attempts: Collection[str]) -> None:
-        """Forget other attempts, and what an earlier agent has not built to the end."""
-        for attempt in [attempt for attempt in self._uses if attempt not in attempts]:
+    def keep_only(self, knows: Callable[[str], bool]) -> None:
+        """Forget attempts that are not known any more, and what an earlier agent has not built to the end."""
+        for attempt in [attempt for attempt in self._uses if not knows(attempt)]:
             self.forget(attempt)
         for path in self._root.iterdir():
             if path not in (self._noted, self._client) and not (path / "built").exists():

@@ -58,7 +58,7 @@ class LauncherProcess:
         return self._popen.poll() if self._popen is not None else None
 
     def has_failed(self) -> bool:
-        """Whether the process started here has failed, other than because another launcher is there already."""
+        """True if the process started here has failed, other than because another launcher is there already."""
         return self.exit_code() not in {None, ALREADY_RUNS}
 
     def wait(self, seconds_max: float | None = None) -> None:
@@ -121,7 +121,7 @@ def _limit(files_max: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; zombies do not."""
+    """True if a process runs; zombies do not."""
     if not pid:
         return False
     try:
@@ -132,7 +132,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is such a process of another user, hidden from our /proc."""
+    """True if there is such a process of another user, hidden from our /proc."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -143,7 +143,7 @@ def _is_hidden(pid: int) -> bool:
 
 
 def is_still_there(pid: int) -> bool:
-    """Whether a launcher that hung up is still there."""
+    """True if a launcher that hung up is still there."""
     wait_gone(pid, GONE_S)
     return is_alive(pid)
 

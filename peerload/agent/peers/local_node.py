@@ -10,11 +10,13 @@ import msgspec
 from peerload.agent.node_info import now
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
+from peerload.agent.sensors.power import rated_watts
 from peerload.core.membership.membership import PeerState
 from peerload.environments.builders import kinds
 from peerload.model import events
 from peerload.model.devices import GPU
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, State
+from peerload.model.power import estimated_curve
 from peerload.model.resources import Profile
 from peerload.wire.seal import Sealer
 
@@ -147,4 +149,5 @@ def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) 
         devices=devices,
         issuer=is_issuer,
         builders=kinds() if config.mode == "user" else (),
+        power=estimated_curve(round(cpus), peak_w=rated_watts(config.energy)),
     )

@@ -13,6 +13,7 @@ from peerload.model.task import execution_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peerload.agent.completion.node_hooks import NodeHooks
     from peerload.agent.completion.saving import OutputSaver
     from peerload.agent.control.core_requests import CoreRequests, Decisions
     from peerload.agent.output.output import TaskOutputs
@@ -104,6 +105,7 @@ class ClientEvents:
     _saving: OutputSaver
     _output: TaskOutputs
     _figures: TaskFigures
+    _hooks: NodeHooks
 
     def answered(self, answer: Answer) -> None:
         """A request has its answer."""
@@ -114,6 +116,7 @@ class ClientEvents:
         self._attach.changed(action)
         self._saving.changed(action)
         self._figures.changed(action)
+        self._hooks.changed(action)
         record = action.record
         self._watches.changed(record, running=action.running)
         if record.state.is_final and record.exit is not None:

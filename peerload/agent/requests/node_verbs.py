@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.requests.submissions import counted
 from peerload.agent.run_state import Ending
+from peerload.agent.views.node import power
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, ForgetRequested, UndrainRequested
 from peerload.model.task import TaskState
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from peerload.agent.views.agent import AgentView, DiagnosticsView
     from peerload.agent.views.metrics import MetricsView
     from peerload.agent.views.node import NodesView
+    from peerload.agent.views.samples import Samples
     from peerload.core.node import Node
     from peerload.wire import control
 
@@ -47,11 +49,13 @@ class StatusRequests:
         nodes: NodesView,
         diagnostics: DiagnosticsView,
         figures: MetricsView,
+        samples: Samples,
     ) -> None:
         self._node = node
         self._metrics = figures
         self.agent = agent
         self.nodes = nodes
+        self.samples = samples
         self._diagnostics = diagnostics
         self._policies: dict[str, list[str]] = {}
 
@@ -65,6 +69,10 @@ class StatusRequests:
             "presets": registry.presets(),
             "in_force": {"preset": chosen.name, "description": chosen.description, **chosen.names},
         }
+
+    def power(self) -> dict[str, object]:
+        """The power of this node, and where the figure comes from."""
+        return power(self._node)
 
     def stats(self) -> dict[str, object]:
         """The counters since the start of the agent, its gauges and its histograms."""

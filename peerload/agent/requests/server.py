@@ -217,8 +217,12 @@ class Verbs:
                 connection.ok(request.id, {"nodes": self.status.nodes.objects()})
             case control.Policy():
                 connection.ok(request.id, self.status.policy())
+            case control.Power():
+                connection.ok(request.id, self.status.power())
             case control.Stats():
                 connection.ok(request.id, self.status.stats())
+            case control.Samples():
+                connection.ok(request.id, self.status.samples.told(request.since))
             case control.Checkup():
                 connection.ok(request.id, self.status.checkup(connection.caller))
             case control.Drain():

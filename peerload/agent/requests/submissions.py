@@ -77,7 +77,7 @@ class FileRequests:
         elif request.manifest:
             reply = {"complete": await self._files.is_complete(request.manifest)}
         elif request.have or request.blocks:
-            reply = {"missing": await asyncio.to_thread(self._files.store.missing, request.have)}
+            reply = {"missing": await self._files.transfer.in_thread(self._files.store.missing, request.have)}
         else:
             reply = {**self._files.usage(), "environments": self._environments.usage()}
         connection.ok(request.id, reply)

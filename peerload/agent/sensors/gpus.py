@@ -82,7 +82,7 @@ class GpuHost(Protocol):
         """Ids of the devices that each attempt holds."""
 
     def wants_gpus(self) -> bool:
-        """Whether a task holds a GPU or waits for one."""
+        """True if a task holds a GPU or waits for one."""
 
     def gpu_changed(self, state: str, words: str) -> None:
         """Note that a GPU was found, or that its health has changed."""
@@ -338,7 +338,7 @@ class Gpus:
         self._is_short = unusable > 0 or len(self._ever_seen) > len(gpus)
 
     def _is_missing(self, name: str, bdf: str, gpus: tuple[Device, ...]) -> bool:
-        """Whether a known device is no longer listed, nor its card as a whole or in slices."""
+        """True if a known device is no longer listed, nor its card as a whole or in slices."""
         is_listed = self._nvml is not None and bdf in self._nvml.places
         return not is_listed and all(gpu.id != name for gpu in gpus)
 

@@ -130,7 +130,7 @@ class Nvml:
 
     @property
     def awaits_slices(self) -> bool:
-        """Whether a card in MIG mode had no slices at the last search."""
+        """True if a card in MIG mode had no slices at the last search."""
         return any(slices == () for _, slices in self._shapes.values())
 
     def find(self) -> tuple[Device, ...]:
@@ -229,7 +229,7 @@ class Nvml:
         return found
 
     def _is_recut(self) -> bool:
-        """Whether the slices of a card have changed since they were found. A lost card cannot tell."""
+        """True if the slices of a card have changed since they were found. A lost card cannot tell."""
         for handle, known in self._shapes.values():
             self._library.codes.clear()
             now = _shape(self._slices(handle))

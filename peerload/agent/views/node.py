@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.agent.views.task import text
 from peerload.core.membership.membership import PeerState
 from peerload.model.devices import GPU, MIB, DeviceMode, Health
+from peerload.model.power import Quality
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from peerload.core.resources.devices import DeviceState
     from peerload.model.devices import Device
     from peerload.model.load import LoadReport
+    from peerload.model.power import PowerCurve
     from peerload.model.resources import Profile
 
 DECLINES_TOLD_MAX = 8
@@ -107,6 +111,8 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
             "mem_pressure",
             "tasks_running",
             "tasks_queued",
+            "watts",
+            "watts_quality",
         )
     )
     if report is not None:
@@ -121,6 +127,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
             "mem_pressure": report.mem_pressure,
             "tasks_running": report.running,
             "tasks_queued": report.waiting,
+            **_watts(profile.power, report),
         }
     return told | {
         "node": profile.node,
@@ -136,6 +143,30 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "no_gpus_because": None,
         "labels": list(profile.labels),
         "speed": profile.speed,
+    }
+
+
+def _watts(curve: PowerCurve | None, report: LoadReport) -> dict[str, object]:
+    """Power of a node now: from its power curve and load."""
+    if curve is None:
+        return {"watts": None, "watts_quality": None}
+    watts = curve.off_w if report.is_asleep else curve.watts_at(report.cpus_busy)
+    return {"watts": watts, "watts_quality": Quality.ESTIMATED.value}
+
+
+def power(node: Node) -> dict[str, object]:
+    """The answer to `power`."""
+    curve, report = node.state.profile.power, node.sharing.shown()
+    now = _watts(curve, report)
+    model = {"name": "model", "scope": "node", "quality": now["watts_quality"], "watts": now["watts"], "why": None}
+    return {
+        "node": node.state.node,
+        "watts": now["watts"],
+        "quality": now["watts_quality"],
+        "scope": "node",
+        "source": "model",
+        "sources": [model],
+        "curve": None if curve is None else msgspec.to_builtins(curve),
     }
 
 
@@ -174,6 +205,7 @@ def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, ob
             facts["mem_foreign_bytes"] = foreign
             facts["mem_free_bytes"] = load.free_mib * MIB
             facts["tasks"] = load.tasks
+            facts["temperature_c"] = load.temperature_c or None
             facts["mode"] = _MODES[load.mode]
             facts["health"] = _HEALTHS[load.health]
         found.append(facts)

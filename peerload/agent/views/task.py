@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts.output_files import named
+from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent, variables_of
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import order_of
 from peerload.core.estimates.gpu_history import ANY_MODEL
@@ -232,7 +233,20 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
         "files": _files(spec, exit_),
         "lock": spec.lock.name if spec.lock is not None else None,
+        "trace": _trace(spec, record),
     }
+
+
+def _trace(spec: TaskSpec, record: TaskRecord) -> dict[str, object] | None:
+    """The trace that a task was submitted in, and the span of its attempt; None without one."""
+    if TRACEPARENT not in spec.environment:
+        return None
+    given = variables_of(spec.environment).get(TRACEPARENT, b"")
+    own = child_traceparent(given, execution_key(record.uid, record.attempt)).split("-")
+    if len(own) != TRACEPARENT_PARTS:
+        return None
+    parent = given.decode("ascii").split("-")[2]
+    return {"trace_id": own[1], "parent_id": parent, "span_id": own[2] if record.attempt else None}
 
 
 def _files(spec: TaskSpec, exit_: Exit | None) -> dict[str, object] | None:

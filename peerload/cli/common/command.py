@@ -358,7 +358,11 @@ def add_completion_flags(reader: Options) -> None:
         help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",
     )
     reader.flag("-e, --error FILE", help="the same for its stderr; both may be one file")
-    reader.flag("--notify CMD", help="run this line in /bin/sh on this node when it has ended (an array: all of it)")
+    reader.flag(
+        "--notify CMD",
+        help="run this line in /bin/sh on this node when it has ended (an array: all of it);"
+        " or tell https://URL, ntfy:TOPIC or mail:ADDRESS",
+    )
 
 
 def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
@@ -374,6 +378,10 @@ def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
                 f"{verb}: --notify needs a command of at most {NOTIFY_BYTES_MAX} bytes",
                 hint="such as:  --notify 'notify-send \"$PEERLOAD_TASK_ID $PEERLOAD_STATE\"'",
             )
+        from peerload import notification
+
+        if why := notification.objection(flags.notify):
+            raise UsageError(f"{verb}: --notify {flags.notify!r} cannot be used: {why}")
         found["notify"] = command
     return found
 

@@ -27,7 +27,7 @@ POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
 """Of a trace or a list of speeds."""
 POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
-"""What is taken where nobody says."""
+"""Defaults of the flags."""
 
 
 def reader() -> Options:
@@ -78,6 +78,14 @@ def reader() -> Options:
     )
     options.flag("--message-delay", type=delay, default=(0.0, ""), metavar="D", help="the way of any message")
     options.flag(
+        "--head-cost",
+        type=delay,
+        default=(0.0, ""),
+        metavar="D",
+        help="a head node's work on a message (central presets)",
+    )
+    options.flag("--head-down", type=outage, metavar="AT:FOR", help="when a head node fails, and for how long")
+    options.flag(
         "--model",
         choices=("reference", "live"),
         help="reference: what presets change where nothing takes time (default); live: as an agent plays (default with a"
@@ -100,6 +108,7 @@ def reader() -> Options:
     options.flag("--workers", type=whole(1, WORKERS_MAX), metavar="N", help="processes (default: one a cpu)")
     options.flag("--plot", metavar="FILE", help="draw mean response over load into a .png, .svg or .pdf file")
     options.flag("--energy", metavar="CASES", help="play energy cases of a JSON file")
+    options.switch("--classify", help="print the taxonomy of policies with every preset in its place")
     options.flag("--csv", metavar="FILE", help="write one line a policy and load; - is stdout")
     return options
 
@@ -167,6 +176,8 @@ def _scenario(
         speeds=_speeds(flags.speeds, nodes, trace) if flags.speeds else (),
         transfer_s=_delay("--transfer-delay", flags.transfer_delay, in_seconds=in_seconds),
         message_s=message_s,
+        head_s=_delay("--head-cost", flags.head_cost, in_seconds=in_seconds),
+        head_down=tuple(_delay("--head-down", part, in_seconds=in_seconds) for part in flags.head_down or ()),
         is_live=(flags.model or ("live" if in_seconds or message_s else "reference")) == "live",
         tasks=tasks,
         warm_up=warm_up,
@@ -248,6 +259,14 @@ def delay(text: str) -> tuple[float, str]:
     if not 0 <= number <= DELAY_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} is no delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05 or 50ms")
     return number, unit
+
+
+def outage(text: str) -> tuple[tuple[float, str], ...]:
+    """``100:20``: a beginning and a length, each as `delay` reads it."""
+    parts = tuple(delay(part) for part in text.split(":"))
+    if len(parts) != 2:  # noqa: PLR2004 -- two
+        raise argparse.ArgumentTypeError(f"{text!r} is no outage; allowed: AT:FOR, such as 100:20")
+    return parts
 
 
 def _delay(flag: str, given: tuple[float, str], *, in_seconds: bool) -> float:

@@ -37,7 +37,7 @@ METRICS = {
 }
 """Key → what it is called where it is measured."""
 SHARES = ("idle_while_waiting", "utilization")
-"""Those that are never more than 1."""
+"""Measures that are never more than 1."""
 
 
 def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ CHECKS = (
     Check("room", agent.room),
     Check("damage", agent.damaged),
     Check("kept", agent.kept),
+    Check("hooks", agent.hooks),
     Check("launcher", agent.launcher),
     Check("containment", agent.containment),
     Check("drained", cluster.drained),

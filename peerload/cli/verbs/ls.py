@@ -240,6 +240,8 @@ WHAT = (
     "files",
     "environment",
     "chore",
+    "hook",
+    "web",
     "store",
     "security",
 )

@@ -27,7 +27,7 @@ def nodes(words: list[str]) -> int:
     )
     reader.switch(
         "--wide",
-        help="also: cores that other programs keep busy, load index and region of the policy, incarnation (counts its starts)",
+        help="also: cores that other programs keep busy, power, load index and region of the policy, incarnation (counts its starts)",
     )
     reader.at()
     flags = reader.read(words)

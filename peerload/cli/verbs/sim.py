@@ -32,6 +32,8 @@ ELSEWHERE = "is there room?  df -h        elsewhere:  peerload sim … --csv FIL
 def main(words: list[str]) -> int:
     """Run the verb: 0 also if the system turns out to be unstable, which is an answer."""
     flags = sim_flags.reader().read(words)
+    if flags.classify:
+        return _classify(as_json=flags.json)
     if flags.energy:
         found = energy.results(flags)
         sys.stdout.write(json_line(found) if flags.json else "".join(f"{line}\n" for line in energy.lines(found)))
@@ -54,6 +56,31 @@ def main(words: list[str]) -> int:
     return CANNOT if failed else 0
 
 
+def _classify(*, as_json: bool) -> int:
+    from peerload.policy import registry
+    from peerload.policy.preset import BASELINE, CLASSES
+
+    classes = {name: registry.load_preset(name).classes for name in registry.presets()}
+    if as_json:
+        sys.stdout.write(json_line({"presets": classes}))
+        return 0
+    lines = ["task assignment: each task of a known program has its node before it starts", "  peerload assign"]
+    for time, says in zip(CLASSES[0], ("decisions use no load", "decisions use loads"), strict=True):
+        lines.append(f"{time}: {says}")
+        for place in CLASSES[2]:
+            rows: dict[str, list[str]] = {}
+            for name, words in classes.items():
+                if time in words and place in words:
+                    kind = ", ".join(word for group in CLASSES for word in group if word in words)
+                    rows.setdefault(kind.removesuffix(f", {BASELINE}"), []).append(name + "*" * (BASELINE in words))
+            found = [(kind.replace(f"{time}, ", "").replace(f"{place}, ", ""), names) for kind, names in rows.items()]
+            lines += [f"  {place}"] * bool(found)
+            lines += [f"    {kind}: {', '.join(names)}" for kind, names in sorted(found)]
+    lines += ["* a baseline, there for comparison"]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
 def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
     """Why something could not be written; whatever else is to be written still is."""
     try:
@@ -70,7 +97,7 @@ def _write(name: str, text: str) -> None:
 
 
 def _played(flags: Namespace, scenarios: list[Scenario]) -> list[tuple[Scenario, Outcome]]:
-    """What came of each. One that turns out to have been too short is played again, longer, unless its length was given:
+    """Results of each scenario. One that turns out to have been too short is played again, longer, unless its length was given:
     then the longer one is returned."""
     found: dict[int, tuple[Scenario, Outcome]] = {}
     left = dict(enumerate(scenarios))
@@ -88,7 +115,7 @@ def _played(flags: Namespace, scenarios: list[Scenario]) -> list[tuple[Scenario,
 
 
 def _check_files(flags: Namespace) -> None:
-    """What is to be written can be, before time is spent."""
+    """Check that the output files can be written, before time is spent."""
     if flags.plot:
         plot.check(flags.plot, len(flags.load or ()))
     if flags.csv and flags.csv != STDOUT:

@@ -343,7 +343,7 @@ class Information:
             self._state.set_timer_in(quiet_s, timers.Announcement())
 
     def _audience(self) -> Sequence[str] | None:
-        """Whom the information policy has an announcement go to; None: everybody, as of a policy without an opinion."""
+        """Nodes that the information policy sends an announcement to; None: everybody, as of a policy without an opinion."""
         choose = getattr(self._state.policies.information, "audience", None)
         if choose is None:
             return None

@@ -103,7 +103,7 @@ class Searches:
         return self._open.get(task.search or -1)
 
     def askable(self, search: Search, step: Probe, peers: Sequence[str]) -> list[str]:
-        """Whom the policy wants asked and may be: eligible, not asked yet, and within the bound."""
+        """Nodes to ask: named by the policy, eligible, not asked yet, and within the bound."""
         room = self._state.config.probes_per_search_max - len(search.replies)
         asked = {reply.node for reply in search.replies}
         return [node for node in step.nodes if node in peers and node not in asked][: max(room, 0)]
@@ -139,7 +139,7 @@ class Searches:
         self._state.clear_timer(timers.Probe.of(search.id))
 
     def timed_out(self, search_id: int) -> Search | None:
-        """Whoever has not answered by now does not accept."""
+        """Take all that have not answered by now for refusals."""
         search = self._open.get(search_id)
         if search is None:
             return None

@@ -134,7 +134,7 @@ class Sender:
                     yield work
 
     def place_next(self) -> None:
-        """Where the policy places all: there may be room for the task that looks for a place longest."""
+        """Search a place for the task that has waited longest, if the policy places all tasks: there may be room again."""
         if self._places_all:
             following = next((task for task in self._without_place() if task.search is None), None)
             if following is not None:

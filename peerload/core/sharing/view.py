@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
+from peerload.core.tasks.queue import MOVABLE
 from peerload.model import metrics
 from peerload.model.messages import Need
 from peerload.policy.api import KnownReport, TaskView
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 SLACK = {"time": 0.0, "balanced": 0.1, "energy": 0.5}
 """Share by which a task may end later for the sake of its joules, by what its user prefers."""
+WAITING_LOOKED_AT_MAX = 1000
+"""Waiting tasks at either end of the queue that are held against a node that asks for work: some milliseconds."""
 ANYTHING = Need()
 """The need that every node with slots can meet."""
 
@@ -82,7 +86,7 @@ class View:
 
     @property
     def peers(self) -> Sequence[str]:
-        """Whom it is about."""
+        """Nodes that may be asked."""
         return self._membership.eligible(ANYTHING, "") if self._peers is None else self._peers
 
     @property
@@ -109,7 +113,7 @@ class View:
 
     @property
     def gpu_load(self) -> float:
-        """The same, of the GPUs."""
+        """Load index of the GPUs."""
         policy_load = getattr(self._state.policies.load, "gpu_load", None)
         if policy_load is not None:
             try:
@@ -219,7 +223,7 @@ class View:
 
     @property
     def backlog(self) -> int:
-        """What waits here, and what has no place."""
+        """Tasks that wait here, and tasks that have no place."""
         return len(self._queue) + len(self._stranded)
 
     def profile(self, node: str) -> Profile | None:
@@ -260,7 +264,8 @@ class RunningTasksView:
 
 
 class MovableTasksView:
-    """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views."""
+    """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views; of the first WAITING_LOOKED_AT_MAX,
+    and if there are more, of as many from the other end: what a node asks for does not take longer where more waits."""
 
     __slots__ = ("_may_go", "_queue", "_state", "works")
 
@@ -272,13 +277,15 @@ class MovableTasksView:
 
     def oldest_first(self) -> Iterator[TaskView]:
         """In the order of arrival."""
-        return self._views(self._queue.oldest_first())
+        return self._views(self._queue.oldest_first(MOVABLE), self._queue.newest_first(MOVABLE))
 
     def newest_first(self) -> Iterator[TaskView]:
         """The reverse."""
-        return self._views(self._queue.newest_first())
+        return self._views(self._queue.newest_first(MOVABLE), self._queue.oldest_first(MOVABLE))
 
-    def _views(self, works: Iterator[Work]) -> Iterator[TaskView]:
+    def _views(self, works: Iterator[Work], other_end: Iterator[Work]) -> Iterator[TaskView]:
+        if len(self._queue) > 2 * WAITING_LOOKED_AT_MAX:
+            works = chain(islice(works, WAITING_LOOKED_AT_MAX), islice(other_end, WAITING_LOOKED_AT_MAX))
         for work in works:
             if self._may_go(work):
                 self.works[work.task] = work

@@ -19,20 +19,24 @@ from peerload.core.resources.device_queue import DeviceQueue
 from peerload.model import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
     from peerload.core.work import Work
 
     Line = OrderedDict[bytes, Work]
-    Level = tuple[Line, Line, Line, Line]
+    Level = tuple[Line, Line, Line, Line, Line]
 
 NEVER = (-1, -1)
 ARRIVED_MAX = 64
 """Arrivals since the last full look at work that waits for devices; beyond it there is another full look."""
-LOCAL, REMOTE, LOCAL_DEVICES, REMOTE_DEVICES = range(4)
-"""The lines of one user priority: of tasks of this home and of others, then those of either that take devices."""
+LOCAL, KEPT_HERE, REMOTE, LOCAL_DEVICES, REMOTE_DEVICES = range(5)
+"""The lines of one user priority: of tasks of this home, of those among them that must not leave it, and of tasks of other
+homes; then those of either that take devices."""
+ALL = tuple(range(5))
+MOVABLE = LOCAL, REMOTE
+"""The lines of tasks that another node may be given."""
 
 
 class WaitingQueue:
@@ -80,7 +84,8 @@ class WaitingQueue:
         work.reserved = ()
         level = self._levels.get(work.spec.priority)
         if level is None:
-            level = self._levels[work.spec.priority] = (OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict())
+            made: Level = (OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict())
+            level = self._levels[work.spec.priority] = made
         level[_line(work)][work.uid] = work
         if work.spec.request.takes_devices:
             self._arrived.append(work)
@@ -183,7 +188,7 @@ class WaitingQueue:
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             lacks_cores = self._devices.lacks_cores.get(priority)
-            head = self._head(level[LOCAL], level[REMOTE])
+            head = self._head(level)
             if priority > work.spec.priority:
                 first = head or lacks_cores
             elif work.spec.request.takes_devices:
@@ -217,7 +222,7 @@ class WaitingQueue:
         """The work of one priority that starts next, and, if there is none, whether a lower priority may have the room. Without
         ``looks_at_all`` there is no more room than before: of those that wait for devices only who has come since is
         looked at."""
-        head = self._head(level[LOCAL], level[REMOTE])
+        head = self._head(level)
         fits = head is not None and self.ledger.fits(head.spec.request)
         lacks_cores = None
         if level[LOCAL_DEVICES] or level[REMOTE_DEVICES]:
@@ -245,17 +250,17 @@ class WaitingQueue:
             return heapq.merge(*lines, key=_order)
         return chain(*(lines if preferred == "local" else reversed(lines)))
 
-    def oldest_first(self) -> Iterator[Work]:
-        """Work that is not withheld: the higher priority first, then by arrival at this node."""
+    def oldest_first(self, lines: Sequence[int] = ALL) -> Iterator[Work]:
+        """Work in these lines that is not withheld: the higher priority first, then by arrival at this node."""
         for priority in sorted(self._levels, reverse=True):
-            lines = (line.values() for line in self._levels[priority])
-            yield from _free(heapq.merge(*lines, key=_order))
+            level = self._levels[priority]
+            yield from _free(heapq.merge(*(level[line].values() for line in lines), key=_order))
 
-    def newest_first(self) -> Iterator[Work]:
+    def newest_first(self, lines: Sequence[int] = ALL) -> Iterator[Work]:
         """The reverse."""
         for priority in sorted(self._levels):
-            lines = (reversed(line.values()) for line in self._levels[priority])
-            yield from _free(heapq.merge(*lines, key=_order, reverse=True))
+            level = self._levels[priority]
+            yield from _free(heapq.merge(*(reversed(level[line].values()) for line in lines), key=_order, reverse=True))
 
     @property
     def newest(self) -> int:
@@ -274,9 +279,10 @@ class WaitingQueue:
                 _free(level[LOCAL_DEVICES].values()), _free(level[REMOTE_DEVICES].values()), key=_order
             )
 
-    def _head(self, local: dict[bytes, Work], remote: dict[bytes, Work]) -> Work | None:
-        first_local = _first(local)
-        first_remote = _first(remote)
+    def _head(self, level: Level) -> Work | None:
+        first_local, kept_here, first_remote = map(_first, level[:LOCAL_DEVICES])
+        if first_local is None or (kept_here is not None and kept_here.order < first_local.order):
+            first_local = kept_here
         if first_local is None or first_remote is None:
             return first_local or first_remote
         preferred = self._preferred()
@@ -300,7 +306,8 @@ class WaitingQueue:
 def _line(work: Work) -> int:
     takes_devices = work.spec.request.takes_devices
     if work.is_local:
-        return LOCAL_DEVICES if takes_devices else LOCAL
+        placement = work.spec.placement
+        return LOCAL_DEVICES if takes_devices else KEPT_HERE if placement.local or placement.node else LOCAL
     return REMOTE_DEVICES if takes_devices else REMOTE
 
 

@@ -115,7 +115,7 @@ def _set(path: str, controller: bytes, processes_max: int, share: int, share_nam
 
 
 def _divides_all(units: Cgroup2, controller: bytes) -> bool:
-    """Whether each unit has this controller; only where the cgroup above may be divided, as for memory."""
+    """True if each unit has this controller; only where the cgroup above may be divided, as for memory."""
     return units.has_memory and all(
         _divides(path, controller)
         for path in (os.path.dirname(units.root), units.root)  # noqa: PTH120 -- as above

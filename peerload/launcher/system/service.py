@@ -139,7 +139,7 @@ class MultiUserService:
                 self.helpers.empty(path, account, lambda path=path: self._scratch_emptied("", path))  # type: ignore[misc]
 
     def admits(self, connection: socket.socket) -> bool:
-        """Whether the agent is at the other end, according to the kernel."""
+        """True if the agent is at the other end, according to the kernel."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
         if uid != self.access.uid:
@@ -329,7 +329,7 @@ def _environment(
 
 
 def _is_foreign(request: SpawnRequest | UserRequest) -> bool:
-    """Whether it is a task of another node, or of another node's user who has submitted it here."""
+    """True if it is a task of another node, or of another node's user who has submitted it here."""
     return request.home != request.node or (request.uid < 0 and ":" in request.user)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,27 @@ def stores(tmp_path: Path) -> tuple[BlockStore, BlockStore, bytes]:
     return full, empty, id_
 
 
+made: list[FileTransfer] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while made:
+        asyncio.run(made.pop().close())
+
+
+def transfer_of(store: BlockStore, links: Any) -> FileTransfer:
+    made.append(FileTransfer(store, links, lambda _: None, serves=True))
+    return made[-1]
+
+
 def fetched(store: BlockStore, links: Any, id_: bytes, times: int = 1) -> int:
     """Fetch so many times at once → the bytes that came."""
 
     async def story() -> int:
-        there = FileTransfer(store, links, lambda _: None, serves=True)
-        fetches = [there.fetch(id_, "y") for _ in range(times)]
+        there = transfer_of(store, links)
+        fetches = [there.fetch(id_, ["y"]) for _ in range(times)]
         work = [fetch.work for fetch in fetches if fetch.work is not None]
         await asyncio.gather(*work)
         return fetches[0].done_bytes
@@ -57,7 +72,7 @@ def fetched(store: BlockStore, links: Any, id_: bytes, times: int = 1) -> int:
 
 
 def server(store: BlockStore) -> Callable[[str, BlocksRequest], Pieces]:
-    return FileTransfer(store, None, lambda _: None, serves=True).serve  # type: ignore[arg-type]
+    return transfer_of(store, None).serve
 
 
 def test_each_byte_comes_once_however_many_tasks_wait(tmp_path: Path) -> None:
