@@ -34,6 +34,7 @@ WAITS: dict[str, Any] = {
     "oldest_s": 2.1,
     "oldest_node": "lab4",
     "change": {"words": "with -G3", "node": "gpu1"},
+    "staging": None,
     "summary": "gpu1: 5 of 8 GPUs busy",
     "array": None,
 }
