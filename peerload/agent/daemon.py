@@ -43,6 +43,7 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.energy.price_feed import PriceFeed
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
@@ -84,7 +85,7 @@ from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
 from peerload.agent.requests.live_usage import LiveUsage
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
 from peerload.agent.requests.output_stream import OutputRequests, OutputSource
-from peerload.agent.requests.overview import OverviewCache, OverviewViews
+from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
 from peerload.agent.requests.server import Gates, RequestServer, Verbs
 from peerload.agent.requests.submissions import FileRequests, Submissions
 from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
@@ -95,6 +96,8 @@ from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
+from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
+from peerload.agent.sensors.energy import EnergySensors, EnergyStore
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
@@ -111,6 +114,7 @@ from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
+from peerload.agent.views.published_state import StatePublisher
 from peerload.agent.views.samples import Samples
 from peerload.config import loader
 from peerload.core.node import Node
@@ -341,6 +345,7 @@ class Daemon:
         cache_bytes = units.size(config.files.cache)
         files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
 
+        self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE))
         self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task
@@ -379,7 +384,12 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, hooks)
+        told_too = [hooks.changed]
+        self.publisher: StatePublisher | None = None
+        if self.bus is not None and config.mqtt_publish_state:
+            self.publisher = StatePublisher(node, store, self.bus, own_user())
+            told_too.append(self.publisher.changed)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, told_too)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -400,12 +410,13 @@ class Daemon:
             tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
             events=EventRequests(reads, task_ids, access, config.node),
             why=WhyRequest(node, store, task_ids, decisions, cluster_view),
-            usage=LiveUsage(node, launcher, task_ids),
+            usage=LiveUsage(node, launcher, task_ids, energy),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
             status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
             files=FileRequests(files, environments),
+            energy=energy,
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
@@ -416,7 +427,7 @@ class Daemon:
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
-        self.exits = ExitRecords(info, spool, disk, files)
+        self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
@@ -489,7 +500,8 @@ class Daemon:
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
-                HostSensors(self.inbox.put, own_use.seconds).run(),
+                HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
+                self.energy.command.run(),
                 self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
@@ -498,12 +510,15 @@ class Daemon:
                 self.node_hooks.run(),
                 self.address_watch.run(),
                 memory.watch(self.node),
+                PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
                 self.samples.run(),
             ]
             if speed_of(self.config) is None:
                 work.append(measure_speed(speed_file(self.config), self.inbox.put))
             if self.bus is not None:
                 work.append(self.bus.run())
+            if self.publisher is not None:
+                work.append(self.publisher.run())
             background = [group.create_task(one) for one in work]
             self.keyring.refresh()
             await self.socket.start(self._manager.listener(self.config.socket))
@@ -625,6 +640,7 @@ class Daemon:
         await self.links.close()
         await self.launcher.close()
         await self.gpus.close()
+        await self.energy.close()
 
 
 def _core_config(config: AgentConfig) -> CoreConfig:
@@ -634,6 +650,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         gossip=PRESETS[config.gossip],
         counts_foreign=config.load.foreign == "count",
         gpu=loader.gpu_config(config.gpu),
+        cap_w=config.energy.cap_w,
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

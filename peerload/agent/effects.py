@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from peerload.model.events import Event
     from peerload.model.instant import Instant
     from peerload.model.messages import Message
+    from peerload.model.task import TaskSpec
 
 log = logging.getLogger("peerload.agent")
 
@@ -63,6 +65,9 @@ FOUND_AT_A_TIME = 25
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 CLOCKS_DIFFER_S = 0.001
 """Timers that come earlier than this are set again."""
+OUTWARD = frozenset(actions.OUTWARD)
+ENDS_OF_GUESTS = frozenset((actions.DropExecution, actions.PutFloor))
+"""Rows with which an attempt of another home may be gone from here."""
 BULK_TIMERS = (timers.Batch, timers.Eligibility)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
@@ -108,13 +113,15 @@ class Performer:
         if isinstance(event, events.LauncherReady):
             self._tasks.resume()
         for action in decided:
-            if isinstance(action, actions.Persist):
+            if type(action) in OUTWARD:
+                outward = partial(self._outward, action)
+                if uids := actions.granted(action):
+                    self._outbox.renewal(uids, outward)
+                else:
+                    self._outbox.when_durable(outward)
+            elif isinstance(action, actions.Persist):
                 self._records.persist(action.rows)
                 self._tasks.dropped(action.rows)
-            elif uids := actions.granted(action):
-                self._outbox.renewal(uids, lambda action=action: self._outward(action))  # type: ignore[misc]
-            elif isinstance(action, actions.OUTWARD):
-                self._outbox.when_durable(lambda action=action: self._outward(action))  # type: ignore[misc]
             else:
                 self._inward(action)
         if isinstance(event, events.AgentStarted):
@@ -137,19 +144,19 @@ class Performer:
             self._clients.decided(action)
 
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
-        match action:
-            case actions.Send():
-                self._peers.send(action.dst, action.message)
-            case actions.SpawnTask():
-                self._tasks.spawn(action)
+        match action:  # the frequent ones first
             case actions.TaskChanged():
                 self._clients.changed(action)
+            case actions.SpawnTask():
+                self._tasks.spawn(action)
+            case actions.ForgetTask():
+                self._tasks.forget(action)
+            case actions.Send():
+                self._peers.send(action.dst, action.message)
             case actions.AttemptGone():
                 self._clients.attempt_gone(action.key)
             case actions.Answer():
                 self._clients.answered(action)
-            case actions.ForgetTask():
-                self._tasks.forget(action)
             case actions.StageFiles():
                 self._tasks.stage(action)
             case actions.SignalTask():
@@ -274,7 +281,7 @@ class RecordEffects:
     def persist(self, rows: tuple[Row, ...]) -> None:
         """Keep rows; completion jobs among them begin when they are durable."""
         self._outbox.keep(rows)
-        if any(isinstance(row, actions.PutChores) for row in rows):
+        if any(type(row) is actions.PutChores for row in rows):
             self._outbox.when_durable(self._jobs.wake)
 
     def note(self, event: actions.PutEvent) -> None:
@@ -384,6 +391,9 @@ class TaskStarter:
     _launcher: LauncherLink
     _environments: Environments
     _settler: ExitSettler
+    _last: tuple[TaskSpec | None, dict[bytes, bytes], dict[bytes, bytes]] = field(default=(None, {}, {}), init=False)
+    """Of the last task that was started its spec, its environment, and what is added to it unless it has devices: tasks of one
+    array have the same."""
 
     def start(self, action: actions.SpawnTask) -> bool:
         """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
@@ -397,8 +407,11 @@ class TaskStarter:
                 self._settler.not_started(action.key, "its scratch directory cannot be made", error)
                 return False
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
+        spec = action.spec
         try:
-            own = variables_of(action.spec.environment)
+            if spec is not self._last[0]:
+                own = variables_of(spec.environment)
+                self._last = spec, own, self._shared(action, (), own)
         except BadRequest as error:  # its home has not looked
             self._settler.not_started(action.key, "", error)
             return False
@@ -407,31 +420,41 @@ class TaskStarter:
         except (OSError, PeerloadError) as error:
             self._settler.not_started(action.key, "its standard input cannot be had", error)
             return False
-        stdout, stderr = self._spool.paths(action.key)
+        stdout, stderr = self._spool.names(action.key)
         is_own = action.home == self._info.config.node
         task = self._node.home.by_id.get(action.task) if is_own else None
         owner = -1 if task is None else task.terms.owner
-        self._launcher.spawn(action, stdout, stderr, self._variables(action, own), source, owner)
+        self._launcher.spawn(action, stdout, stderr, self._variables(action), source, owner)
         if source:
             self._stdin.begin(action.key)
         return True
 
-    def _variables(self, action: actions.SpawnTask, own: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    def _variables(self, action: actions.SpawnTask) -> dict[bytes, bytes]:
         """The variables that are added to the environment of the submission."""
-        held = given(action.key, action.devices, self._node.ledger.devices)
+        _, own, shared = self._last
         variables = {
-            "PEERLOAD_TASK_ID": action.task,
-            "PEERLOAD_ATTEMPT": str(action.attempt),
-            "PEERLOAD_NODE": self._info.config.node,
-            "PEERLOAD_HOME": action.home,
-            **task_variables(action.spec.request, held, self._info.config.device, own),
-            **self._environments.variables(action.key, own),
+            **(self._shared(action, action.devices, own) if action.devices else shared),
+            b"PEERLOAD_TASK_ID": action.task.encode(),
+            b"PEERLOAD_ATTEMPT": b"%d" % action.attempt,
+            b"PEERLOAD_HOME": action.home.encode(),
+            **{
+                name.encode(): os.fsencode(value)
+                for name, value in self._environments.variables(action.key, own).items()
+            },
         }
         if trace := child_traceparent(own.get(TRACEPARENT, b""), action.key):
-            variables["TRACEPARENT"] = trace
+            variables[TRACEPARENT] = trace.encode()
         if index := action.task.partition(".")[2]:
-            variables["PEERLOAD_ARRAY_INDEX"] = index
-        return {name.encode(): value.encode() for name, value in variables.items()}
+            variables[b"PEERLOAD_ARRAY_INDEX"] = index.encode()
+        return variables
+
+    def _shared(self, action: actions.SpawnTask, devices: Sequence[str], own: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """The variables that depend on the request and the devices of a task alone."""
+        held = given(action.key, devices, self._node.ledger.devices)
+        added = task_variables(action.spec.request, held, self._info.config.device, own)
+        return {
+            name.encode(): value.encode() for name, value in (added | {"PEERLOAD_NODE": self._info.config.node}).items()
+        }
 
 
 @dataclass(eq=False, repr=False)
@@ -494,11 +517,10 @@ class TaskEffects:
             self._spool.drop(action.key)
         self._files.forget(action.key)
         self._environments.forget(action.key)
-        self._spool.drop_scratch(action.key)
 
     def dropped(self, rows: tuple[Row, ...]) -> None:
         """End the outputs of attempts that are gone from here by these rows."""
-        if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in rows):
+        if any(type(row) in ENDS_OF_GUESTS for row in rows):
             self._output.remote_attempts_gone()
 
     def signal(self, action: actions.SignalTask) -> None:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.membership import Members
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
@@ -76,11 +77,14 @@ heard again."""
 class ExitRecords:
     """The exits that the launcher reports, completed: with their output on disk."""
 
-    def __init__(self, info: NodeInfo, spool: Spool, disk: DiskSpace, files: AttemptFiles) -> None:
+    def __init__(
+        self, info: NodeInfo, spool: Spool, disk: DiskSpace, files: AttemptFiles, energy: EnergySensors
+    ) -> None:
         self._info = info
         self._spool = spool
         self._disk = disk
         self._files = files
+        self.with_energy = energy.ended
 
     def has_files(self, key: str) -> bool:
         """True if an attempt has output files to be collected."""
@@ -100,7 +104,7 @@ class ExitRecords:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
         full = self._info.config.node if self._disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
-        return tuple([(key, await self._files.settled(key, exit_)) for key, exit_ in found])
+        return tuple([(key, await self._files.settled(key, self.with_energy(key, exit_))) for key, exit_ in found])
 
 
 class ExitSettler:
@@ -137,7 +141,7 @@ class ExitSettler:
             self._background.start(self._settle(event))
         else:
             self._output.attempts_ended(((event.key, event.exit),))
-            self._inbox.put(event)
+            self._inbox.put(events.TaskEnded(event.key, self._records.with_energy(event.key, event.exit)))
 
     def _holds_devices(self, key: str) -> bool:
         return key in self._node.ledger.devices.holding
@@ -202,8 +206,9 @@ class LauncherEvents:
             if self._early is None:  # else it is asked again, by `StdinForwarding.adopt`
                 self._stdin.fed(event.key, event.offset, is_closed=event.is_closed)
             return
-        if any(own.heard(event) for own in self._own):
-            return
+        for own in self._own:
+            if own.heard(event):
+                return
         if isinstance(event, events.LauncherReady):
             event = self.without_own(event)
         self._take(event)

@@ -29,7 +29,9 @@ class RunRequest(TypedDict, total=False):
     all of these), directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit`
     sends), priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel), snapshot
-    (the directory as it is now; without it: as the settings say), env (a lock file: the environment that it finds in PATH).
+    (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer (``"time"``,
+    ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env
+    (a lock file: the environment that it finds in PATH).
     """
 
     cpus: float
@@ -59,6 +61,9 @@ class RunRequest(TypedDict, total=False):
     after_ok: Sequence[str]
     retries: int
     tags: Mapping[str, str]
+    est_s: float
+    prefer: str
+    defer_until: float
     in_: Sequence[str]
     out: Sequence[str]
     snapshot: bool
@@ -82,6 +87,8 @@ def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
 def submission(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
     """The fields of a `submit` request, with a new token. Raises BadRequest."""
     terms = _given(wanted, "group", "after", "after_ok", "retries")
+    if wanted.get("defer_until"):
+        terms["start_by"] = wanted["defer_until"]
     if wanted.get("tags"):
         terms["tags"] = [f"{key}={value}" for key, value in wanted["tags"].items()]
     fields = {"token": secrets.token_hex(16), "spec": spec(argv, wanted)}
@@ -113,7 +120,7 @@ def spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
         "placement": placement,
         "followed": True,  # `Task.output` gives all of it
     }
-    made |= _given(wanted, "time_limit_s", "priority", "lease_s")
+    made |= _given(wanted, "time_limit_s", "priority", "lease_s", "est_s", "prefer")
     return made | ({"guarantee": "once"} if wanted.get("once") else {"guarantee": "fast"} if wanted.get("fast") else {})
 
 

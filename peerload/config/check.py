@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +25,6 @@ from peerload.security.broker import BrokerUrl, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 FILE_BYTES_MAX = 1 << 20
 FLAT_TABLES = {"load": LoadSettings, "energy": EnergySettings}
@@ -44,7 +44,14 @@ def mistakes_in(path: Path) -> list[ConfigError]:
         line = int(found[1]) if found else source.count("\n") + 1
         return [ConfigError("TOML", str(error), file=str(path), line=line)]
     return [
-        ConfigError(one.key, one.says.removesuffix(" (here)"), why=one.why, hint=one.hint, file=str(path))
+        ConfigError(
+            one.key,
+            one.says.removesuffix(" (here)"),
+            why=one.why,
+            hint=one.hint,
+            file=one.file or str(path),
+            line=one.line,
+        )
         for one in _mistakes(values)
     ]
 
@@ -108,6 +115,8 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
     }
     if key == "device":
         configured_devices(value)
+    elif key == "energy" and value.price_file:
+        loader.load_prices(Path(value.price_file))
     elif key in each:
         for one in value if isinstance(value, tuple) else (value,):
             each[key](one)

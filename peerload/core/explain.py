@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.membership import PeerState
-from peerload.core.resources.admission import EPSILON, lacks, why_never
+from peerload.core.resources.admission import EPSILON, lacks, under_cap_text, why_never
 from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.placement import Scope, is_meant, place
 from peerload.core.work import HomePhase
@@ -320,6 +320,8 @@ def cores_reason(ledger: Ledger, request: ResourceRequest, names: Mapping[str, s
     if ledger.cpus_running + request.cpus > profile.cpus + EPSILON:
         taken = f"{ledger.cpus_running:g} of {profile.cpus:g} cpus taken, asked {request.cpus:g}"
         return taken + _by(names, {key: one.cpus for key, (one, _) in ledger.running.items()}, "g")
+    if profile.power is not None and ledger.exceeds_cap(ledger.cpus_running + request.cpus):
+        return f"{ledger.cpus_running:g} of {under_cap_text(profile.power, profile.cpus)} taken, asked {request.cpus:g}"
     promised = f"{ledger.mem_promised_bytes / GIB:.1f} of {profile.mem_bytes / GIB:.1f} GiB of memory promised"
     held = {key: one.mem_bytes / GIB for key, (one, _) in ledger.running.items() if one.mem_bytes}
     return f"{promised}, asked {request.mem_bytes / GIB:.1f}" + _by(names, held, ".1f")

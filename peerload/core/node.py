@@ -77,6 +77,8 @@ class Node:
     ) -> None:
         """profile: with all that is known of its devices; others are told less of these."""
         mediator = _Mediator(self)
+        if profile.power is not None:
+            profile = msgspec.structs.replace(profile, power=config.limited(profile.power))
         self.ledger = Ledger(profile, config.gpu)
         if profile.devices:
             profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.advertised())
@@ -266,7 +268,7 @@ class Node:
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)
             case events.PricesRead():
-                self.state.prices = event.prices
+                self.dispatch.prices_changed(event.prices)
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
                 self.own_profile.trouble("disk", event.trouble)

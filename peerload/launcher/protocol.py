@@ -80,7 +80,7 @@ class Message(metaclass=MessageType):
 
     def fields(self) -> dict[str, Any]:
         """Name → value."""
-        return {name: self.__dict__[name] for name in type(self).names}
+        return self.__dict__.copy()
 
     def replace(self, **changes: object) -> Self:
         """A copy with other values for some fields."""
@@ -232,10 +232,13 @@ class ResizeRequest(Message):
 
 
 class UsageRequest(Message):
-    """Answer with the `UsageEvent` of these tasks."""
+    """Answer with the `UsageEvent` of these tasks. brief: only their processor time is needed, where it is counted; counters: with
+    the energy counters that only root may read."""
 
     id: int
     keys: list[str]
+    brief: bool = False
+    counters: bool = False
 
 
 class ListenRequest(Message):
@@ -374,11 +377,12 @@ class UserReply(Message):
 
 
 class UsageEvent(Message):
-    """Usage of running tasks at CLOCK_BOOTTIME ``at_s``."""
+    """Usage of running tasks at CLOCK_BOOTTIME ``at_s``. counters: see `powercap.Reading`."""
 
     id: int
     at_s: float
     of: dict[str, TaskUsage]
+    counters: list[tuple[str, str, int, int, int]] = []  # noqa: RUF012 -- no attribute: `MessageType` takes it out
 
 
 class PongEvent(Message):
@@ -560,8 +564,8 @@ def _checked(request: Request) -> Request:
             key = request.key
             if not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or "/" in key or not request.argv:
                 raise LauncherProtocolError("key or argv")
-            sizes = request.memory_bytes_max, request.output_bytes_max
-            if not all(0 <= size < SIZE_BYTES_MAX for size in sizes) or not 0 <= request.umask <= UMASK_MAX:
+            is_small = 0 <= request.memory_bytes_max < SIZE_BYTES_MAX and 0 <= request.output_bytes_max < SIZE_BYTES_MAX
+            if not is_small or not 0 <= request.umask <= UMASK_MAX:
                 raise LauncherProtocolError("a size or umask")
             if request.terminal is not None and len(request.terminal) != 2:  # noqa: PLR2004 -- rows, columns
                 raise LauncherProtocolError("terminal")
@@ -569,7 +573,7 @@ def _checked(request: Request) -> Request:
             raise LauncherProtocolError(f"signal {number}")
         case StdinRequest(_, size, _) if not 0 <= size < SIZE_BYTES_MAX:
             raise LauncherProtocolError("size")
-        case UsageRequest(_, keys) if len(keys) > USAGE_KEYS_MAX:
+        case UsageRequest(_, keys, _, _) if len(keys) > USAGE_KEYS_MAX:
             raise LauncherProtocolError("too many keys")
         case DirectoryCheck() | FileCheck() | FileAppend() if request.id < 1:
             raise LauncherProtocolError("id is missing")
@@ -631,6 +635,12 @@ def _resources(value: object) -> ResourceUsage | None:
     return found
 
 
+def _counter(value: object) -> tuple[str, str, int, int, int]:
+    if not isinstance(value, list) or len(value) != 5:  # noqa: PLR2004 -- see `powercap.Reading`
+        raise LauncherProtocolError("no counter")
+    return _text(value[0]), _text(value[1]), _int(value[2]), _int(value[3]), _int(value[4])
+
+
 def _usage_of(value: object) -> dict[str, TaskUsage]:
     if not isinstance(value, dict):
         raise LauncherProtocolError("no map")
@@ -658,6 +668,7 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     list[int] | None: _list_of(_int),
     dict[bytes, bytes] | None: _environment,
     list[tuple[str, int, int]]: _list_of(_part),
+    list[tuple[str, str, int, int, int]]: _list_of(_counter),
     ExitRecord: decode_exit,
     ResourceUsage | None: _resources,
     dict[str, TaskUsage]: _usage_of,

@@ -326,7 +326,8 @@ class Launcher:
             case ResizeRequest():
                 self._input.resize(request)
             case UsageRequest():
-                self._events.append(usage_of(self._tasks, self._units, request))
+                counters = self._system.powercap.read() if request.counters and self._system is not None else []
+                self._events.append(usage_of(self._tasks, self._units, request, counters))
             case PingRequest():
                 self._events.append(PongEvent())
             case ListenRequest():

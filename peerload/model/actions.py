@@ -13,6 +13,7 @@ from peerload.model import rules
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
+from peerload.model.power import TaskCost
 from peerload.model.submit_options import CompletionJob, GroupSettings, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
 from peerload.model.timers import Timer
@@ -123,6 +124,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "cluster": ("revoked", "rotated", "forged", "certified", "renewed"),
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
+    "energy": ("prices read", "prices refused"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "files": ("staged", "returned"),
     "environment": ("built", "failed"),
@@ -391,14 +393,16 @@ class Note(_Action, frozen=True):
     event: PutEvent
 
 
-class Decided(_Action, frozen=True):
-    """Record of a decision: the policy, the inputs with their age in seconds, the choice and the reason."""
+class Decided(_Action, frozen=True, omit_defaults=True):
+    """Record of a decision: the policy, the inputs with their age in seconds, the choice and the reason. compared: costs
+    that it rests on."""
 
     task: str
     policy: str
     inputs: tuple[tuple[str, float, float], ...]
     choice: str
     reason: str
+    compared: tuple[TaskCost, ...] = ()
 
 
 OUTWARD: tuple[type, ...] = (

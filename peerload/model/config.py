@@ -6,7 +6,7 @@ variables and TOML files (`config/loader.py`); the simulator makes them directly
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +14,9 @@ from msgspec import Meta
 from peerload.model.devices import Kind
 from peerload.model.gossip import LAN, GossipPreset
 from peerload.model.resources import Name, NodeName, Speed
+
+if TYPE_CHECKING:
+    from peerload.model.power import PowerCurve
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -164,6 +167,14 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     # devices
     gpu: GpuConfig = GpuConfig()
 
+    # energy
+    cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
+    """Bound on the power of this node by its curve, in place of the curve's own; 0: none."""
+
+    def limited(self, power: PowerCurve) -> PowerCurve:
+        """The curve with the bound of this node."""
+        return power if self.cap_w is None else msgspec.structs.replace(power, cap_w=self.cap_w)
+
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[gpu]` of the config file. mem_threshold, reserve: of a card's memory no more than this share, less the
@@ -198,12 +209,16 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
-    hwmon, cpufreq: directories of the kernel, in containers others than on the host."""
+    hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
+    node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
+    price_file: prices of energy, or its carbon, over time (`energy/prices.py`)."""
 
     power_cmd: Annotated[str, Meta(max_length=4096)] = ""
     powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
     hwmon: Annotated[str, Meta(max_length=4096)] = "/sys/class/hwmon"
     cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
+    cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
+    price_file: Annotated[str, Meta(max_length=4096)] = ""
 
 
 Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=8)]
@@ -295,6 +310,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
     mqtt_state_every_s: Positive = 30.0
     """Own retained state is published again this often, since a broker's memory is not durable."""
+    mqtt_publish_state: bool = False
+    """Publish the state of this node and its tasks at the broker for other systems, readable by whoever may read there."""
     record: str = ""
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
     debug_validate: bool = False

@@ -477,6 +477,8 @@ class LoadSampled(_Event, frozen=True):
     cpu_pressure: float = 0.0
     mem_pressure: float = 0.0
     cpus: float = 0.0
+    watts: float | None = None
+    """Power as sensors read it; None: there is none."""
 
 
 class DevicesFound(_Event, frozen=True):

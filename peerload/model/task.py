@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from peerload.model.power import Quality
 from peerload.model.resources import Builder, Name, Placement, ResourceRequest, Speed
 
 ARGV_ITEMS_MAX = 32_768
@@ -214,6 +215,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     gpu_memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     gpu_model: Annotated[str, Meta(max_length=96)] = ""
+    joules: Annotated[float, Meta(ge=0.0, le=1e15)] | None = None
+    """Energy beyond what the node would have drawn anyway; None: not known."""
+    energy_quality: Quality | None = None
+    energy_scope: Annotated[str, Meta(max_length=64)] = ""
+    """Parts of the node that the joules are of, such as ``package+dram+gpu``."""
 
 
 class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

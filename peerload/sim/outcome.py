@@ -91,7 +91,7 @@ def _stability(scenario: Scenario, samples: Sequence[Sample]) -> tuple[bool | No
     if scenario.trace is not None:
         names = len(scenario.trace.names)
         wraps = f"the trace names {names} nodes and here are {scenario.nodes}: several of its nodes are one"
-        return None, [*([why] * bool(why)), *([wraps] * (names > scenario.nodes))]
+        return None, [*([why] * bool(why)), *([wraps] * (names > scenario.nodes)), *scenario.trace.notes]
     factor, share = growth(samples)
     if factor < GREW_FACTOR or share < GREW_SHARE:
         return not why, [why] * bool(why)
@@ -185,6 +185,8 @@ def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]
     if (
         scenario.trace is not None
         or scenario.durations
+        or scenario.modulation is not None
+        or scenario.classes
         or scenario.speeds
         or scenario.service not in (None, ServiceTimes())
     ):

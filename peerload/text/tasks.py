@@ -292,10 +292,21 @@ def _decided(decision: object, now: float) -> list[str]:
         for one in decision.get("inputs") or []
     ]
     knew = f" It asked {', '.join(asked)}." if asked else ""
+    if costs := decision.get("compared"):
+        joules = [f"{one['node']} {_cost_text(one)}" for one in costs]
+        knew += f" It compared {', '.join(joules)}."
     chosen = f"{decision.get('choice', '')}: {decision.get('reason', '')}"
     at = decision.get("at")
     when = f" {duration_text(now - at)} ago" if at else ""
     return [f"The policy {printable(decision.get('policy', ''))} said{when}, {printable(chosen)}.{printable(knew)}"]
+
+
+def _cost_text(cost: dict[str, Any]) -> str:
+    """``812 J at 0.31 a kWh, estimated``."""
+    price = f" at {number_text(cost['price'])} a kWh" if cost.get("price") is not None else ""
+    return (
+        f"{cost['joules']:.4g} J{price}{'' if cost.get('quality') == 'measured' else ', ' + str(cost.get('quality'))}"
+    )
 
 
 def _yes(value: object) -> str:

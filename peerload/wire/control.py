@@ -388,6 +388,13 @@ class Power(_Request, frozen=True, tag="power"):
     threads smt_gain all_core quality)."""
 
 
+class Energy(_Request, frozen=True, tag="energy"):
+    """Joules of this node since then (Unix s) → node since until joules wh tasks_joules other_joules idle_joules gap_s quality scope
+    source, null where nothing was counted."""
+
+    since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+
+
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start, gauges and histograms → counters, gauges: {name: number}, histograms: {name: bounds counts
     sum}; counts: one for each bound, then one for what is greater."""
@@ -497,6 +504,7 @@ Request = (
     | Policy
     | Files
     | Power
+    | Energy
     | Stats
     | Checkup
     | Samples

@@ -26,9 +26,12 @@ OUR_OWN = "bytes of this very program, or of the kernel"
 USERS_OWN = "the user's own file or words, read by that user's own command: it may fail, and says so"
 
 DECODERS = {
+    "assign/program.py:read_program": USERS_OWN,
     "files/manifest.py:_unpacked": "manifest",
     "files/snapshot.py:_Known.__init__": OUR_OWN,
     "agent/files/attempts.py:AttemptFiles.__init__": OUR_OWN,
+    "sim/public_traces.py:PublicTrace._json_lines": USERS_OWN,
+    "sim/service.py:read_class": USERS_OWN,
     "sim/energy_cases.py:read_cases": "energy-cases",
     "sim/energy_cases.py:_check_node": "energy-cases",
     "web/routes.py:_body": "web-body",
@@ -62,6 +65,8 @@ DECODERS = {
     "security/broker.py:BrokerTls.context": USERS_OWN,
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:GpuFaults._stored": "state",
+    "agent/sensors/energy.py:EnergyStore.kept": OUR_OWN,
+    "agent/sensors/energy.py:EnergyStore.totals": OUR_OWN,
     "cli/demo/played_nvml.py:PlayedNvml._machine": USERS_OWN,
     "config/loader.py:_file": "config",
     "agent/completion/saving.py:OutputSaver._noted": OUR_OWN,

@@ -78,6 +78,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Nodes: Right.LOOK,
     control.Policy: Right.LOOK,
     control.Power: Right.LOOK,
+    control.Energy: Right.LOOK,
     control.Stats: Right.LOOK,
     control.Samples: Right.LOOK,
     control.Files: Right.SUBMIT,

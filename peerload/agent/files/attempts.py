@@ -91,6 +91,8 @@ class AttemptFiles:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._notes: dict[str, AttemptNote] = {}
         self._staging: dict[str, asyncio.Task[None]] = {}
+        self._removing: asyncio.Task[None] | None = None
+        self._is_more_dropped = False
         self._placed: collections.OrderedDict[bytes, dict[str, bytes]] = collections.OrderedDict()
         self._pinned: frozenset[bytes] = frozenset()
         for path in self._directory.iterdir():
@@ -258,10 +260,17 @@ class AttemptFiles:
         self._note(key, note)
 
     def _make(self, key: str, note: AttemptNote) -> None:
-        self._spool.drop_scratch(key)
+        if self._spool.drop_scratch(key):
+            self._spool.remove_dropped()
         directory = self._spool.make_scratch(key)
         before = manifests.decode(note.files.manifest, self.store.read)
-        make_tree(directory, before, note.files.outputs, self.store.read_some)
+
+        def read(digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
+            if self._notes.get(key) is not note:
+                raise StagingFailed("the files are not wanted any more")
+            return self.store.read_some(digests, bytes_max)
+
+        make_tree(directory, before, note.files.outputs, read)
 
     def ended_early(self, key: str) -> bool:
         """Stop the staging of an attempt. False if none is under way."""
@@ -388,12 +397,25 @@ class AttemptFiles:
             work.cancel()
         if self._notes.pop(key, None) is not None:
             (self._directory / key).unlink(missing_ok=True)
-            self._spool.drop_scratch(key)
+        if self._spool.drop_scratch(key):
+            self._remove_dropped()
+
+    def _remove_dropped(self) -> None:
+        """Remove the working directories that are not needed any more, in a thread: there may be many files in them."""
+        self._is_more_dropped = True
+        if self._removing is None or self._removing.done():
+            self._removing = asyncio.get_running_loop().create_task(self._remove())
+
+    async def _remove(self) -> None:
+        while self._is_more_dropped:
+            self._is_more_dropped = False
+            await self.transfer.in_thread(self._spool.remove_dropped)
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget what earlier agents have left of other attempts."""
         for key in [key for key in self._notes if not knows(key)]:
             self.forget(key)
+        self._remove_dropped()
 
     def _note(self, key: str, note: AttemptNote) -> None:
         """Keep a note. Raises OSError."""
@@ -405,8 +427,9 @@ class AttemptFiles:
 
     async def close(self) -> None:
         """Stop all; the store is closed."""
-        for work in list(self._staging.values()):
+        works = [*self._staging.values(), *filter(None, [self._removing])]
+        for work in works:
             work.cancel()
-        await asyncio.gather(*self._staging.values(), return_exceptions=True)
+        await asyncio.gather(*works, return_exceptions=True)
         await self.transfer.close()
         self.store.close()

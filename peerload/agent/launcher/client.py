@@ -225,8 +225,8 @@ class LauncherLink:
     def spawn(
         self,
         action: SpawnTask,
-        stdout: Path,
-        stderr: Path,
+        stdout: Path | str,
+        stderr: Path | str,
         extra: dict[bytes, bytes],
         source: str = "",
         owner: int = -1,
@@ -314,14 +314,14 @@ class LauncherLink:
         finally:
             self._replies.pop(number, None)
 
-    async def usage(self, keys: Sequence[str]) -> UsageEvent | None:
-        """Current usage of these tasks; None if the launcher does not answer in time."""
+    async def usage(self, keys: Sequence[str], *, brief: bool = False, counters: bool = False) -> UsageEvent | None:
+        """Current usage of these tasks; None if the launcher does not answer in time. brief, counters: see `UsageRequest`."""
         if self._frames is None or self._paused or len(self._usages) >= REPLIES_MAX:
             return None
         number = next(self._numbers)
         answer: asyncio.Future[UsageEvent] = asyncio.get_running_loop().create_future()
         self._usages[number] = answer
-        self._request(UsageRequest(number, list(keys)))
+        self._request(UsageRequest(number, list(keys), brief, counters))
         try:
             async with asyncio.timeout(USAGE_S_MAX):
                 return await answer

@@ -148,6 +148,6 @@ def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) 
         gpus=sum(device.kind == GPU for device in devices),
         devices=devices,
         issuer=is_issuer,
-        builders=kinds() if config.mode == "user" else (),
         power=estimated_curve(round(cpus), peak_w=rated_watts(config.energy)),
+        builders=kinds() if config.mode == "user" else (),
     )

@@ -11,9 +11,8 @@ from peerload.agent.node_info import now
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from peerload.agent.completion.node_hooks import NodeHooks
     from peerload.agent.completion.saving import OutputSaver
     from peerload.agent.control.core_requests import CoreRequests, Decisions
     from peerload.agent.output.output import TaskOutputs
@@ -105,7 +104,8 @@ class ClientEvents:
     _saving: OutputSaver
     _output: TaskOutputs
     _figures: TaskFigures
-    _hooks: NodeHooks
+    _also: Sequence[Callable[[TaskChanged], None]]
+    """Others that learn of changes of tasks."""
 
     def answered(self, answer: Answer) -> None:
         """A request has its answer."""
@@ -116,7 +116,8 @@ class ClientEvents:
         self._attach.changed(action)
         self._saving.changed(action)
         self._figures.changed(action)
-        self._hooks.changed(action)
+        for call in self._also:
+            call(action)
         record = action.record
         self._watches.changed(record, running=action.running)
         if record.state.is_final and record.exit is not None:

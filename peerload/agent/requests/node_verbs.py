@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.requests.submissions import counted
 from peerload.agent.run_state import Ending
-from peerload.agent.views.node import power
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, ForgetRequested, UndrainRequested
 from peerload.model.task import TaskState
@@ -69,10 +68,6 @@ class StatusRequests:
             "presets": registry.presets(),
             "in_force": {"preset": chosen.name, "description": chosen.description, **chosen.names},
         }
-
-    def power(self) -> dict[str, object]:
-        """The power of this node, and where the figure comes from."""
-        return power(self._node)
 
     def stats(self) -> dict[str, object]:
         """The counters since the start of the agent, its gauges and its histograms."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.why import WhyRequest
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.store.disk_space import DiskSpace
 
     Work = Coroutine[Any, Any, None]
@@ -143,6 +144,7 @@ class Verbs:
     node: NodeCommands
     cluster: ClusterCommands
     files: FileRequests
+    energy: EnergySensors
 
     def work(self, connection: Connection, request: control.Request) -> Work | None:  # noqa: C901, PLR0912, PLR0915 -- one line a verb
         """Carry a request out → the work that answers it; None if it was answered, or is the core's to answer. Raises
@@ -218,7 +220,9 @@ class Verbs:
             case control.Policy():
                 connection.ok(request.id, self.status.policy())
             case control.Power():
-                connection.ok(request.id, self.status.power())
+                connection.ok(request.id, self.energy.power())
+            case control.Energy():
+                connection.ok(request.id, self.energy.totals(request.since))
             case control.Stats():
                 connection.ok(request.id, self.status.stats())
             case control.Samples():

@@ -110,6 +110,10 @@ class Submissions:
             return await self._read_retry(request)
         indices = members(request)
         terms = with_whole_ids(self._task_ids, request.spec, request.terms)
+        if terms.start_by and not self._node.state.prices:
+            why = f"no price of energy is known on {self._node.state.node}"
+            hint = "set one:  [energy] price_file in the config file"
+            raise BadRequest("the start cannot wait for cheaper energy", why=why, hint=hint)
         spec, terms = self._access.with_owner(caller, request.spec, terms)
         if output_files.patterns(terms):
             spec = msgspec.structs.replace(spec, followed=True)  # the output files get all of it

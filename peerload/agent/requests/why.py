@@ -151,7 +151,7 @@ class WhyRequest:
         elif not any(verdict.now for verdict in verdicts):
             change = smallest_change(node, reasons, task.spec) or _another_directory(task, node.state.node)
         return {
-            "says": gate or holding_reason(task),
+            "says": gate or views.deferral_text(node, task) or holding_reason(task),
             "staging": None
             if staging is None
             else {"done_bytes": staging.done_bytes, "size_bytes": staging.size_bytes, "builds": staging.builds},

@@ -42,6 +42,8 @@ class TaskFigures:
         self._counters = counters
         self._wait, self._response = Histogram(TASK_SECONDS), Histogram(TASK_SECONDS)
         self._age = Histogram(AGE_SECONDS)
+        self._ends = {state: labelled(metrics.TASKS_ENDED, outcome=state.value) for state in TaskState}
+        self._here, self._elsewhere = (labelled(metrics.TASKS_STARTED, place=place) for place in ("here", "elsewhere"))
         self.histograms = {
             metrics.TASK_WAIT: self._wait,
             metrics.TASK_RESPONSE: self._response,
@@ -52,11 +54,10 @@ class TaskFigures:
         """A task has a new record, or was seen running: only then a record that is not final has `started_at`."""
         record = action.record
         if record.state.is_final:
-            self._counters[labelled(metrics.TASKS_ENDED, outcome=record.state.value)] += 1
+            self._counters[self._ends[record.state]] += 1
             self._response.observe(max(record.ended_at - record.submitted_at, 0.0))
         elif action.running and record.started_at:
-            place = "here" if record.node == self._node else "elsewhere"
-            self._counters[labelled(metrics.TASKS_STARTED, place=place)] += 1
+            self._counters[self._here if record.node == self._node else self._elsewhere] += 1
             self._wait.observe(max(record.started_at - record.submitted_at, 0.0))
 
     def decided(self, decision: Decided) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.agent.views.task import text
 from peerload.core.membership.membership import PeerState
@@ -147,27 +145,13 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
 
 
 def _watts(curve: PowerCurve | None, report: LoadReport) -> dict[str, object]:
-    """Power of a node now: from its power curve and load."""
+    """Power of a node now: by its sensor, else from its power curve and load."""
+    if report.watts is not None and not report.is_asleep:
+        return {"watts": report.watts, "watts_quality": Quality.MEASURED.value}
     if curve is None:
         return {"watts": None, "watts_quality": None}
     watts = curve.off_w if report.is_asleep else curve.watts_at(report.cpus_busy)
     return {"watts": watts, "watts_quality": Quality.ESTIMATED.value}
-
-
-def power(node: Node) -> dict[str, object]:
-    """The answer to `power`."""
-    curve, report = node.state.profile.power, node.sharing.shown()
-    now = _watts(curve, report)
-    model = {"name": "model", "scope": "node", "quality": now["watts_quality"], "watts": now["watts"], "why": None}
-    return {
-        "node": node.state.node,
-        "watts": now["watts"],
-        "quality": now["watts_quality"],
-        "scope": "node",
-        "source": "model",
-        "sources": [model],
-        "curve": None if curve is None else msgspec.to_builtins(curve),
-    }
 
 
 _MODES = tuple(mode.name.lower() for mode in DeviceMode)

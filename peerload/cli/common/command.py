@@ -42,6 +42,11 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     add_device_flags(reader)
     add_flags(reader, is_map=verb == "map")
     reader.flag("-t, --time 2h", help="stop it after this (exit code 124)", type=units.duration)
+    reader.flag("--est 5m", help="how long it will take, as far as you know", type=units.duration)
+    reader.flag(
+        "--prefer", help="what its placement by energy saves: presets `energy`", choices=("time", "balanced", "energy")
+    )
+    reader.flag("--defer-until T", help="start when energy is cheapest, and by T: 8h, 06:00", type=options.instant)
     reader.flag("-J, --name", help="name of the task (default: from the command)")
     reader.flag("-w, --node NAME", help="run it on this node only")
     reader.flag("-x, --exclude NAME …", help="not on this node (repeatable)")
@@ -113,6 +118,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         "placement": placement,
         "time_limit_s": flags.time or 0.0,
         "priority": flags.prio,
+        **_given(est_s=flags.est, prefer=flags.prefer),
         **_promise(flags, verb),
     }
     if locks:
@@ -315,6 +321,7 @@ def terms(flags: Namespace, verb: str) -> dict[str, object]:
         "after_ok": after_ok,
         "retries": flags.retries,
         "tags": _tags(flags, verb),
+        "start_by": flags.defer_until,
     }
     return {key: value for key, value in given.items() if value} | completion_terms(flags, verb)
 

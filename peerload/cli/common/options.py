@@ -157,6 +157,27 @@ def lease(text: str) -> float:
     return seconds
 
 
+def instant(text: str) -> float:
+    """Unix time in the future: so long from now (``8h``), a time of day (``06:00``), or a date, local unless it has a zone."""
+    from datetime import datetime, timedelta
+
+    now = datetime.now().astimezone()
+    try:
+        if "T" in text or "-" in text:
+            when = datetime.fromisoformat(text).astimezone()
+        elif ":" in text:
+            hour, minute = map(int, text.split(":"))
+            when = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            when += timedelta(days=when <= now)
+        else:
+            when = now + timedelta(seconds=duration(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 8h, 06:00, 2030-01-31T06:00") from None
+    if when <= now:
+        raise argparse.ArgumentTypeError(f"{text!r} is in the past")
+    return when.timestamp()
+
+
 def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as a type
     """A type for whole numbers from ``low`` to ``high``."""
 

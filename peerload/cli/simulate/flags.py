@@ -11,9 +11,9 @@ from pathlib import Path
 
 from peerload.cli.common.options import Options, whole
 from peerload.model.errors import ConfigError, UsageError
-from peerload.sim.recorded import TaskTrace, read_trace
+from peerload.sim.recorded import TaskTrace, read_public, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
-from peerload.sim.service import ServiceTimes, read_service
+from peerload.sim.service import ServiceTimes, TaskClass, read_class, read_modulation, read_service
 from peerload.text.format import counted
 from peerload.text.units import duration
 
@@ -22,6 +22,7 @@ TASKS_MIN, TASKS_MAX = 10, 100_000_000
 REPLICATIONS_MAX, WORKERS_MAX = 1000, 256
 LOAD_MAX, STEPS_MAX = 10.0, 100
 SPEED_MAX = 1000.0
+PUBLIC = ("swf", "google", "alibaba")
 DELAY_MAX = 1e6
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
@@ -59,13 +60,24 @@ def reader() -> Options:
         type=arrivals,
         default=("poisson", ""),
         metavar="KIND",
-        help="poisson (default), hotspot:K (all at K of the nodes), trace:FILE",
+        help="poisson (default), hotspot:K (all at K of the nodes), mmpp:R,L (bursts), daily:A,P, trace:FILE, swf:FILE,"
+        " google:FILE, alibaba:FILE",
+    )
+    options.flag("--swf", metavar="FILE", help="as --arrivals swf:FILE: a trace in Standard Workload Format")
+    options.flag(
+        "--class",
+        dest="classes",
+        type=task_class,
+        action="append",
+        default=[],
+        metavar="'share=S mean=M …'",
+        help="a class of tasks (repeatable): share=0.2 mean=10 service=h2:4 cpus=2 gpus=1",
     )
     options.flag(
         "--service",
         type=service,
         metavar="KIND",
-        help="exp (default), det, h2:CV2, bpareto:A,R, or trace:FILE (drawn from its durations)",
+        help="exp (default), det, h2:CV2, lognormal:CV2, weibull:K, bpareto:A,R, or trace:FILE (drawn from its durations)",
     )
     options.flag("--speeds", metavar="FILE", help="how fast nodes are: one factor a line, or node,factor")
     options.flag(
@@ -116,6 +128,8 @@ def reader() -> Options:
 def scenarios(flags: argparse.Namespace) -> list[Scenario]:
     """One for each policy and load, policies first. Raises UsageError or ConfigError that names the flag and what is
     allowed."""
+    if flags.classes and (flags.service is not None or flags.swf or flags.arrivals[0] in ("trace", *PUBLIC)):
+        raise UsageError("sim: --class is for tasks without --service and without a trace")
     trace, durations = _trace(flags), _durations(flags)
     made = [
         _scenario(flags, policy, load, trace, durations) for policy in policies(flags) for load in flags.load or [None]
@@ -173,6 +187,8 @@ def _scenario(
         trace=trace,
         service=flags.service if isinstance(flags.service, ServiceTimes) else None,
         durations=durations,
+        modulation=read_modulation(subject) if kind in ("mmpp", "daily") else None,
+        classes=tuple(flags.classes),
         speeds=_speeds(flags.speeds, nodes, trace) if flags.speeds else (),
         transfer_s=_delay("--transfer-delay", flags.transfer_delay, in_seconds=in_seconds),
         message_s=message_s,
@@ -225,10 +241,26 @@ def loads(text: str) -> list[float]:
 def arrivals(text: str) -> tuple[str, str]:
     """``poisson``, ``hotspot:K`` or ``trace:FILE``, as kind and subject."""
     kind, _, subject = text.partition(":")
-    is_known = (kind == "poisson" and not subject) or (kind == "trace" and subject)
+    is_known = (kind == "poisson" and not subject) or (kind in ("trace", *PUBLIC) and subject)
+    if kind in ("mmpp", "daily"):
+        try:
+            return kind, str(read_modulation(text))
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix("arrivals: ")) from None
     if not is_known and not (kind == "hotspot" and subject.isdecimal() and int(subject) > 0):
-        raise argparse.ArgumentTypeError(f"no arrivals {text!r}; allowed: poisson, hotspot:K (K from 1), trace:FILE")
+        raise argparse.ArgumentTypeError(
+            f"no arrivals {text!r}; allowed: poisson, hotspot:K (K from 1), mmpp:R,L,"
+            f" daily:A,P, trace:FILE, {', '.join(f'{name}:FILE' for name in PUBLIC)}"
+        )
     return kind, subject
+
+
+def task_class(text: str) -> TaskClass:
+    """A class of tasks in a mix."""
+    try:
+        return read_class(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("class: ")) from None
 
 
 def service(text: str) -> ServiceTimes | str:
@@ -300,9 +332,14 @@ def _text(flag: str, name: str) -> str:
 
 def _trace(flags: argparse.Namespace) -> TaskTrace | None:
     kind, name = flags.arrivals
-    if kind != "trace":
-        return None
-    return read_trace(name, _text("--arrivals", name), tasks=flags.tasks)
+    if flags.swf and kind == "poisson":
+        kind, name = "swf", flags.swf
+    elif flags.swf:
+        raise UsageError("sim: --swf and --arrivals cannot be combined")
+    if kind in PUBLIC:
+        text = _text("--arrivals", name)
+        return read_public(name, text, kind, flags.slots, flags.gpus, tasks=flags.tasks)
+    return read_trace(name, _text("--arrivals", name), tasks=flags.tasks) if kind == "trace" else None
 
 
 def _durations(flags: argparse.Namespace) -> tuple[float, ...]:

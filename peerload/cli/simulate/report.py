@@ -92,10 +92,14 @@ def _ends(interval: Interval | None, most: float) -> list[float | None]:
 def _arrivals(scenario: Scenario) -> str:
     if scenario.trace is not None:
         return f"trace:{scenario.trace.source}"
+    if scenario.modulation is not None:
+        return str(scenario.modulation)
     return f"hotspot:{scenario.hot}" if scenario.hot else "poisson"
 
 
 def _service(scenario: Scenario) -> str:
+    if scenario.classes:
+        return f"{len(scenario.classes)} classes"
     if scenario.service is not None:
         return str(scenario.service)
     return "trace" if scenario.is_in_seconds else "exp"

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator
 
-HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "EXIT")
-RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "GPUS", "GPU MEM", "FETCHED", "STAGED IN", "RETURNED")
+HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "EXIT")
+RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "GPUS", "GPU MEM", "FETCHED", "STAGED IN", "RETURNED")
 GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
 """Columns that are shown if any task requested GPUs: their number, the peak memory of one GPU, and the model."""
 FILE_HEADINGS = ("FETCHED", "STAGED IN", "RETURNED")
@@ -145,6 +145,7 @@ def _row(task: dict[str, Any]) -> list[str]:
         duration_text(task.get("duration_s")),
         duration_text(usage.get("user_s", 0.0) + usage.get("system_s", 0.0)) if ran else "-",
         size_text(usage.get("memory_bytes_max")) if ran else "-",
+        "-" if usage.get("joules") is None else f"{number_text(usage['joules'], 1)} J {usage.get('energy_quality')}",
         tasks.exit_text(task),
     ]
 

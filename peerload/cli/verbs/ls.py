@@ -236,6 +236,7 @@ WHAT = (
     "cluster",
     "launcher",
     "disk",
+    "energy",
     "gpu",
     "files",
     "environment",

@@ -19,6 +19,7 @@ from peerload.model.resources import BUILDERS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from peerload.model.power import PowerCurve
     from peerload.model.resources import Placement, Profile, ResourceRequest
 
 EPSILON = 1e-9
@@ -29,6 +30,21 @@ TRIED_MAX = 64
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
     """The reason why a node could never run the task; "" if it could. ``home``: the task's home node."""
+    if reason := _why_not_placed(profile, placement, home):
+        return reason
+    if profile.slots < 1:
+        return "it takes no tasks (0 slots)"
+    if request.cpus > profile.cpus + EPSILON:
+        return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
+    if profile.power is not None and profile.power.exceeds_cap(request.cpus):
+        return f"{under_cap_text(profile.power, profile.cpus)}, asked {request.cpus:g}"
+    if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
+        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
+    return _why_no_devices(profile, request) if request.takes_devices else ""
+
+
+def _why_not_placed(profile: Profile, placement: Placement, home: str) -> str:
+    """The reason as far as the wishes of its user go."""
     if placement.node is not None and placement.node != profile.node:
         return f"the task is for {placement.node}"
     if placement.local and profile.node != home:
@@ -41,13 +57,12 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
             return f"no label {', '.join(missing)}"
     if placement.builder and placement.builder not in profile.builders:
         return f"it has nothing that builds its environment: {BUILDERS[placement.builder]}"
-    if profile.slots < 1:
-        return "it takes no tasks (0 slots)"
-    if request.cpus > profile.cpus + EPSILON:
-        return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
-    if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
-        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
-    return _why_no_devices(profile, request) if request.takes_devices else ""
+    return ""
+
+
+def under_cap_text(power: PowerCurve, cpus: float) -> str:
+    """Cores that its power cap leaves to tasks."""
+    return f"{power.threads_under_cap(cpus):g} cpus under its power cap ({power.cap_w:g} W)"
 
 
 def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
@@ -335,10 +350,13 @@ class Ledger:
             return False
         if cpus + request.cpus > profile.cpus + EPSILON:
             return False
-        power = profile.power
-        if power is not None and power.cap_w and power.watts_at(cpus + request.cpus) > power.cap_w:
+        if self.exceeds_cap(cpus + request.cpus):
             return False
         return not profile.mem_bytes or used_bytes + request.mem_bytes <= profile.mem_bytes
+
+    def exceeds_cap(self, cpus: float) -> bool:
+        """True if this node would take more power than tasks may have it take, with so many cores busy."""
+        return self.profile.power is not None and self.profile.power.exceeds_cap(cpus)
 
     def start(
         self,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
 from peerload.core.tasks.queue import MOVABLE
+from peerload.energy.price import price_at
 from peerload.model import metrics
 from peerload.model.messages import Need
 from peerload.policy.api import KnownReport, TaskView
@@ -225,6 +226,11 @@ class View:
     def backlog(self) -> int:
         """Tasks that wait here, and tasks that have no place."""
         return len(self._queue) + len(self._stranded)
+
+    @property
+    def price(self) -> float | None:
+        """Of a kWh here now."""
+        return price_at(self._state.prices, self._state.now.wall_s)
 
     def profile(self, node: str) -> Profile | None:
         """That of this node, or of a peer."""
