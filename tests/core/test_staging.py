@@ -147,3 +147,12 @@ def test_a_task_whose_environment_cannot_be_built_goes_elsewhere_until_nobody_is
     assert sorted(tried) == ["y", "z"]
     record = x.done(actions.TaskChanged).record
     assert (record.state, record.reason) == (TaskState.FAILED, "environment: no wheel")
+
+
+def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_and_named() -> None:
+    x, _, _ = offering()
+    told = messages.Decline("x/2", x.task(2).uid, 1, "cache", "the file cache is full", ACCEPTS)
+    x.hear("y", told)
+    assert "cache" in x.node.membership.why_declines("y", x.task(2).spec)
+    assert x.node.membership.why_declines("y", spec()) == ""
+    assert x.task(2).offered_to == ""

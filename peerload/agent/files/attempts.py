@@ -204,7 +204,7 @@ class AttemptFiles:
                 note = AttemptNote(action.task, action.spec.files)
                 await self._stage(action.key, note, action.home, (action.uid, action.attempt))
         except NoRoom as error:
-            code, why = "disk", str(error)
+            code, why = "cache", str(error)
         except StagingFailed as error:
             code, why = "staging", str(error)
         except (PeerloadError, OSError, TimeoutError) as error:
