@@ -12,9 +12,9 @@ a plain dict.
 
 from __future__ import annotations
 
+import _socket as socket  # `socket` itself loads enum and selectors, a third of a command's start
 import os
 import select
-import socket
 import struct
 import sys
 

@@ -140,19 +140,14 @@ class Options:
         values: dict[str, Any] = {}
         for names, settings in self._arguments:
             action, read = settings.get("action", "store"), settings.get("type", str)
-            if not settings.keys() <= PLAIN_SETTINGS or action not in PLAIN_ACTIONS or not names[0].startswith("-"):
+            if not names[0].startswith("-") or settings.get("required"):
                 return None
             name = next((name for name in names if name.startswith("--")), names[0])
             target = settings.get("dest") or name.lstrip("-").replace("-", "_")
             default = settings.get("default", False if action == "store_true" else None)
-            values[target] = (
-                read(default)
-                if isinstance(default, str)
-                else list(default)
-                if action == "append" and default is not None
-                else default
-            )
-            table |= dict.fromkeys(names, (target, action, read))
+            values[target] = read(default) if isinstance(default, str) else default
+            if settings.keys() <= PLAIN_SETTINGS and action in PLAIN_ACTIONS:
+                table |= dict.fromkeys(names, (target, action, read))
         rest = iter(words)
         for word in rest:
             name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
