@@ -24,6 +24,7 @@ from peerload.agent.sensors.power import (
     PowercapCounters,
     PowerCommand,
     Source,
+    curve_of,
     processor,
     store_profile,
 )
@@ -471,5 +472,5 @@ class EnergySensors:
         except OSError as error:
             raise StoreError("the power profile cannot be kept", why=str(error.strerror)) from None
         self.is_stale, self._drift = False, Drift()
-        self._put(PowerMeasured(profile.curve))
+        self._put(PowerMeasured(curve_of(profile, self._config.energy)))
         return dict(msgspec.to_builtins(profile))
