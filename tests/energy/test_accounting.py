@@ -218,7 +218,7 @@ def test_idle_power_is_learned_where_no_curve_was_measured(tmp_path: Path) -> No
         ([(0, 100.0, None), (2, 100.0, None), (4, 100.0, None)], 400.0, 0.0, "derived"),
         ([(0, 100.0, 900), (2, 100.0, 10), (4, 100.0, 210)], 200.0, 2.0, "measured"),
         ([(0, 100.0, 0), (2, None, None), (4, 100.0, 400)], 400.0, 0.0, "measured"),
-        ([(0, 100.0, 0), (2, None, None), (4, None, None)], 0.0, 0.0, "measured"),
+        ([(0, 100.0, 0), *((2.0, None, None) for _ in range(9))], 0.0, 16.0, "measured"),
     ],
 )
 def test_energy_of_a_gpu_goes_to_who_holds_it(

@@ -95,6 +95,10 @@ class _OfReadings(Source):
         self._integral.read(at_s, watts)
         self.known_s, self.watts, self.why = at_s, watts, ""
 
+    def goes_on_from(self, at_s: float) -> None:
+        """The agent before has counted until then."""
+        self._integral.at_s = at_s
+
     def take(self, at_s: float) -> Counted:
         """Joules since the last call."""
         return self._integral.take(at_s)
