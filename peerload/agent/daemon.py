@@ -43,6 +43,7 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.energy.price_feed import PriceFeed
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
@@ -56,6 +57,7 @@ from peerload.agent.event_sources import (
     TrustMessages,
 )
 from peerload.agent.files.attempts import AttemptFiles
+from peerload.agent.files.environments import Environments
 from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
@@ -94,6 +96,8 @@ from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
+from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
+from peerload.agent.sensors.energy import EnergySensors, EnergyStore
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
@@ -201,7 +205,7 @@ class Daemon:
         cluster = cluster_dir.find(config.cluster, os.environ)
         preflight.check_addresses(config, loopback_only=cluster.is_local)
         preset = registry.preset_source(config.policy)
-        policies = registry.build_preset(*preset.tables())
+        policies = registry.live_preset(preset)
         self.disk = DiskSpace(state)
         self.disk.prepare()
         self.store = Store(state / DATABASE, config.node, self.disk.reserve, output_bytes_max=config.output_bytes_max)
@@ -318,9 +322,11 @@ class Daemon:
         process = (
             LauncherService(Path(config.launcher), config.node)
             if config.mode == "system"
-            else LauncherProcess(state / "launcher", self._files_max, store.store_id)
+            else LauncherProcess(
+                state / "launcher", self._files_max, store.store_id, cores=config.cpus.enforce != "off"
+            )
         )
-        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail)
+        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail, enforce=config.cpus.enforce)
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
@@ -330,7 +336,7 @@ class Daemon:
         # Users, standard input and output of tasks
         directories = DirectoryCache(lambda directory: inbox.put(events.DirectoryFound(directory)))
         self.users = users = UserServices(info, launcher, directories, security)
-        queries = DirectoryQueries(links.send)
+        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto" and config.mode == "user")
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)
@@ -339,7 +345,12 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node)
+
+        self.energy = energy = EnergySensors(
+            config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
+        )
+        self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
@@ -403,12 +414,13 @@ class Daemon:
             tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
             events=EventRequests(reads, task_ids, access, config.node),
             why=WhyRequest(node, store, task_ids, decisions, cluster_view),
-            usage=LiveUsage(node, launcher, task_ids),
+            usage=LiveUsage(node, launcher, task_ids, energy),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
             status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
-            files=FileRequests(files),
+            files=FileRequests(files, environments),
+            energy=energy,
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
@@ -419,21 +431,33 @@ class Daemon:
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
-        self.exits = ExitRecords(info, spool, disk, files)
+        self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands))
+        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
-        starter = TaskStarter(info, node, spool, stdin, launcher, settler)
+        starter = TaskStarter(info, node, spool, stdin, launcher, environments, settler)
         self.performer = Performer(
             outbox,
             timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus, files, settler, BackgroundTasks(run)),
+            TaskEffects(
+                starter,
+                launcher,
+                stdin,
+                fetches,
+                spool,
+                output,
+                gpus,
+                files,
+                environments,
+                settler,
+                BackgroundTasks(run),
+            ),
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,
-            lambda: {*node.executor.guests, *(task.key for task in node.home.tasks.values())},
+            node.knows,
         )
         launcher.report_to(self.launcher_events.received)
         links.report_to(peer_events)
@@ -473,6 +497,7 @@ class Daemon:
         )
         self.inbox.start(consumer.consume)
         self._begin(kept, launcher)
+        del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
             self.disk_events.changed(self.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
@@ -480,7 +505,8 @@ class Daemon:
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
-                HostSensors(self.inbox.put, own_use.seconds).run(),
+                HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
+                self.energy.command.run(),
                 self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
@@ -489,6 +515,7 @@ class Daemon:
                 self.node_hooks.run(),
                 self.address_watch.run(),
                 memory.watch(self.node),
+                PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
                 self.samples.run(),
             ]
             if speed_of(self.config) is None:
@@ -547,15 +574,22 @@ class Daemon:
         kept = self.store.recover()
         self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
-        of = {id(row): (self.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
+        of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
         for row in kept.tasks:
-            whose, directory = of[id(row)]
+            alike = id(row.spec), id(row.terms)
+            if alike not in of:
+                of[alike] = self.users.submitter(row.spec, row.terms), row.spec.directory
+            whose, directory = of[alike]
             if row.record.state is TaskState.QUEUED and (whose, directory) not in here:
                 here[whose, directory] = True
                 with contextlib.suppress(SlowDown):
                     here[whose, directory] = await self.users.admitted(row.spec, row.terms)
+        if all(here.values()):
+            return kept
         rows = (
-            msgspec.structs.replace(row, directory_here=False) if not here.get(of[id(row)], True) else row
+            row
+            if here.get(of[id(row.spec), id(row.terms)], True)
+            else msgspec.structs.replace(row, directory_here=False)
             for row in kept.tasks
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
@@ -583,6 +617,8 @@ class Daemon:
                 attempts_up_to=kept.attempts_up_to,
             )
         )
+        if self.launcher is not None and self.launcher.enforces_cores:
+            self.inbox.put(events.CoresEnforced())
         self.launcher_events.release_early()
 
     async def _wind_down(self) -> None:
@@ -618,6 +654,7 @@ class Daemon:
         await self.links.close()
         await self.launcher.close()
         await self.gpus.close()
+        await self.energy.close()
 
 
 def _core_config(config: AgentConfig) -> CoreConfig:
@@ -627,6 +664,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         gossip=PRESETS[config.gossip],
         counts_foreign=config.load.foreign == "count",
         gpu=loader.gpu_config(config.gpu),
+        cap_w=config.energy.cap_w,
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

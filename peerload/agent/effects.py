@@ -9,12 +9,14 @@ import asyncio
 import itertools
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
 from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.files.environments import BuildFailed
 from peerload.agent.histogram import Histogram
 from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
@@ -26,11 +28,12 @@ from peerload.model.messages import ADVICE, Result, State
 from peerload.model.task import SCRATCH, Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
+    from peerload.agent.files.environments import Environments
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from peerload.model.events import Event
     from peerload.model.instant import Instant
     from peerload.model.messages import Message
+    from peerload.model.task import TaskSpec
 
 log = logging.getLogger("peerload.agent")
 
@@ -61,6 +65,9 @@ FOUND_AT_A_TIME = 25
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 CLOCKS_DIFFER_S = 0.001
 """Timers that come earlier than this are set again."""
+ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions.PutFloor))
+"""Rows about which more is done than to keep them."""
+OUTWARD = frozenset(actions.OUTWARD)
 BULK_TIMERS = (timers.Batch, timers.Eligibility)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
@@ -70,6 +77,9 @@ class ClientNotifier(Protocol):
 
     def answered(self, answer: Answer, /) -> None:
         """A request has its answer."""
+
+    def answered_in_part(self, part: actions.AnswerPart, /) -> None:
+        """A part of the answer to a request has come."""
 
     def changed(self, action: TaskChanged, /) -> None:
         """A task has a new record, or runs."""
@@ -98,8 +108,8 @@ class Performer:
     _peers: PeerEffects
     _results: ResultEffects
     _clients: ClientNotifier
-    _keys: Callable[[], Collection[str]]
-    """The attempts that the core knows on this node."""
+    _knows: Callable[[str], bool]
+    """True of the attempts that the core knows on this node."""
 
     def perform(self, event: Event, decided: list[Action]) -> None:
         """Carry out what was decided about an event."""
@@ -107,18 +117,24 @@ class Performer:
             self._tasks.resume()
         for action in decided:
             if isinstance(action, actions.Persist):
-                self._records.persist(action.rows)
-                self._tasks.dropped(action.rows)
-            elif uids := actions.granted(action):
-                self._outbox.renewal(uids, lambda action=action: self._outward(action))  # type: ignore[misc]
-            elif isinstance(action, actions.OUTWARD):
-                self._outbox.when_durable(lambda action=action: self._outward(action))  # type: ignore[misc]
+                self._persist(action.rows)
+            elif isinstance(action, actions.Send) and (uids := actions.granted(action)):
+                self._outbox.renewal(uids, partial(self._outward, action))
+            elif type(action) in OUTWARD:
+                self._outbox.when_durable(partial(self._outward, action))
             else:
                 self._inward(action)
         if isinstance(event, events.AgentStarted):
             self._clients.restored()
         if isinstance(event, events.AgentStarted | events.LauncherReady):
-            self._tasks.adopt(self._keys(), is_first=isinstance(event, events.AgentStarted))
+            self._tasks.adopt(self._knows, is_first=isinstance(event, events.AgentStarted))
+
+    def _persist(self, rows: tuple[Row, ...]) -> None:
+        self._outbox.keep(rows)
+        for row in rows:
+            if type(row) in ROWS_WITH_EFFECTS:
+                self._records.kept(row)
+                self._tasks.dropped(row)
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
@@ -135,17 +151,21 @@ class Performer:
             self._clients.decided(action)
 
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
-        match action:
-            case actions.Send():
-                self._peers.send(action.dst, action.message)
-            case actions.SpawnTask():
-                self._tasks.spawn(action)
+        match action:  # the frequent ones first
             case actions.TaskChanged():
                 self._clients.changed(action)
+            case actions.SpawnTask():
+                self._tasks.spawn(action)
+            case actions.ForgetTask():
+                self._tasks.forget(action)
+            case actions.Send():
+                self._peers.send(action.dst, action.message)
             case actions.AttemptGone():
                 self._clients.attempt_gone(action.key)
             case actions.Answer():
                 self._clients.answered(action)
+            case actions.AnswerPart():
+                self._clients.answered_in_part(action)
             case actions.ForgetTask():
                 self._tasks.forget(action)
             case actions.StageFiles():
@@ -269,10 +289,9 @@ class RecordEffects:
         self._wanted: dict[str, None] = {}
         """Tasks that are looked up for the core; no more than it waits for and others may ask after."""
 
-    def persist(self, rows: tuple[Row, ...]) -> None:
-        """Keep rows; completion jobs among them begin when they are durable."""
-        self._outbox.keep(rows)
-        if any(isinstance(row, actions.PutChores) for row in rows):
+    def kept(self, row: Row) -> None:
+        """Begin completion jobs as soon as they are durable."""
+        if isinstance(row, actions.PutChores):
             self._outbox.when_durable(self._jobs.wake)
 
     def note(self, event: actions.PutEvent) -> None:
@@ -380,7 +399,11 @@ class TaskStarter:
     _spool: Spool
     _stdin: StdinForwarding
     _launcher: LauncherLink
+    _environments: Environments
     _settler: ExitSettler
+    _last: tuple[TaskSpec | None, dict[bytes, bytes], dict[bytes, bytes]] = field(default=(None, {}, {}), init=False)
+    """Of the last task that was started its spec, its environment, and what is added to it unless it has devices: tasks of one
+    array have the same."""
 
     def start(self, action: actions.SpawnTask) -> bool:
         """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
@@ -394,8 +417,11 @@ class TaskStarter:
                 self._settler.not_started(action.key, "its scratch directory cannot be made", error)
                 return False
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
+        spec = action.spec
         try:
-            own = variables_of(action.spec.environment)
+            if spec is not self._last[0]:
+                own = variables_of(spec.environment)
+                self._last = spec, own, self._shared(action, (), own)
         except BadRequest as error:  # its home has not looked
             self._settler.not_started(action.key, "", error)
             return False
@@ -404,30 +430,41 @@ class TaskStarter:
         except (OSError, PeerloadError) as error:
             self._settler.not_started(action.key, "its standard input cannot be had", error)
             return False
-        stdout, stderr = self._spool.paths(action.key)
+        stdout, stderr = self._spool.names(action.key)
         is_own = action.home == self._info.config.node
         task = self._node.home.by_id.get(action.task) if is_own else None
         owner = -1 if task is None else task.terms.owner
-        self._launcher.spawn(action, stdout, stderr, self._variables(action, own), source, owner)
+        self._launcher.spawn(action, stdout, stderr, self._variables(action), source, owner)
         if source:
             self._stdin.begin(action.key)
         return True
 
-    def _variables(self, action: actions.SpawnTask, own: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    def _variables(self, action: actions.SpawnTask) -> dict[bytes, bytes]:
         """The variables that are added to the environment of the submission."""
-        held = given(action.key, action.devices, self._node.ledger.devices)
+        _, own, shared = self._last
         variables = {
-            "PEERLOAD_TASK_ID": action.task,
-            "PEERLOAD_ATTEMPT": str(action.attempt),
-            "PEERLOAD_NODE": self._info.config.node,
-            "PEERLOAD_HOME": action.home,
-            **task_variables(action.spec.request, held, self._info.config.device, own),
+            **(self._shared(action, action.devices, own) if action.devices else shared),
+            b"PEERLOAD_TASK_ID": action.task.encode(),
+            b"PEERLOAD_ATTEMPT": b"%d" % action.attempt,
+            b"PEERLOAD_HOME": action.home.encode(),
+            **{
+                name.encode(): os.fsencode(value)
+                for name, value in self._environments.variables(action.key, own).items()
+            },
         }
         if trace := child_traceparent(own.get(TRACEPARENT, b""), action.key):
-            variables["TRACEPARENT"] = trace
+            variables[TRACEPARENT] = trace.encode()
         if index := action.task.partition(".")[2]:
-            variables["PEERLOAD_ARRAY_INDEX"] = index
-        return {name.encode(): value.encode() for name, value in variables.items()}
+            variables[b"PEERLOAD_ARRAY_INDEX"] = index.encode()
+        return variables
+
+    def _shared(self, action: actions.SpawnTask, devices: Sequence[str], own: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """The variables that depend on the request and the devices of a task alone."""
+        held = given(action.key, devices, self._node.ledger.devices)
+        added = task_variables(action.spec.request, held, self._info.config.device, own)
+        return {
+            name.encode(): value.encode() for name, value in (added | {"PEERLOAD_NODE": self._info.config.node}).items()
+        }
 
 
 @dataclass(eq=False, repr=False)
@@ -442,6 +479,7 @@ class TaskEffects:
     _output: TaskOutputs
     _gpus: Gpus
     _files: AttemptFiles
+    _environments: Environments
     _settler: ExitSettler
     _background: BackgroundTasks
 
@@ -449,26 +487,28 @@ class TaskEffects:
         """Let the launcher carry on: the core knows what it has."""
         self._launcher.resume()
 
-    def adopt(self, keys: Collection[str], *, is_first: bool) -> None:
-        """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started; keys: the attempts
-        that there are."""
+    def adopt(self, knows: Callable[[str], bool], *, is_first: bool) -> None:
+        """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started; knows: true of
+        the attempts that there are."""
         if is_first:
-            self._files.keep_only(keys)
+            self._files.keep_only(knows)
+            self._environments.keep_only(knows)
         self._stdin.adopt(is_first=is_first)
 
     def spawn(self, action: actions.SpawnTask) -> None:
         """Start an attempt."""
-        if action.spec.files is not None and not self._files.is_ready(action.key):
+        spec = action.spec
+        if (spec.files is not None and not self._files.is_ready(action.key)) or not self._environments.is_ready(action):
             self._background.start(self._stage_own(action))
         elif self._starter.start(action) and action.devices:
             self._gpus.wake()
 
     async def _stage_own(self, action: actions.SpawnTask) -> None:
-        """Start a task of this home when its files are in place."""
+        """Start a task of this home when its files and its environment are in place."""
         try:
-            await self._files.stage_own(action)
-        except (PeerloadError, OSError) as error:
-            self._settler.not_started(action.key, "staging", error)
+            await self._environments.stage_own(action)
+        except (PeerloadError, OSError, TimeoutError) as error:
+            self._settler.not_started(action.key, "environment" if isinstance(error, BuildFailed) else "staging", error)
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise  # the agent stops; else a signal has ended it, which was reported
@@ -476,8 +516,8 @@ class TaskEffects:
             self.spawn(action)
 
     def stage(self, action: actions.StageFiles) -> None:
-        """Bring the files of an offered attempt here."""
-        self._files.offered(action)
+        """Bring the files and the environment of an offered attempt here."""
+        self._environments.offered(action)
 
     def forget(self, action: actions.ForgetTask) -> None:
         """Forget an attempt that has ended."""
@@ -486,16 +526,16 @@ class TaskEffects:
         if action.output:
             self._spool.drop(action.key)
         self._files.forget(action.key)
-        self._spool.drop_scratch(action.key)
+        self._environments.forget(action.key)
 
-    def dropped(self, rows: tuple[Row, ...]) -> None:
-        """End the outputs of attempts that are gone from here by these rows."""
-        if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in rows):
+    def dropped(self, row: Row) -> None:
+        """End the outputs of attempts that are gone from here by this row."""
+        if isinstance(row, actions.DropExecution | actions.PutFloor):
             self._output.remote_attempts_gone()
 
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
-        if self._files.ended_early(action.key):
+        if self._environments.ended_early(action.key) or self._files.ended_early(action.key):
             reason = f"signal {action.signal} while its files were put in place"
             self._settler.settle(events.TaskEnded(action.key, Exit(128 + action.signal, action.signal, reason)))
             return
@@ -517,6 +557,7 @@ class TaskEffects:
     async def close(self) -> None:
         """End background work; staging goes on with the next start of its attempt."""
         await self._background.close()
+        await self._environments.close()
         await self._files.close()
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import stat
+import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload import notification
+from peerload.energy.prices import read_prices
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.devices import DEVICES_MAX, GPU, Device
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
-TABLES = ("gpu", "load", "files", "hooks", "web", "device", "users")
+TABLES = ("gpu", "load", "cpus", "energy", "files", "hooks", "web", "device", "users")
 """Keys that are, or may be, tables of a file."""
 BUILT_IN = "built-in"
 ENVIRONMENT = "environment"
@@ -45,6 +47,7 @@ LISTS = ("peer", "mqtt", "label")
 FLAG_ONLY = ("mode",)
 """Keys that neither a file nor a variable can set: a file is read by the agents of all users."""
 NODE_NAME_LENGTH_MAX = 40
+PRICE_BYTES_MAX = 16 << 20
 
 
 def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str, str]) -> AgentConfig:
@@ -176,6 +179,20 @@ def _with_unit(key: str, text: str, parse: Callable[[str], float]) -> float:
         raise ConfigError(key, f"{text!r} cannot be used", why=str(error)) from None
 
 
+def load_prices(path: Path) -> tuple[tuple[float, float], ...]:
+    """Read and check a price file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(PRICE_BYTES_MAX + 1)
+        if len(raw) > PRICE_BYTES_MAX:
+            raise ConfigError("energy.price_file", f"is larger than {PRICE_BYTES_MAX} bytes", file=str(path))
+        return read_prices(raw.decode("utf-8-sig"), time.time(), str(path))
+    except OSError as error:
+        raise ConfigError("energy.price_file", f"{path} cannot be read", why=str(error.strerror)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError("energy.price_file", "is no UTF-8", why=error.reason, file=str(path)) from None
+
+
 def check_hooks(settings: HooksSettings) -> None:
     """Raises ConfigError if a target cannot be used; it is not shown, since a URL may be a secret."""
     for name in ("on_end", "on_fail", "on_node_dead"):
@@ -233,7 +250,7 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if (foreign := environment.get("PEERLOAD_LOAD_FOREIGN")) is not None:
         found["load"] = {"foreign": foreign}
-    for key in [key for key in KEYS if key not in ("gpu", "load", "hooks", "web", "device", *FLAG_ONLY)]:
+    for key in [key for key in KEYS if key not in (*TABLES, *FLAG_ONLY)]:
         value = environment.get(f"PEERLOAD_{key.upper()}")
         if value is None:
             continue

@@ -77,6 +77,8 @@ class Node:
     ) -> None:
         """profile: with all that is known of its devices; others are told less of these."""
         mediator = _Mediator(self)
+        if profile.power is not None:
+            profile = msgspec.structs.replace(profile, power=config.limited(profile.power))
         self.ledger = Ledger(profile, config.gpu)
         if profile.devices:
             profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.advertised())
@@ -140,18 +142,26 @@ class Node:
 
     def validate(self) -> None:
         """Check the invariants of this node, between two events. Raises InvariantBroken with the facts."""
-        validation.validate_tasks(self.home, self.queue, self.runs, self.state.node)
+        validation.validate_tasks(self.home, self.runs, self.state.node)
         validation.validate_groups(self.eligibility.groups, self.home)
-        validation.validate_attempts(self.executor, self.queue, self.ledger, self.runs)
+        validation.validate_attempts(self.executor, self.ledger, self.runs)
         validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
         """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""
         self.submissions.shrink()
-        for table in (*self.home.tables(), *self.queue.tables()):
+        for table in self.home.tables():
             kept = list(table.items())
             table.clear()
             table.update(kept)
+
+    def knows(self, key: str) -> bool:
+        """True if this is the attempt of an unfinished task of this home, or one of another home that is here."""
+        try:
+            task = self.home.tasks.get(bytes.fromhex(key.partition("-")[0]))
+        except ValueError:  # a file that somebody else has put here
+            return False
+        return key in self.executor.guests or (task is not None and task.key == key)
 
     def holds(self, key: str) -> bool:
         """True if this attempt is to run here."""
@@ -227,6 +237,9 @@ class Node:
             case events.SpeedMeasured():
                 self.own_profile.change(speed=event.speed)
                 self.sharing.information.announce()
+            case events.PowerMeasured():
+                self.own_profile.change(power=event.curve.limited_as(self.state.profile.power))
+                self.sharing.information.announce()
             case events.BusChanged():
                 self.membership.has_bus = event.connected
                 if event.connected:
@@ -257,8 +270,11 @@ class Node:
                 self.executor.home_revoked(event.node)
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)
+            case events.CoresEnforced():
+                self.own_profile.change(enforces_cores=True)
+                self.ledger.recount(self.queue.oldest_first())
             case events.PricesRead():
-                self.state.prices = event.prices
+                self.dispatch.prices_changed(event.prices)
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
                 self.own_profile.trouble("disk", event.trouble)

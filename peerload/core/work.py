@@ -9,7 +9,7 @@ import msgspec
 
 from peerload.model.devices import GpuShare
 from peerload.model.errors import InvariantBroken
-from peerload.model.messages import Need
+from peerload.model.messages import Need, Staging
 from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, execution_key
 
@@ -43,6 +43,8 @@ class HomePhase(enum.StrEnum):
     """It may run once only, and what became of that is not known (yet)."""
     OVER = "over"
     """Cancelled; kept only while its process is still being ended here."""
+
+    __hash__ = str.__hash__  # as with `TaskState`
 
 
 class RemotePhase(enum.StrEnum):
@@ -131,13 +133,13 @@ class Offering(NamedTuple):
     """The offer that is out for an OFFERED task.
 
     is_voluntary: it counts as a migration; searches_on: a declined offer leads to another search (not that of a task given on
-    request, whose loss triggers nothing). staging: bytes of its files that are there, and of all of them; None: nothing travels.
+    request, whose loss triggers nothing). staging: what the node has said last of its files and its environment, None = nothing.
     """
 
     node: str
     is_voluntary: bool
     searches_on: bool
-    staging: tuple[int, int] | None = None
+    staging: Staging | None = None
 
 
 class GrantedLease(msgspec.Struct, gc=False):
@@ -173,15 +175,18 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 class Work:
     """A task or an attempt that may wait in the queue of this node and be started here.
 
-    order: the place in the order of arrival at this node; withheld: an offer is out, so it must not start here;
+    order: the place in the order of arrival at this node; is_queued: it waits in the queue, between ``before`` and ``after``; withheld: an offer is out, so it must not start here;
     started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for;
     devices: the ids of those it was given, here or, as its node has said, there; reserved: of those that are kept for it, once nobody may overtake it there.
     """
 
     __slots__ = (
+        "after",
         "arrived_s",
+        "before",
         "devices",
         "is_local",
+        "is_queued",
         "keys",
         "killed_because",
         "order",
@@ -199,6 +204,9 @@ class Work:
         self.spec = spec
         self.arrived_s = arrived_s
         self.is_local = is_local
+        self.before: Work | None = None
+        self.after: Work | None = None
+        self.is_queued = False
         self.order = 0
         self.withheld = False
         self.killed_because = ""
@@ -422,5 +430,5 @@ def with_more_memory(spec: TaskSpec, gpu_mem_bytes: int, *, alone: bool) -> Task
 
 def story(work: Work) -> str:
     """All that is known of a task or an attempt, for the report of a bug."""
-    names = [name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ())]
+    names = {name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ())} - {"before", "after"}
     return ", ".join(f"{name}={value!r}" for name in sorted(names) if (value := getattr(work, name)) not in (None, ""))

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from peerload.launcher.containment import REPORT_S, kill_one, read, write
+from peerload.launcher.containment import REPORT_S, kill_one, read, read_short, write
 from peerload.launcher.record_log import log_line
 
 ROOT_PREFIX = "peerload."
@@ -231,7 +231,7 @@ class Cgroup2:
         path = self._paths.get(key)
         if path is None:
             return True
-        if b"populated 0" not in read(path + "/cgroup.events") and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
+        if b"populated 0" not in read_short(path + "/cgroup.events") and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
             self.kill(key)
             return False
         if key in self._frozen:
@@ -384,5 +384,5 @@ def _divides_memory(path: str) -> bool:
 
 def _cpu_s(path: str) -> float:
     """The processor seconds that a cgroup has counted, -1 where it counts none."""
-    words = read(path + "/cpu.stat").split()
+    words = read_short(path + "/cpu.stat").split(maxsplit=2)
     return int(words[1]) / 1e6 if words[:1] == [b"usage_usec"] else -1.0

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from peerload.model.resources import Name, Placement, ResourceRequest, Speed
+from peerload.model.power import Quality
+from peerload.model.resources import Builder, Name, Placement, ResourceRequest, Speed
 
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
@@ -58,6 +59,8 @@ class TaskState(enum.StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
+
+    __hash__ = str.__hash__  # that of Enum is a function in Python, and states are keys wherever a task changes
 
     @property
     def is_final(self) -> bool:
@@ -128,6 +131,16 @@ class TaskFiles(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     returns_changes: bool = False
 
 
+class EnvironmentLock(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The environment of a task, which its node builds from a lock file before the task starts. manifest: id of the tree of
+    its files; kind: of `BUILDERS`; name: the file as its user knows it; python: the versions that it is for, "" = any."""
+
+    manifest: Digest
+    kind: Builder
+    name: Name = ""
+    python: Annotated[str, Meta(max_length=200)] = ""
+
+
 class Staged(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Files of an ended attempt. in_bytes, in_s: fetched for it by its node, and the seconds until all was in place;
     outputs: id of the manifest of its output files, b"" = none; out_bytes, out_count: of these. conflicts: number of outputs
@@ -151,7 +164,8 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     that window at first, in which stdout and stderr are one; followed: somebody reads its output as it comes, so that more of
     it is kept than usual. user: the name at home of the account that submitted it, set by a home in system mode, which
     knows it from the operating system; "" in user mode. named: the variables that the submitter has asked for by name: they go
-    along where the task runs as somebody else, too. files: those that travel with it, into a working directory that is SCRATCH.
+    along where the task runs as somebody else, too. files: those that travel with it, into a working directory that is SCRATCH;
+    lock: the environment that it finds in PATH.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -172,6 +186,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     user: Name = ""
     named: Annotated[tuple[Annotated[bytes, Meta(min_length=1, max_length=256)], ...], Meta(max_length=1024)] = ()
     files: TaskFiles | None = None
+    lock: EnvironmentLock | None = None
     est_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     """How long it takes on the reference machine as its user says, 0 = not said."""
     prefer: Literal["", "time", "balanced", "energy"] = ""
@@ -181,6 +196,11 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def needs_feeding(self) -> bool:
         """True if its node has to have something for it to read."""
         return self.takes_input or self.terminal is not None
+
+    @property
+    def is_staged(self) -> bool:
+        """True if its node has to bring files, or build an environment, before it starts."""
+        return self.files is not None or self.lock is not None
 
     def __post_init__(self) -> None:
         """ValueError, where it is decoded a ValidationError, for what a range cannot say."""
@@ -197,6 +217,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     gpu_memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     gpu_model: Annotated[str, Meta(max_length=96)] = ""
+    joules: Annotated[float, Meta(ge=0.0, le=1e15)] | None = None
+    """Energy beyond what the node would have drawn anyway; None: not known."""
+    energy_quality: Quality | None = None
+    energy_scope: Annotated[str, Meta(max_length=64)] = ""
+    """Parts of the node that the joules are of, such as ``package+dram+gpu``."""
 
 
 class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from peerload.model.load import LoadReport, Thresholds
+from peerload.model.power import TaskCost
 from peerload.model.resources import Placement, Profile, ResourceRequest
 
 if TYPE_CHECKING:
@@ -190,6 +191,10 @@ class NodeView(LoadView, Protocol):
     def backlog(self) -> int:
         """Tasks of this home that wait for a place, the one in question included."""
 
+    @property
+    def price(self) -> float | None:
+        """Price of a kWh on this node now, or its carbon; None: not known."""
+
     def profile(self, node: str) -> Profile | None:
         """Static facts of a peer, or of this node; None: not known."""
 
@@ -220,12 +225,16 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 
     to: str
     load_tasks_max: int = -1
+    compared: tuple[TaskCost, ...] = ()
+    """Costs that the choice rests on, for people."""
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):
     """Proposal to let the task stay (sender side), or to ask for nothing any more (receiver side)."""
 
     reason: str
+    compared: tuple[TaskCost, ...] = ()
+    """As of `Transfer`."""
 
 
 class Broadcast(msgspec.Struct, frozen=True, gc=False):

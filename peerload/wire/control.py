@@ -31,6 +31,8 @@ INPUT_BYTES_MAX = 1 << 20
 """The largest piece of a standard input that one request carries."""
 EXEC_ENVIRONMENT_BYTES_MAX = 64 << 10
 OUTPUT_TOLD_BYTES_MAX = 64 << 10
+LEVELS_MAX = 64
+PROFILE_BYTES_MAX = 64 << 10
 EACH_MAX = 100_000
 """Command lines of one array; the size of a frame bounds them sooner."""
 
@@ -68,7 +70,8 @@ class Submit(_Request, frozen=True, tag="submit"):
     instead of the spec's argv, the members counted from 1; held: it is kept back until it is released;
     wait_for_node: not refused if no node known could ever run it; terms: what only its home has to know. input: what it reads
     from its standard input, or the beginning of that; input_ends: that is all, else `input` sends more (both only if its spec
-    takes_input). attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
+    takes_input). freezes: the client can send the working directory instead: where that is wanted, it is refused with the code
+    `snapshot`. attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
@@ -80,6 +83,7 @@ class Submit(_Request, frozen=True, tag="submit"):
     input: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
     input_ends: bool = True
     attended: bool = False
+    freezes: bool = False
 
 
 class _Selecting(_Request, frozen=True):
@@ -372,12 +376,36 @@ class Policy(_Request, frozen=True, tag="policy"):
 class Files(_Request, frozen=True, tag="files"):
     """Files that travel with tasks. have: → missing: those of these SHA-256 digests whose blocks are not here; blocks: keep
     these; manifest: → complete: whether it and all its blocks are here; gc: → removed_bytes: what no task needs was removed.
-    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use)."""
+    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use) environments (id name bytes
+    used_at in_use)."""
 
     have: Annotated[tuple[Digest, ...], Meta(max_length=BLOCKS_MAX)] = ()
     blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(max_length=BLOCKS_MAX)] = ()
     manifest: Annotated[bytes, Meta(max_length=32)] = b""
     gc: bool = False
+
+
+class Power(_Request, frozen=True, tag="power"):
+    """What this node draws → node watts quality scope source sources (name scope quality watts why of each) curve (watts cores
+    threads smt_gain all_core quality)."""
+
+
+class PowerProfile(_Request, frozen=True, tag="power-profile"):
+    """Take a measured power profile → it, as it is stored (cpu levels watts sd governor source scope date curve). measured:
+    threads, watts, standard deviation and work rate of each level, of a machine with so many cores and threads; document: in
+    the place of that one that was stored."""
+
+    measured: Annotated[tuple[tuple[int, float, float, float], ...], Meta(max_length=LEVELS_MAX)] = ()
+    cores: Annotated[int, Meta(ge=1, le=65536)] = 1
+    threads: Annotated[int, Meta(ge=1, le=65536)] = 1
+    document: Annotated[bytes, Meta(max_length=PROFILE_BYTES_MAX)] = b""
+
+
+class Energy(_Request, frozen=True, tag="energy"):
+    """Joules of this node since then (Unix s) → node since until joules wh tasks_joules other_joules idle_joules gap_s quality scope
+    source, null where nothing was counted."""
+
+    since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
 
 
 class Stats(_Request, frozen=True, tag="stats"):
@@ -488,6 +516,9 @@ Request = (
     | Overview
     | Policy
     | Files
+    | Power
+    | PowerProfile
+    | Energy
     | Stats
     | Checkup
     | Samples

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from peerload.core.sharing.task_donor import TaskDonor
+from peerload.core.sharing.view import WAITING_LOOKED_AT_MAX
 from peerload.model import events, messages
 from peerload.model.load import LoadReport, Region
-from peerload.model.resources import Profile
-from tests.core.given import Given, identity
+from peerload.model.resources import Placement, Profile
+from tests.core.given import Given, identity, spec
+
+if TYPE_CHECKING:
+    from peerload.core.work import Work
 
 PULLS: dict[str, Any] = {
     "transfer": {"threshold": 1.0, "prefetch": 1},
@@ -114,3 +119,41 @@ def test_who_refuses_remembers_the_searcher_without_a_message() -> None:
     view = x.node.sharing.information.view()
     assert (list(view.busy_list), list(view.idle_list)) == (["y"], ["z"])
     assert not [step for step in x.submit() + x.timer("probe", "1") if step.startswith("Footprint")]
+
+
+def asks(x: Given, profile: Profile) -> list[str]:
+    """What x does when y, which is idle, asks it for a task."""
+    return x.hear("y", messages.GiveRequest(1, LoadReport(slots=1, incarnation=1, sequence=3), profile))
+
+
+def queued(x: Given, count: int, **placement: Any) -> None:
+    x.submit(spec(placement=Placement(**placement)), indices=tuple(range(count)))
+    x.finish(x.requests)
+
+
+def test_a_task_that_may_leave_is_found_among_many_that_may_not() -> None:
+    x = Given(policies=PULLS)
+    queued(x, WAITING_LOOKED_AT_MAX + 1, local=True)
+    queued(x, WAITING_LOOKED_AT_MAX + 1, node="x")
+    x.submit()
+    queued(x, 2 * WAITING_LOOKED_AT_MAX, local=True)
+    assert "Offer to y" in asks(x, Profile("y", 1, 1.0, slots_fixed=True))
+    assert x.sent(messages.Offer).task == "x/3"
+
+
+def test_a_node_that_asks_for_work_is_held_against_so_many_tasks_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = Given(policies=PULLS, labels=("fast",))
+    queued(x, 3 * WAITING_LOOKED_AT_MAX, labels=("fast",))
+    looked_at: list[str] = []
+    may_go = TaskDonor._may_go
+
+    def counted(donor: TaskDonor, work: Work, profile: Profile) -> bool:
+        looked_at.append(work.task)
+        return may_go(donor, work, profile)
+
+    monkeypatch.setattr(TaskDonor, "_may_go", counted)
+    assert asks(x, Profile("y", 1, 1.0, slots_fixed=True)) == ["GiveReply to y"]
+    assert len(looked_at) == len(set(looked_at)) == 2 * WAITING_LOOKED_AT_MAX
+    assert {"x/1.1", f"x/1.{3 * WAITING_LOOKED_AT_MAX - 1}"} <= set(looked_at)
+    x.submit()  # the last of all
+    assert "Offer to y" in asks(x, Profile("y", 1, 1.0, slots_fixed=True))

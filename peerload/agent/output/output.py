@@ -247,9 +247,8 @@ class TaskOutputs:
     async def cut_old(self, now_s: float) -> None:
         """Cut the output of all ended attempts that was kept in full for longer than FOLLOWED_S_MAX. now_s: the
         trusted date."""
-        unfinished = {task.key for task in self._node.home.tasks.values()} | self._node.executor.guests.keys()
         for key in await asyncio.to_thread(self._spool.large, now_s - FOLLOWED_S_MAX):
-            if key not in unfinished:
+            if not self._node.knows(key):
                 await self.cut(key)
 
     def is_busy(self, key: str) -> bool:

@@ -136,6 +136,8 @@ class Gpus:
         self._read_s = 0.0
         self._gpus: dict[str, GpuAverages] = {}
         self._reported: dict[str, DeviceReading] = {}
+        self.power: dict[str, tuple[float, DeviceReading]] = {}
+        """By the address of each card, or its id: when it was read last (CLOCK_BOOTTIME), and the reading."""
         self._is_away = False
         self._has_failed = False
         self._seen: tuple[Device, ...] = ()
@@ -396,6 +398,8 @@ class Gpus:
             return
         gap_s, self._read_s = began_s - self._read_s, began_s
         readings = self._readings(cards, gap_s)
+        places = {device.id: device.bdf or device.id for device in self.devices}
+        self.power = {places[reading.id]: (read_s, reading) for reading in readings if reading.id in places}
         if is_asked or any(_has_changed(self._reported.get(reading.id), reading) for reading in readings):
             self._report(read_s, readings)
 

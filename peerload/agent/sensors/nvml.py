@@ -68,7 +68,8 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 
 class CardReading(msgspec.Struct, frozen=True):
-    """The reading of one device; None where it cannot report a value. busy: 0 … 1, of the last moments."""
+    """The reading of one device; None where it cannot report a value. busy: 0 … 1, of the last moments; power_w, energy_j (since the driver was loaded):
+    of the whole card, also for a slice."""
 
     id: str
     health: Health = Health.OK
@@ -78,6 +79,8 @@ class CardReading(msgspec.Struct, frozen=True):
     processes: tuple[GpuProcess, ...] | None = ()
     temperature_c: int | None = None
     is_throttled: bool = False
+    power_w: float | None = None
+    energy_j: float | None = None
 
 
 class _Card:
@@ -335,6 +338,10 @@ class Nvml:
         if bits is None:
             bits = self._library.ask("nvmlDeviceGetCurrentClocksThrottleReasons", card.whole)
         is_throttled = card.clocks.take(bits or 0, self._now_s())
+        power, energy = (
+            ask("nvmlDeviceGetPowerUsage", card.whole),
+            ask("nvmlDeviceGetTotalEnergyConsumption", card.whole),
+        )
         health, why = self._health(card)
         if memory is None and health is Health.OK and "memory" in card.device.capabilities:
             health, why = Health.UNKNOWN, "its memory cannot be read just now" + _codes(codes)
@@ -347,6 +354,8 @@ class Nvml:
             processes=processes,
             temperature_c=temperature,
             is_throttled=is_throttled,
+            power_w=None if power is None else power / 1000,
+            energy_j=None if energy is None else energy / 1000,
         )
 
     def _health(self, card: _Card) -> tuple[Health, str]:

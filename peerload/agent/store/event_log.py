@@ -49,7 +49,7 @@ class EventLog:
 
     def record(self, what: str, state: str, *, task: str = "", node: str = "", reason: str = "") -> None:
         """Keep an event that the core does not decide about, with the present time."""
-        self.note(PutEvent(time.time(), what, state, task, node=node, reason=reason))
+        self.note(PutEvent(time.time(), what, state, task=task, node=node, reason=reason))
 
     def settle(self) -> None:
         """Hand over what was noted."""

@@ -61,7 +61,9 @@ class Outbox:
     def keep(self, rows: tuple[Row, ...]) -> None:
         """Rows to make durable with this turn."""
         self._rows.extend(rows)
-        self._turn.update(row.record.uid for row in rows if type(row) is PutTask)
+        for row in rows:
+            if type(row) is PutTask:
+                self._turn.add(row.record.uid)
 
     def note(self, row: Row) -> None:
         """A row that nothing waits for: kept with the next rows, before them, or when `settle` says so."""

@@ -11,6 +11,7 @@ GROUPS = {
     "Run commands": {
         "run": "run a command where there is room, as if it ran here",
         "submit": "queue a command and print its id",
+        "assign": "assign the tasks of a program to nodes at the least cost",
         "map": "run a command once for each input, like GNU parallel",
         "sh": "open a shell on another node",
         "attach": "follow a running task as run does",
@@ -43,6 +44,8 @@ GROUPS = {
         "up": "start an agent for me on this machine",
         "down": "stop my agent (--all: its running tasks too)",
         "nodes": "list the nodes: state, cores, memory, GPUs, tasks",
+        "power": "show what this node draws, and how that is known",
+        "energy": "print the joules of nodes, tasks and users",
         "drain": "have a node take no more tasks",
         "undrain": "have a node take tasks again",
         "doctor": "find the usual problems and the commands that fix them",

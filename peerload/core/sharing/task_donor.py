@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.effective_request import asked_of
 from peerload.core.resources.gpu_terms import has_room
-from peerload.core.sharing.view import MovableTasksView, task_view
+from peerload.core.sharing.view import WAITING_LOOKED_AT_MAX, MovableTasksView, task_view
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import Decided
@@ -64,7 +64,7 @@ class TaskDonor:
 
     def stranded_for(self, profile: Profile) -> Work | None:
         """A task that this home cannot run at all and that node could: it goes first, whatever the loads are."""
-        for task in self._home.stranded.values():
+        for task in islice(self._home.stranded.values(), WAITING_LOOKED_AT_MAX):
             if task.phase is HomePhase.WAITING and self._may_go(task, profile):
                 return task
         return None
@@ -82,9 +82,7 @@ class TaskDonor:
         takes devices."""
         movable = MovableTasksView(
             self._queue,
-            lambda work: (
-                work.uid not in besides and not work.spec.request.takes_devices and self._may_go(work, profile)
-            ),
+            lambda work: work.uid not in besides and self._may_go(work, profile),
             self._state,
         )
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
+from peerload.core.tasks.queue import MOVABLE
+from peerload.energy.price import price_at
 from peerload.model import metrics
 from peerload.model.messages import Need
 from peerload.policy.api import KnownReport, TaskView
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 SLACK = {"time": 0.0, "balanced": 0.1, "energy": 0.5}
 """Share by which a task may end later for the sake of its joules, by what its user prefers."""
+WAITING_LOOKED_AT_MAX = 1000
+"""Waiting tasks at either end of the queue that are held against a node that asks for work: some milliseconds."""
 ANYTHING = Need()
 """The need that every node with slots can meet."""
 
@@ -222,6 +227,11 @@ class View:
         """Tasks that wait here, and tasks that have no place."""
         return len(self._queue) + len(self._stranded)
 
+    @property
+    def price(self) -> float | None:
+        """Of a kWh here now."""
+        return price_at(self._state.prices, self._state.now.wall_s)
+
     def profile(self, node: str) -> Profile | None:
         """That of this node, or of a peer."""
         if node == self._state.node:
@@ -260,7 +270,8 @@ class RunningTasksView:
 
 
 class MovableTasksView:
-    """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views."""
+    """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views; of the first WAITING_LOOKED_AT_MAX,
+    and if there are more, of as many from the other end: what a node asks for does not take longer where more waits."""
 
     __slots__ = ("_may_go", "_queue", "_state", "works")
 
@@ -272,13 +283,15 @@ class MovableTasksView:
 
     def oldest_first(self) -> Iterator[TaskView]:
         """In the order of arrival."""
-        return self._views(self._queue.oldest_first())
+        return self._views(self._queue.oldest_first(MOVABLE), self._queue.newest_first(MOVABLE))
 
     def newest_first(self) -> Iterator[TaskView]:
         """The reverse."""
-        return self._views(self._queue.newest_first())
+        return self._views(self._queue.newest_first(MOVABLE), self._queue.oldest_first(MOVABLE))
 
-    def _views(self, works: Iterator[Work]) -> Iterator[TaskView]:
+    def _views(self, works: Iterator[Work], other_end: Iterator[Work]) -> Iterator[TaskView]:
+        if len(self._queue) > 2 * WAITING_LOOKED_AT_MAX:
+            works = chain(islice(works, WAITING_LOOKED_AT_MAX), islice(other_end, WAITING_LOOKED_AT_MAX))
         for work in works:
             if self._may_go(work):
                 self.works[work.task] = work
