@@ -379,7 +379,8 @@ class Sender:
             self._searches.decide(search, node or "over", f"{node} takes it" if node else "the task is over")
         self.drop_search(task)
         self.unstrand(task)
-        task.stranded_because = ""
+        if task.stranded_because:
+            task.stranded_because = ""
         if node:  # there may be room for the next, too
             self.place_next()
 
