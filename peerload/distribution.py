@@ -8,7 +8,7 @@ import sysconfig
 NAME = "peerload"
 """As `project.name` in pyproject.toml."""
 IS_REGISTERED = False
-"""Whether a package index has this name for us. Until it has, nobody is told to install it by name: another's package could
+"""True once a package index has this name for us. Until then, nobody is told to install it by name: another's package could
 be there."""
 EXTRAS = {
     "broker": ("amqtt>=0.12.1,<0.13",),
@@ -42,5 +42,5 @@ def kept_wheel() -> str:
 
 
 def deployed(name: str) -> str:
-    """Where this file of `deploy/` is, for hints; its name in a source tree if it is not on this machine."""
+    """Path of this file of `deploy/`, for hints; its name in a source tree if it is not on this machine."""
     return os.path.join(deploy_directory() or "deploy", name)  # noqa: PTH118

@@ -4,12 +4,16 @@ writes it. With a directory as argument it also stores there the page as on a ph
 from __future__ import annotations
 
 import io
+import math
+import struct
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from peerload.agent.views.samples import EVERY_S, KEYS, SAMPLES_MAX
 from tests.gpu.cards import GIB, Cards, with_cards
 from tests.integration.cluster import Cluster, ended
 from tests.integration.test_web import serve
@@ -24,7 +28,7 @@ BYTES_MAX = 150_000
 COLOURS = 256
 NODES = {"desk": 2, "lab": 2, "store": 0}
 """The agents and the number of their GPUs."""
-HEIGHTS = {1400: 1180, 390: 1900}
+HEIGHTS = {1400: 1400, 390: 2600}
 
 
 def submit_gpu(agent: Agent, node: str, name: str, mode: str, program: str = "exec sleep 600", share: float = 1) -> str:
@@ -32,6 +36,18 @@ def submit_gpu(agent: Agent, node: str, name: str, mode: str, program: str = "ex
     request = {"gpus": 1, "gpu_fraction": share, "gpu_prefer": ["0"], "gpu_wait": mode, "cpus": 0.5}
     words = ("sh", "-c", f"echo $$; {program}")
     return agent.submit(*words, name=name, request=request, placement={"node": node})
+
+
+def past_hours(now: float) -> bytes:
+    """Samples of a day's work, as an agent keeps them."""
+    told = []
+    for at in range(SAMPLES_MAX):
+        share = max(0.0, math.sin(at / 210)) * 0.7 + 0.1 * (at // 37 % 3)
+        foreign = 1.5 if 500 < at < 800 else 0.2
+        running, waiting = round(share * 14), max(0, round((share - 0.5) * 30))
+        sums = (3, 6, share * 5 + foreign, foreign, running, waiting, 4, share * 3.4, share * 0.6)
+        told.append(struct.pack(f"<d{len(KEYS)}f", now - EVERY_S * (SAMPLES_MAX - at), *sums))
+    return b"peerload samples 1\n" + b"".join(told)
 
 
 def start(cluster: Cluster) -> tuple[dict[str, Agent], dict[str, Cards]]:
@@ -45,7 +61,10 @@ def start(cluster: Cluster) -> tuple[dict[str, Agent], dict[str, Cards]]:
             cards[node].set(number, name="A10", util=0, temp=38 + 3 * number)
         cluster.environment |= cards[node].environment
         peer = ("--peer", agents["desk"].listen) if agents else ()
-        agents[node] = cluster.agent(node, *peer, slots=8)
+        agents[node] = cluster.add(node, *peer, slots=8)
+        agents[node].state.mkdir(parents=True, mode=0o700, exist_ok=True)
+        (agents[node].state / "samples").write_bytes(past_hours(time.time()))
+        agents[node].start()
         with_cards(agents[node], count)
     cluster.await_acquainted(agents.values())
     return agents, cards
@@ -103,9 +122,7 @@ def main(directory: Path | None) -> None:
         with ended(process):
             browser.open(url)
             wait_until(lambda: len(rows(browser, "work")) == count and len(rows(browser, "done")) == 4)
-            busy = (
-                "return [...document.querySelectorAll('#gpus small')].every(one => /^[2-9][0-9] %/.test(one.innerText))"
-            )
+            busy = "return [...document.querySelectorAll('.gpu small:first-of-type')].every(one => /^[2-9][0-9] %/.test(one.innerText))"
             wait_until(lambda: browser.script(busy), what="all GPUs to be busy")
             if directory is not None:
                 for width in HEIGHTS:

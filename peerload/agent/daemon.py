@@ -24,6 +24,7 @@ from peerload import __version__
 from peerload.agent import exit_reason, memory, preflight
 from peerload.agent.accounts.as_user import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs
+from peerload.agent.completion.node_hooks import NodeHooks
 from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.retention import Retention, TaskRemover
 from peerload.agent.completion.saving import OutputSaver
@@ -42,6 +43,7 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.energy.price_feed import PriceFeed
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
@@ -55,6 +57,7 @@ from peerload.agent.event_sources import (
     TrustMessages,
 )
 from peerload.agent.files.attempts import AttemptFiles
+from peerload.agent.files.environments import Environments
 from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
@@ -82,7 +85,7 @@ from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
 from peerload.agent.requests.live_usage import LiveUsage
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
 from peerload.agent.requests.output_stream import OutputRequests, OutputSource
-from peerload.agent.requests.overview import OverviewCache, OverviewViews
+from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
 from peerload.agent.requests.server import Gates, RequestServer, Verbs
 from peerload.agent.requests.submissions import FileRequests, Submissions
 from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
@@ -93,6 +96,8 @@ from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
+from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
+from peerload.agent.sensors.energy import EnergySensors, EnergyStore
 from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.own_use import OwnUse
@@ -109,6 +114,8 @@ from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
+from peerload.agent.views.published_state import StatePublisher
+from peerload.agent.views.samples import Samples
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events, metrics
@@ -198,7 +205,7 @@ class Daemon:
         cluster = cluster_dir.find(config.cluster, os.environ)
         preflight.check_addresses(config, loopback_only=cluster.is_local)
         preset = registry.preset_source(config.policy)
-        policies = registry.build_preset(*preset.tables())
+        policies = registry.live_preset(preset)
         self.disk = DiskSpace(state)
         self.disk.prepare()
         self.store = Store(state / DATABASE, config.node, self.disk.reserve, output_bytes_max=config.output_bytes_max)
@@ -315,9 +322,11 @@ class Daemon:
         process = (
             LauncherService(Path(config.launcher), config.node)
             if config.mode == "system"
-            else LauncherProcess(state / "launcher", self._files_max, store.store_id)
+            else LauncherProcess(
+                state / "launcher", self._files_max, store.store_id, cores=config.cpus.enforce != "off"
+            )
         )
-        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail)
+        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail, enforce=config.cpus.enforce)
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
@@ -327,7 +336,7 @@ class Daemon:
         # Users, standard input and output of tasks
         directories = DirectoryCache(lambda directory: inbox.put(events.DirectoryFound(directory)))
         self.users = users = UserServices(info, launcher, directories, security)
-        queries = DirectoryQueries(links.send)
+        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto" and config.mode == "user")
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)
@@ -336,12 +345,18 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node)
+
+        self.energy = energy = EnergySensors(
+            config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
+        )
+        self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
         self.notify_hooks = notify_hooks = NotifyHooks(info, store, launcher, spool, users)
         self.jobs = jobs = CompletionJobs(info, store, event_log, run, saving, notify_hooks)
+        self.node_hooks = hooks = NodeHooks(info, store, event_log)
         watches = TaskWatches()
         remover = TaskRemover(store, spool, node, output, watches, run)
         self.retention = Retention(info, store, disk, remover, output, event_log)
@@ -373,7 +388,12 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures)
+        told_too = [hooks.changed]
+        self.publisher: StatePublisher | None = None
+        if self.bus is not None and config.mqtt_publish_state:
+            self.publisher = StatePublisher(node, store, self.bus, own_user())
+            told_too.append(self.publisher.changed)
+        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, told_too)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -382,6 +402,7 @@ class Daemon:
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms)
+        self.samples = samples = Samples(node, state)
         verbs = Verbs(
             reads,
             commands=TaskCommands(core, reads, task_ids, cancel_waits, access, node),
@@ -393,12 +414,13 @@ class Daemon:
             tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
             events=EventRequests(reads, task_ids, access, config.node),
             why=WhyRequest(node, store, task_ids, decisions, cluster_view),
-            usage=LiveUsage(node, launcher, task_ids),
+            usage=LiveUsage(node, launcher, task_ids, energy),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures),
+            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
-            files=FileRequests(files),
+            files=FileRequests(files, environments),
+            energy=energy,
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
@@ -409,17 +431,29 @@ class Daemon:
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
-        self.exits = ExitRecords(info, spool, disk, files)
+        self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands))
+        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
-        starter = TaskStarter(info, node, spool, stdin, launcher, settler)
+        starter = TaskStarter(info, node, spool, stdin, launcher, environments, settler)
         self.performer = Performer(
             outbox,
             timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(starter, launcher, stdin, fetches, spool, output, gpus, files, settler, BackgroundTasks(run)),
+            TaskEffects(
+                starter,
+                launcher,
+                stdin,
+                fetches,
+                spool,
+                output,
+                gpus,
+                files,
+                environments,
+                settler,
+                BackgroundTasks(run),
+            ),
             peers,
             ResultEffects(info, spool, output, inbox, peers, clients, files, run),
             clients,
@@ -471,24 +505,34 @@ class Daemon:
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
-                HostSensors(self.inbox.put, own_use.seconds).run(),
+                HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
+                self.energy.command.run(),
                 self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
                 self.retention.run(),
                 self.jobs.run(),
+                self.node_hooks.run(),
                 self.address_watch.run(),
                 memory.watch(self.node),
+                PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
+                self.samples.run(),
             ]
             if speed_of(self.config) is None:
                 work.append(measure_speed(speed_file(self.config), self.inbox.put))
             if self.bus is not None:
                 work.append(self.bus.run())
+            if self.publisher is not None:
+                work.append(self.publisher.run())
             background = [group.create_task(one) for one in work]
             self.keyring.refresh()
             await self.socket.start(self._manager.listener(self.config.socket))
             exit_reason.remove(self.config.socket)
             background.append(group.create_task(self.socket.watch()))
+            if self.config.web.listen:
+                from peerload.agent.web_server import WebServer  # noqa: PLC0415 -- where one is wanted
+
+                background.append(group.create_task(WebServer(self.info, self.event_log).run()))
             background.append(group.create_task(self._up(loop, address).run()))
             await self.run_state.stopping()
             is_restart = self.run_state.ending is Ending.RESTART
@@ -573,6 +617,8 @@ class Daemon:
                 attempts_up_to=kept.attempts_up_to,
             )
         )
+        if self.launcher is not None and self.launcher.enforces_cores:
+            self.inbox.put(events.CoresEnforced())
         self.launcher_events.release_early()
 
     async def _wind_down(self) -> None:
@@ -593,6 +639,7 @@ class Daemon:
                     await self.performer.drained(self.inbox)
         except TimeoutError:
             log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
+        self.samples.write()
         await self.saving.close()
         await self.output.close()
         await self.fetches.close()
@@ -607,6 +654,7 @@ class Daemon:
         await self.links.close()
         await self.launcher.close()
         await self.gpus.close()
+        await self.energy.close()
 
 
 def _core_config(config: AgentConfig) -> CoreConfig:
@@ -616,6 +664,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         gossip=PRESETS[config.gossip],
         counts_foreign=config.load.foreign == "count",
         gpu=loader.gpu_config(config.gpu),
+        cap_w=config.energy.cap_w,
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

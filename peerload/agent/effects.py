@@ -9,15 +9,16 @@ import asyncio
 import itertools
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
 from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.files.environments import BuildFailed
 from peerload.agent.histogram import Histogram
-from peerload.agent.launcher.task_environment import given, variables_of
+from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
 from peerload.agent.node_info import now
 from peerload.agent.store.disk_space import cannot_write
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
+    from peerload.agent.files.environments import Environments
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from peerload.model.events import Event
     from peerload.model.instant import Instant
     from peerload.model.messages import Message
+    from peerload.model.task import TaskSpec
 
 log = logging.getLogger("peerload.agent")
 
@@ -148,13 +151,15 @@ class Performer:
             self._clients.decided(action)
 
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
-        match action:
-            case actions.Send():
-                self._peers.send(action.dst, action.message)
-            case actions.SpawnTask():
-                self._tasks.spawn(action)
+        match action:  # the frequent ones first
             case actions.TaskChanged():
                 self._clients.changed(action)
+            case actions.SpawnTask():
+                self._tasks.spawn(action)
+            case actions.ForgetTask():
+                self._tasks.forget(action)
+            case actions.Send():
+                self._peers.send(action.dst, action.message)
             case actions.AttemptGone():
                 self._clients.attempt_gone(action.key)
             case actions.Answer():
@@ -394,7 +399,11 @@ class TaskStarter:
     _spool: Spool
     _stdin: StdinForwarding
     _launcher: LauncherLink
+    _environments: Environments
     _settler: ExitSettler
+    _last: tuple[TaskSpec | None, dict[bytes, bytes], dict[bytes, bytes]] = field(default=(None, {}, {}), init=False)
+    """Of the last task that was started its spec, its environment, and what is added to it unless it has devices: tasks of one
+    array have the same."""
 
     def start(self, action: actions.SpawnTask) -> bool:
         """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
@@ -408,8 +417,11 @@ class TaskStarter:
                 self._settler.not_started(action.key, "its scratch directory cannot be made", error)
                 return False
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
+        spec = action.spec
         try:
-            own = variables_of(action.spec.environment)
+            if spec is not self._last[0]:
+                own = variables_of(spec.environment)
+                self._last = spec, own, self._shared(action, (), own)
         except BadRequest as error:  # its home has not looked
             self._settler.not_started(action.key, "", error)
             return False
@@ -418,28 +430,41 @@ class TaskStarter:
         except (OSError, PeerloadError) as error:
             self._settler.not_started(action.key, "its standard input cannot be had", error)
             return False
-        stdout, stderr = self._spool.paths(action.key)
+        stdout, stderr = self._spool.names(action.key)
         is_own = action.home == self._info.config.node
         task = self._node.home.by_id.get(action.task) if is_own else None
         owner = -1 if task is None else task.terms.owner
-        self._launcher.spawn(action, stdout, stderr, self._variables(action, own), source, owner)
+        self._launcher.spawn(action, stdout, stderr, self._variables(action), source, owner)
         if source:
             self._stdin.begin(action.key)
         return True
 
-    def _variables(self, action: actions.SpawnTask, own: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    def _variables(self, action: actions.SpawnTask) -> dict[bytes, bytes]:
         """The variables that are added to the environment of the submission."""
-        held = given(action.key, action.devices, self._node.ledger.devices)
+        _, own, shared = self._last
         variables = {
-            "PEERLOAD_TASK_ID": action.task,
-            "PEERLOAD_ATTEMPT": str(action.attempt),
-            "PEERLOAD_NODE": self._info.config.node,
-            "PEERLOAD_HOME": action.home,
-            **task_variables(action.spec.request, held, self._info.config.device, own),
+            **(self._shared(action, action.devices, own) if action.devices else shared),
+            b"PEERLOAD_TASK_ID": action.task.encode(),
+            b"PEERLOAD_ATTEMPT": b"%d" % action.attempt,
+            b"PEERLOAD_HOME": action.home.encode(),
+            **{
+                name.encode(): os.fsencode(value)
+                for name, value in self._environments.variables(action.key, own).items()
+            },
         }
+        if trace := child_traceparent(own.get(TRACEPARENT, b""), action.key):
+            variables[TRACEPARENT] = trace.encode()
         if index := action.task.partition(".")[2]:
-            variables["PEERLOAD_ARRAY_INDEX"] = index
-        return {name.encode(): value.encode() for name, value in variables.items()}
+            variables[b"PEERLOAD_ARRAY_INDEX"] = index.encode()
+        return variables
+
+    def _shared(self, action: actions.SpawnTask, devices: Sequence[str], own: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """The variables that depend on the request and the devices of a task alone."""
+        held = given(action.key, devices, self._node.ledger.devices)
+        added = task_variables(action.spec.request, held, self._info.config.device, own)
+        return {
+            name.encode(): value.encode() for name, value in (added | {"PEERLOAD_NODE": self._info.config.node}).items()
+        }
 
 
 @dataclass(eq=False, repr=False)
@@ -454,6 +479,7 @@ class TaskEffects:
     _output: TaskOutputs
     _gpus: Gpus
     _files: AttemptFiles
+    _environments: Environments
     _settler: ExitSettler
     _background: BackgroundTasks
 
@@ -466,21 +492,23 @@ class TaskEffects:
         the attempts that there are."""
         if is_first:
             self._files.keep_only(knows)
+            self._environments.keep_only(knows)
         self._stdin.adopt(is_first=is_first)
 
     def spawn(self, action: actions.SpawnTask) -> None:
         """Start an attempt."""
-        if action.spec.files is not None and not self._files.is_ready(action.key):
+        spec = action.spec
+        if (spec.files is not None and not self._files.is_ready(action.key)) or not self._environments.is_ready(action):
             self._background.start(self._stage_own(action))
         elif self._starter.start(action) and action.devices:
             self._gpus.wake()
 
     async def _stage_own(self, action: actions.SpawnTask) -> None:
-        """Start a task of this home when its files are in place."""
+        """Start a task of this home when its files and its environment are in place."""
         try:
-            await self._files.stage_own(action)
-        except (PeerloadError, OSError) as error:
-            self._settler.not_started(action.key, "staging", error)
+            await self._environments.stage_own(action)
+        except (PeerloadError, OSError, TimeoutError) as error:
+            self._settler.not_started(action.key, "environment" if isinstance(error, BuildFailed) else "staging", error)
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise  # the agent stops; else a signal has ended it, which was reported
@@ -488,8 +516,8 @@ class TaskEffects:
             self.spawn(action)
 
     def stage(self, action: actions.StageFiles) -> None:
-        """Bring the files of an offered attempt here."""
-        self._files.offered(action)
+        """Bring the files and the environment of an offered attempt here."""
+        self._environments.offered(action)
 
     def forget(self, action: actions.ForgetTask) -> None:
         """Forget an attempt that has ended."""
@@ -498,7 +526,7 @@ class TaskEffects:
         if action.output:
             self._spool.drop(action.key)
         self._files.forget(action.key)
-        self._spool.drop_scratch(action.key)
+        self._environments.forget(action.key)
 
     def dropped(self, row: Row) -> None:
         """End the outputs of attempts that are gone from here by this row."""
@@ -507,7 +535,7 @@ class TaskEffects:
 
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
-        if self._files.ended_early(action.key):
+        if self._environments.ended_early(action.key) or self._files.ended_early(action.key):
             reason = f"signal {action.signal} while its files were put in place"
             self._settler.settle(events.TaskEnded(action.key, Exit(128 + action.signal, action.signal, reason)))
             return
@@ -529,6 +557,7 @@ class TaskEffects:
     async def close(self) -> None:
         """End background work; staging goes on with the next start of its attempt."""
         await self._background.close()
+        await self._environments.close()
         await self._files.close()
 
 

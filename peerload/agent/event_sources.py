@@ -24,7 +24,7 @@ from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
 from peerload.model import events, metrics, rules
 from peerload.model.bounded import BoundedDict
-from peerload.model.errors import SlowDown
+from peerload.model.errors import SlowDown, StagingFailed
 from peerload.model.messages import (
     WHY_LENGTH_MAX,
     CertificateRequest,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.membership import Members
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.agent")
 
-CANNOT_EXECUTE = 126
+CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
 ADVICE_UNANSWERED_MAX = 6
 """Bound on the advice sent to a peer over MQTT without an answer there; then the peer link is used until the peer is
 heard again."""
@@ -76,11 +77,14 @@ heard again."""
 class ExitRecords:
     """The exits that the launcher reports, completed: with their output on disk."""
 
-    def __init__(self, info: NodeInfo, spool: Spool, disk: DiskSpace, files: AttemptFiles) -> None:
+    def __init__(
+        self, info: NodeInfo, spool: Spool, disk: DiskSpace, files: AttemptFiles, energy: EnergySensors
+    ) -> None:
         self._info = info
         self._spool = spool
         self._disk = disk
         self._files = files
+        self.with_energy = energy.ended
 
     def has_files(self, key: str) -> bool:
         """True if an attempt has output files to be collected."""
@@ -100,12 +104,7 @@ class ExitRecords:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
         full = self._info.config.node if self._disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
-        return tuple(
-            [
-                (key, await asyncio.to_thread(self._files.settled, key, exit_) if self._files.has(key) else exit_)
-                for key, exit_ in found
-            ]
-        )
+        return tuple([(key, await self._files.settled(key, self.with_energy(key, exit_))) for key, exit_ in found])
 
 
 class ExitSettler:
@@ -142,7 +141,7 @@ class ExitSettler:
             self._background.start(self._settle(event))
         else:
             self._output.attempts_ended(((event.key, event.exit),))
-            self._inbox.put(event)
+            self._inbox.put(events.TaskEnded(event.key, self._records.with_energy(event.key, event.exit)))
 
     def _holds_devices(self, key: str) -> bool:
         return key in self._node.ledger.devices.holding
@@ -172,7 +171,8 @@ class ExitSettler:
         else:
             why = str(getattr(error, "strerror", None) or error)
             reason = f"{what}: {why}" if what else why
-            self.settle(events.TaskEnded(key, Exit(CANNOT_EXECUTE, reason=reason)))
+            code = CANNOT_STAGE if isinstance(error, StagingFailed) else CANNOT_EXECUTE
+            self.settle(events.TaskEnded(key, Exit(code, reason=reason)))
 
     async def close(self) -> None:
         """End background work."""
@@ -206,8 +206,9 @@ class LauncherEvents:
             if self._early is None:  # else it is asked again, by `StdinForwarding.adopt`
                 self._stdin.fed(event.key, event.offset, is_closed=event.is_closed)
             return
-        if any(own.heard(event) for own in self._own):
-            return
+        for own in self._own:
+            if own.heard(event):
+                return
         if isinstance(event, events.LauncherReady):
             event = self.without_own(event)
         self._take(event)
@@ -350,7 +351,8 @@ class PeerMessages:
             code = "policy" if refused else "" if here else "directory"
         finally:
             self._looked_up_one(src)
-        self._queries.answer(src, DirectoryTold(request.directory, request.user, code))
+        identity = "" if code else self._users.identity_of(request.directory)
+        self._queries.answer(src, DirectoryTold(request.directory, request.user, code, identity))
 
     async def close(self) -> None:
         """End background work."""

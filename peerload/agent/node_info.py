@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 
 REFUSED_BY_MAX = 16
 """Bound on the addresses in `NodeInfo.refused_by`; the latest are kept."""
+
+
+_NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
+
+
+def child_environment() -> dict[str, str]:
+    """The variables of this process for its children: without its settings, which have passwords, and those of its service
+    manager."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_CHILDREN)}
 
 
 def now() -> Instant:

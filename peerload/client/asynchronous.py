@@ -7,8 +7,9 @@ from contextlib import aclosing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from peerload.client import connection, operations
+from peerload.client import connection, files, operations
 from peerload.client.protocol import Protocol, accepted, agent_gone, follows
+from peerload.model.errors import SnapshotWanted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
@@ -107,6 +108,15 @@ class AsyncClient:
 
     async def call(self, asked: operations.Call[Result]) -> Result:
         """Make a call on a connection of its own and read its answer."""
+        if asked.before is not None:
+            await asyncio.to_thread(asked.before, self._path)
+        try:
+            return await self._called(asked)
+        except SnapshotWanted:
+            await asyncio.to_thread(files.freeze_fields, self._path, asked.fields)
+            return await self._called(asked)
+
+    async def _called(self, asked: operations.Call[Result]) -> Result:
         parts: operations.Parts = []
         reply: operations.Reply = {}
         if asked.verb:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
-from peerload.client import connection, operations
+from peerload.client import connection, files, operations
+from peerload.model.errors import SnapshotWanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -104,8 +105,14 @@ class Client:
         """Make a call on a connection of its own and read its answer."""
         if not asked.verb:
             return asked.read([], {})
+        if asked.before is not None:
+            asked.before(self._path)
         with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
-            parts = list(client.stream(asked.verb, **asked.fields))
+            try:
+                parts = list(client.stream(asked.verb, **asked.fields))
+            except SnapshotWanted:
+                files.freeze_fields(self._path, asked.fields)
+                parts = list(client.stream(asked.verb, **asked.fields))
             return asked.read(parts, client.last)
 
     def stream(self, asked: operations.Stream[Item]) -> Iterator[Item]:

@@ -20,7 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, Unpack
 
-from peerload.client import call, connection, request
+from peerload.client import call, connection, files, request
 from peerload.client.executor_link import Call, ExecutorLink, Result, TaskFuture
 
 if TYPE_CHECKING:
@@ -39,14 +39,15 @@ class Executor(concurrent.futures.Executor):
 
     ``wanted``: the resources and placement of each call, as for `peerload.Client.submit`: cpus, mem, gpus, node, labels, group,
     retries, time_limit_s … ``python``: the interpreter on the nodes, which needs peerload and the same minor version (default: this
-    one). ``tasks_max``: bound of pending calls. ``keep``: tasks go on when this program ends; otherwise they are cancelled then,
+    one; with ``env`` that of the environment). ``tasks_max``: bound of pending calls. ``keep``: tasks go on when this program ends; otherwise they are cancelled then,
     even if it is killed. ``serializer``: how results come back. Unpickling a result runs code that the node put there, in this
     program. With "json" nothing is unpickled here: results are JSON values (tuples come back as lists), and an exception comes back
     as `RemoteError`.
 
     A call is pickled by cloudpickle: functions of `__main__`, lambdas and closures travel; modules must exist on the nodes, in the
-    same directories or installed. Futures raise AgentUnavailable, BadRequest, TaskFailed if a task ends without a result, and
-    whatever the function raised, with its traceback as ``__cause__``.
+    same directories or installed. Files (``in_``, ``out``, ``snapshot``) are read when the executor is made, which needs the agent
+    then. Futures raise AgentUnavailable, BadRequest, TaskFailed if a task ends without a result, StagingFailed if its files are not
+    where they belong, and whatever the function raised, with its traceback as ``__cause__``.
     """
 
     def __init__(
@@ -64,17 +65,21 @@ class Executor(concurrent.futures.Executor):
         if serializer not in call.SERIALIZERS:
             raise ValueError(f"serializer is {serializer!r}; there are: {', '.join(call.SERIALIZERS)}")
         self._serializer = serializer
-        argv = [os.fsencode(python or sys.executable), b"-m", b"peerload.client.function"]
+        own = "python" if wanted.get("env") is not None else sys.executable
+        argv = [os.fsencode(python or own), b"-m", b"peerload.client.function"]
         self._fields = request.submission(argv, wanted)
         self._fields["spec"]["takes_input"] = True
         if not keep:
             self._fields["attended"] = True
+        path = socket_path or connection.default_socket_path()
+        if (bring := files.sender(self._fields, wanted)) is not None:
+            bring(path)
         self._named = wanted.get("name") or ""
         self._room = threading.BoundedSemaphore(tasks_max)
         self._tasks_max = tasks_max
         self._lock = threading.Lock()
         self._is_shut = False
-        self._link = ExecutorLink(socket_path or connection.default_socket_path())
+        self._link = ExecutorLink(path, self._fields)
 
     def submit(
         self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs

@@ -14,9 +14,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from peerload.client import call, connection
+from peerload.client import call, connection, files
 from peerload.client.protocol import refusal
-from peerload.model.errors import AgentUnavailable, PeerloadError
+from peerload.model.errors import AgentUnavailable, PeerloadError, SnapshotWanted, StagingFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,8 @@ RECONNECT_S_MAX = 60.0
 RECONNECT_EVERY_S = 0.25
 ERRORS_TOLD_BYTES = 4000
 FULL_RETRY_S = 1.0
+STAGING = "staging: "
+"""Prefix of the reason of a task whose files are not where they belong."""
 LOOK_S = 5.0
 
 Result = TypeVar("Result")
@@ -112,10 +114,11 @@ class Call:
 
 
 class ExecutorLink:
-    """The pending calls of one executor."""
+    """The pending calls of one executor. fields: of the submission of each."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fields: dict[str, Any]) -> None:
         self._path = path
+        self._fields = fields
         self._lock = threading.Lock()
         self._new: list[Call] = []
         self._cancelled: list[Call] = []
@@ -214,7 +217,7 @@ class ExecutorLink:
         for made in new:
             session = next((one for one in sessions if one.calls < CALLS_A_SESSION), None)
             if session is None:
-                session = _Session(self._path)
+                session = _Session(self._path, self._fields)
                 sessions.append(session)
             session.submit(made)
         for made in cancelled:
@@ -256,7 +259,7 @@ class ExecutorLink:
             try:
                 before = self._sent_before()
                 for first in range(0, max(len(before), 1), CALLS_A_SESSION):
-                    sessions.append(_Session(self._path))
+                    sessions.append(_Session(self._path, self._fields))
                     sessions[-1].take_up(before[first : first + CALLS_A_SESSION])
             except AgentUnavailable:
                 _close(sessions)
@@ -290,8 +293,9 @@ def _close(sessions: list[_Session]) -> None:
 class _Session:
     """One connection and the requests on it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fields: dict[str, Any]) -> None:
         self._path = path
+        self._fields = fields
         self._client = connection.AgentConnection(path)
         self._asked: dict[int, tuple[str, Call]] = {}
         self._waiting: list[Call] = []
@@ -403,6 +407,9 @@ class _Session:
             self._waiting.insert(0, made)
             self._retry_at_s = time.monotonic() + FULL_RETRY_S
             return
+        if kind == "error" and body.get("code") == SnapshotWanted.code:
+            self._freeze(made)
+            return
         if kind == "error":
             self._refused(made, body)
             return
@@ -411,6 +418,18 @@ class _Session:
         if made.future.cancelled():
             self.cancel(made)
         self._await(made)
+
+    def _freeze(self, made: Call) -> None:
+        """Submit a call again with a snapshot of its directory, the same for all calls."""
+        try:
+            if self._fields.get("freezes"):
+                files.freeze_fields(self._path, self._fields)
+        except PeerloadError as error:
+            self._set(made, error=error)
+            return
+        name = made.fields["spec"]["name"]
+        made.fields = {**self._fields, "token": made.fields["token"], "spec": {**self._fields["spec"], "name": name}}
+        self._waiting.insert(0, made)
 
     def _input_refused(self, made: Call, body: dict[str, Any]) -> None:
         """The agent refuses its input: cancel it. If it has ended all the same, its outcome counts."""
@@ -441,6 +460,9 @@ class _Session:
                 raised = outcome["error"]
                 raised.__cause__ = call.RemoteTraceback(outcome["traceback"]) if outcome["traceback"] else None
                 self._set(made, error=raised)
+            elif (reason := str(body.get("reason") or "")).startswith(STAGING):
+                what, hint = f"files of {made.task} are not where they belong", f"peerload show {made.task}"
+                self._set(made, error=StagingFailed(what, why=reason.removeprefix(STAGING), hint=hint))
             else:
                 self._set(made, value=outcome["value"])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, Unpack
 
-from peerload.client import request
+from peerload.client import files, request
 from peerload.client.protocol import OutputGaps, joined
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class TaskInfo(_FromReply):
 
 @dataclass(frozen=True, slots=True)
 class Ended(_FromReply):
-    """The end of a task. state: done, failed or cancelled; out_of: ``"memory"`` or ``"gpu memory"`` if it ran out of that."""
+    """The end of a task. state: done, failed or cancelled; out_of: ``"memory"`` or ``"gpu memory"`` if it ran out of that;
+    kept_beside: its output files that are beside a file that was changed meanwhile, as ``name.peerload-<id>``."""
 
     id: str
     state: str
@@ -66,6 +67,7 @@ class Ended(_FromReply):
     node: str | None
     reason: str
     out_of: str | None
+    kept_beside: int
 
     @property
     def succeeded(self) -> bool:
@@ -155,8 +157,10 @@ class Call(NamedTuple, Generic[Result]):
     """A request whose answer is read when it is complete; without a verb nothing is asked."""
 
     verb: str
-    fields: dict[str, object]
+    fields: dict[str, Any]
     read: Callable[[Parts, Reply], Result]
+    before: Callable[[str], None] | None = None
+    """Work before the request, which blocks: it is given the path of the agent's socket."""
 
 
 class Stream(NamedTuple, Generic[Item]):
@@ -193,7 +197,7 @@ def submit(
 ) -> Call[list[str]]:
     """Queue a command; durable when this returns. ``argv``: its words, or, with ``shell``, one line for /bin/sh. What
     else can be asked for: `peerload.client.request.RunRequest`."""
-    return _submit(request.submission(request.command(argv, shell=shell), wanted), ())
+    return _submit(request.submission(request.command(argv, shell=shell), wanted), (), wanted)
 
 
 def submit_array(
@@ -206,18 +210,21 @@ def submit_array(
     """Queue it once for each number, which the task finds in PEERLOAD_ARRAY_INDEX."""
     numbers = sorted(set(indices))
     fields = request.submission(request.command(argv, shell=shell), wanted)
-    return _submit({**fields, "array": request.array(numbers)}, numbers)
+    return _submit({**fields, "array": request.array(numbers)}, numbers, wanted)
 
 
 def submit_each(commands: Sequence[Sequence[request.Word]], **wanted: Unpack[request.RunRequest]) -> Call[list[str]]:
     """Queue an array whose members, counted from 1, run one of these commands each: at most 100,000, and 3 MiB in all."""
     each = [request.command(argv, shell=False) for argv in commands]
     fields = request.submission(each[0] if each else [b""], wanted)
-    return _submit({**fields, "each": each}, range(1, len(each) + 1))
+    return _submit({**fields, "each": each}, range(1, len(each) + 1), wanted)
 
 
-def _submit(fields: dict[str, object], numbers: Sequence[int]) -> Call[list[str]]:
-    return Call("submit", fields, lambda _, reply: [reply["id"], *(f"{reply['id']}.{number}" for number in numbers)])
+def _submit(fields: dict[str, Any], numbers: Sequence[int], wanted: request.RunRequest) -> Call[list[str]]:
+    def read(_: Parts, reply: Reply) -> list[str]:
+        return [reply["id"], *(f"{reply['id']}.{number}" for number in numbers)]
+
+    return Call("submit", fields, read, files.sender(fields, wanted))
 
 
 # -- ends and output ---------------------------------------------------------------------------------------------------
@@ -246,7 +253,7 @@ def wait_one(task: Handle, timeout_s: float | None = None) -> Call[Ended]:
     """Return when it has ended. Raises TimeoutError; ValueError for an array (the client's `wait` takes one)."""
     if task.members:
         raise ValueError(f"{task.id} is an array of {len(task.members)} tasks: client.wait(task.members)")
-    verb, fields, read = wait([task], timeout_s=timeout_s)
+    verb, fields, read, _ = wait([task], timeout_s=timeout_s)
     return Call(verb, fields, lambda parts, reply: read(parts, reply)[0])
 
 
@@ -301,7 +308,7 @@ def cancel(tasks: Iterable[Named], *, signal: int = 15, force: bool = False) -> 
 
 def cancel_one(task: Handle, *, signal: int = 15, force: bool = False) -> Call[bool]:
     """Stop it, or all members. → whether there was something to stop."""
-    verb, fields, read = cancel([task], signal=signal, force=force)
+    verb, fields, read, _ = cancel([task], signal=signal, force=force)
     return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)))
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from peerload.model.errors import AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, OutputIncomplete
+from peerload.model.errors import (
+    AgentUnavailable,
+    BadRequest,
+    NeverRunnable,
+    NoSuchTask,
+    OutputIncomplete,
+    SnapshotWanted,
+    StagingFailed,
+)
 from peerload.wire import frame
 
 if TYPE_CHECKING:
@@ -21,7 +29,9 @@ if TYPE_CHECKING:
 READ_BYTES_MAX = 256 << 10
 """Bound of one read."""
 _KINDS = ("more", "ok", "error")
-_REFUSALS: dict[str, type[BadRequest]] = {kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable)}
+_REFUSALS: dict[str, type[BadRequest]] = {
+    kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable, StagingFailed, SnapshotWanted)
+}
 
 
 class Protocol:

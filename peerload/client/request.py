@@ -28,7 +28,10 @@ class RunRequest(TypedDict, total=False):
     ``"exclusive"`` or ``"time"``), time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have
     all of these), directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit`
     sends), priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
-    retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V).
+    retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel), snapshot
+    (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer (``"time"``,
+    ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env
+    (a lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough).
     """
 
     cpus: float
@@ -58,6 +61,14 @@ class RunRequest(TypedDict, total=False):
     after_ok: Sequence[str]
     retries: int
     tags: Mapping[str, str]
+    est_s: float
+    prefer: str
+    defer_until: float
+    overcommit: bool
+    in_: Sequence[str]
+    out: Sequence[str]
+    snapshot: bool
+    env: str | os.PathLike[str]
 
 
 def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
@@ -77,6 +88,8 @@ def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
 def submission(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
     """The fields of a `submit` request, with a new token. Raises BadRequest."""
     terms = _given(wanted, "group", "after", "after_ok", "retries")
+    if wanted.get("defer_until"):
+        terms["start_by"] = wanted["defer_until"]
     if wanted.get("tags"):
         terms["tags"] = [f"{key}={value}" for key, value in wanted["tags"].items()]
     fields = {"token": secrets.token_hex(16), "spec": spec(argv, wanted)}
@@ -97,6 +110,7 @@ def spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
     for name, field in (("mem", "mem_bytes"), ("gpu_mem", "gpu_mem_bytes")):
         if wanted.get(name):
             request[field] = _size(wanted[name])  # type: ignore[literal-required]
+    request |= _given(wanted, "overcommit")
     placement = _given(wanted, "node", "exclude", "labels", "local", "migrations_max")
     made = {
         "argv": list(argv),
@@ -108,7 +122,7 @@ def spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
         "placement": placement,
         "followed": True,  # `Task.output` gives all of it
     }
-    made |= _given(wanted, "time_limit_s", "priority", "lease_s")
+    made |= _given(wanted, "time_limit_s", "priority", "lease_s", "est_s", "prefer")
     return made | ({"guarantee": "once"} if wanted.get("once") else {"guarantee": "fast"} if wanted.get("fast") else {})
 
 

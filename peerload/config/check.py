@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from peerload import notification
 from peerload.config import loader
 from peerload.config.loader import configured_devices
-from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
+from peerload.model.config import AgentConfig, CpusSettings, EnergySettings, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from peerload.security.address import parse_address
@@ -23,9 +25,9 @@ from peerload.security.broker import BrokerUrl, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 FILE_BYTES_MAX = 1 << 20
+FLAT_TABLES = {"load": LoadSettings, "energy": EnergySettings, "cpus": CpusSettings}
 _LINE = re.compile(r"at line (\d+)")
 
 
@@ -42,7 +44,14 @@ def mistakes_in(path: Path) -> list[ConfigError]:
         line = int(found[1]) if found else source.count("\n") + 1
         return [ConfigError("TOML", str(error), file=str(path), line=line)]
     return [
-        ConfigError(one.key, one.says.removesuffix(" (here)"), why=one.why, hint=one.hint, file=str(path))
+        ConfigError(
+            one.key,
+            one.says.removesuffix(" (here)"),
+            why=one.why,
+            hint=one.hint,
+            file=one.file or str(path),
+            line=one.line,
+        )
         for one in _mistakes(values)
     ]
 
@@ -70,12 +79,9 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
         if key == "gpu" and isinstance(value, dict):
             yield from _of_gpus(value)
             continue
-        if key == "load" and isinstance(value, dict) and (unknown := value.keys() - LoadSettings.__struct_fields__):
-            yield ConfigError(
-                f"load.{min(unknown)}",
-                "no such setting",
-                hint=f"there are: {', '.join(LoadSettings.__struct_fields__)}",
-            )
+        fields = FLAT_TABLES[key].__struct_fields__ if key in FLAT_TABLES and isinstance(value, dict) else None
+        if fields and (unknown := value.keys() - fields):
+            yield ConfigError(f"{key}.{min(unknown)}", "no such setting", hint=f"there are: {', '.join(fields)}")
             continue
         try:
             converted = loader.converted_value(key, value, "here")
@@ -104,10 +110,13 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
         "advertise": lambda address: address and parse_address("advertise", address, loopback_only=False),
         "peer": lambda address: parse_address("peer", address, loopback_only=False),
         "mqtt": BrokerUrl.parse,
-        "policy": registry.preset_source,
+        "policy": lambda name: registry.live_preset(registry.preset_source(name)),
+        "hooks": loader.check_hooks,
     }
     if key == "device":
         configured_devices(value)
+    elif key == "energy" and value.price_file:
+        loader.load_prices(Path(value.price_file))
     elif key in each:
         for one in value if isinstance(value, tuple) else (value,):
             each[key](one)
@@ -123,4 +132,9 @@ def describe(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, obj
 
 def _plain(key: str, value: object) -> object:
     plain = msgspec.json.decode(msgspec.json.encode(value))  # as after a socket: lists, no tuples
+    if key == "hooks":
+        hidden = {
+            name: list(map(notification.shown, found)) for name, found in plain.items() if isinstance(found, list)
+        }
+        return plain | hidden
     return [without_password(url) for url in plain] if key == "mqtt" else plain

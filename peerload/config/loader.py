@@ -12,12 +12,15 @@ import os
 import re
 import socket
 import stat
+import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from peerload import notification
+from peerload.energy.prices import read_prices
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.devices import DEVICES_MAX, GPU, Device
@@ -29,13 +32,13 @@ from peerload.wire.expected import in_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.model.config import DeviceConfig
+    from peerload.model.config import DeviceConfig, HooksSettings
 
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
-TABLES = ("gpu", "load", "files", "device", "users")
+TABLES = ("gpu", "load", "cpus", "energy", "files", "hooks", "web", "device", "users")
 """Keys that are, or may be, tables of a file."""
 BUILT_IN = "built-in"
 ENVIRONMENT = "environment"
@@ -44,6 +47,7 @@ LISTS = ("peer", "mqtt", "label")
 FLAG_ONLY = ("mode",)
 """Keys that neither a file nor a variable can set: a file is read by the agents of all users."""
 NODE_NAME_LENGTH_MAX = 40
+PRICE_BYTES_MAX = 16 << 20
 
 
 def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str, str]) -> AgentConfig:
@@ -102,7 +106,12 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
     if "state" in converted:  # the launcher and its tasks run in another directory
         converted["state"] = str(Path(converted["state"]).absolute())
     config = AgentConfig(**converted)
-    for key, check in (("gpu", lambda: gpu_config(config.gpu)), ("device", lambda: configured_devices(config.device))):
+    checks: dict[str, Callable[[], object]] = {
+        "gpu": lambda: gpu_config(config.gpu),
+        "device": lambda: configured_devices(config.device),
+        "hooks": lambda: check_hooks(config.hooks),
+    }
+    for key, check in checks.items():
         try:
             check()
         except ConfigError as error:
@@ -137,7 +146,7 @@ def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigEr
     if colon and key in TABLES and within.startswith(key):
         return ConfigError(within, f"this cannot be used ({place})", why=_choices(within) or says)
     why = _choices(key) or why
-    shown = "this" if key == "mqtt" else repr(value)  # it may hold a password
+    shown = "this" if key in ("mqtt", "hooks") else repr(value)  # it may hold a password
     return ConfigError(key, f"{shown} cannot be used ({place})", why=why.removeprefix(f"{key}: "))
 
 
@@ -168,6 +177,28 @@ def _with_unit(key: str, text: str, parse: Callable[[str], float]) -> float:
         return parse(text)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(key, f"{text!r} cannot be used", why=str(error)) from None
+
+
+def load_prices(path: Path) -> tuple[tuple[float, float], ...]:
+    """Read and check a price file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(PRICE_BYTES_MAX + 1)
+        if len(raw) > PRICE_BYTES_MAX:
+            raise ConfigError("energy.price_file", f"is larger than {PRICE_BYTES_MAX} bytes", file=str(path))
+        return read_prices(raw.decode("utf-8-sig"), time.time(), str(path))
+    except OSError as error:
+        raise ConfigError("energy.price_file", f"{path} cannot be read", why=str(error.strerror)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError("energy.price_file", "is no UTF-8", why=error.reason, file=str(path)) from None
+
+
+def check_hooks(settings: HooksSettings) -> None:
+    """Raises ConfigError if a target cannot be used; it is not shown, since a URL may be a secret."""
+    for name in ("on_end", "on_fail", "on_node_dead"):
+        for target in getattr(settings, name):
+            if why := notification.objection(target):
+                raise ConfigError(f"hooks.{name}", "a target cannot be used", why=why)
 
 
 def default_node_name() -> str:
@@ -219,7 +250,7 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if (foreign := environment.get("PEERLOAD_LOAD_FOREIGN")) is not None:
         found["load"] = {"foreign": foreign}
-    for key in [key for key in KEYS if key not in ("gpu", "load", "device", *FLAG_ONLY)]:
+    for key in [key for key in KEYS if key not in (*TABLES, *FLAG_ONLY)]:
         value = environment.get(f"PEERLOAD_{key.upper()}")
         if value is None:
             continue

@@ -77,6 +77,8 @@ class Node:
     ) -> None:
         """profile: with all that is known of its devices; others are told less of these."""
         mediator = _Mediator(self)
+        if profile.power is not None:
+            profile = msgspec.structs.replace(profile, power=config.limited(profile.power))
         self.ledger = Ledger(profile, config.gpu)
         if profile.devices:
             profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.advertised())
@@ -235,6 +237,9 @@ class Node:
             case events.SpeedMeasured():
                 self.own_profile.change(speed=event.speed)
                 self.sharing.information.announce()
+            case events.PowerMeasured():
+                self.own_profile.change(power=event.curve.limited_as(self.state.profile.power))
+                self.sharing.information.announce()
             case events.BusChanged():
                 self.membership.has_bus = event.connected
                 if event.connected:
@@ -265,8 +270,11 @@ class Node:
                 self.executor.home_revoked(event.node)
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)
+            case events.CoresEnforced():
+                self.own_profile.change(enforces_cores=True)
+                self.ledger.recount(self.queue.oldest_first())
             case events.PricesRead():
-                self.state.prices = event.prices
+                self.dispatch.prices_changed(event.prices)
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
                 self.own_profile.trouble("disk", event.trouble)

@@ -108,7 +108,7 @@ class CoreState:
         return min(past.nearly_all_s(self.profile.speed), limit_s)
 
     def learned_gpu_bytes(self, work: Work, models: Iterable[str]) -> Mapping[str, int]:
-        """What its command has needed of GPUs of these models, as far as it is known; of one that shares GPUs though
+        """Memory that its command has needed of GPUs of these models, as far as it is known; of one that shares GPUs though
         nothing is known of it, what most tasks do."""
         request, known = work.spec.request, self.history.gpu
         if not request.gpus or request.gpu_mem_bytes or request.gpu_fraction < 1.0 or not len(known):

@@ -104,7 +104,7 @@ def validate_room(ledger: Ledger, queue: WaitingQueue, runs: RunningTasks) -> No
     local = sum(isinstance(work, HomeTask) for work in works.values())
     if ledger.running_local != local:
         raise InvariantBroken(f"{local} tasks of this home run here, and {ledger.running_local} are counted")
-    cpus = sum(request.cpus for request, _ in ledger.running.values())
+    cpus = sum(ledger.cores_of(request) for request, _ in ledger.running.values())
     if not math.isclose(cpus, ledger.cpus_running, rel_tol=CPUS_ERROR_MAX, abs_tol=CPUS_ERROR_MAX):
         raise InvariantBroken(f"tasks hold {cpus} cores here, and {ledger.cpus_running} are counted")
     if ledger.waiting != len(queue):

@@ -9,7 +9,7 @@ import msgspec
 
 from peerload.model.devices import GpuShare
 from peerload.model.errors import InvariantBroken
-from peerload.model.messages import Need
+from peerload.model.messages import Need, Staging
 from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, execution_key
 
@@ -126,20 +126,20 @@ REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {
     RemotePhase.HERE: (RemotePhase.ENDED,),
     RemotePhase.ENDED: (),
 }
-"""The same of attempts of other homes. One that is given back, refused or forgotten leaves the table in any phase."""
+"""Allowed transitions of attempts of other homes. One that is given back, refused or forgotten leaves the table in any phase."""
 
 
 class Offering(NamedTuple):
     """The offer that is out for an OFFERED task.
 
     is_voluntary: it counts as a migration; searches_on: a declined offer leads to another search (not that of a task given on
-    request, whose loss triggers nothing). staging: bytes of its files that are there, and of all of them; None: nothing travels.
+    request, whose loss triggers nothing). staging: what the node has said last of its files and its environment, None = nothing.
     """
 
     node: str
     is_voluntary: bool
     searches_on: bool
-    staging: tuple[int, int] | None = None
+    staging: Staging | None = None
 
 
 class GrantedLease(msgspec.Struct, gc=False):

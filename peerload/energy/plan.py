@@ -1,4 +1,4 @@
-"""Where tasks cost least: candidates, the guard on their finish, and a plan for many tasks at once. Pure."""
+"""Energy-aware placement: candidate nodes, the bound on a later finish, and a plan for many tasks at once. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.energy.envelope import slope_at
+from peerload.model.power import estimated_curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from peerload.model.load import LoadReport
     from peerload.model.power import PowerCurve
+    from peerload.model.resources import Profile
 
 EXACT_STEPS_MAX = 24_000
 """Steps of the exact plan; beyond this the cheapest of some greedy ones is taken."""
@@ -23,7 +26,7 @@ FINISH_ROUNDING = 1e-9
 class Candidate(NamedTuple):
     """Node that would take a task. busy: threads busy there; room: tasks that it would take; threads_max: most threads
     that tasks may keep busy; wake_s: until it can start one; cpus:
-    cores that it has for tasks."""
+    cores that it has for tasks; price: of a kWh there, None on all nodes if it is not known of one."""
 
     node: str
     curve: PowerCurve
@@ -33,6 +36,26 @@ class Candidate(NamedTuple):
     speed: float = 1.0
     wake_s: float = 0.0
     cpus: float = 1.0
+    price: float | None = None
+
+    @classmethod
+    def of(cls, profile: Profile, told: LoadReport | None, here: float, cpus: float, price: float | None) -> Candidate:
+        """Node for a task that asks for ``cpus``; where it has told no curve a guess is taken. told: its newest report, None
+        for this node, which has so many cores busy: ``here``; price: where it has told none."""
+        curve = profile.power or estimated_curve(round(profile.cpus))
+        busy = here if told is None else told.load_tasks * profile.cpus / max(profile.slots, 1)
+        is_asleep = told is not None and told.is_asleep
+        price = price if told is None or told.price is None else told.price
+        top = curve.threads_under_cap(profile.cpus)
+        room = max(int((top - busy) / cpus + FINISH_ROUNDING), 1)
+        wake_s = curve.wake_s if is_asleep else 0.0
+        cores = max(profile.cpus, FINISH_ROUNDING)
+        return cls(profile.node, curve, busy, room, max(int(top), 1), profile.speed, wake_s, cores, price)
+
+    @property
+    def weight(self) -> float:
+        """Price of a joule there beside that on other nodes."""
+        return 1.0 if self.price is None else self.price
 
     def finish_s(self, work_s: float, cpus: float) -> float:
         """Time until a task with this work would end here; of one with unknown work (0): of one second, on a node that
@@ -45,6 +68,10 @@ class Candidate(NamedTuple):
         threads."""
         top = min(self.busy + cpus, float(self.curve.threads))
         return (self.curve.watts_at(top) - self.curve.watts_at(top - cpus)) * (work_s or 1.0) / self.speed
+
+    def cost(self, work_s: float, cpus: float) -> float:
+        """Joules times their price."""
+        return self.joules(work_s, cpus) * self.weight
 
     def joules(self, work_s: float, cpus: float) -> float:
         """Along the envelope, with the power at which the node wakes."""
@@ -75,7 +102,7 @@ def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float
 
 
 def _costs(one: Candidate, work_s: float, cpus: float) -> Callable[[int], float]:
-    """What so many more tasks there cost: joules to do them and what runs there; of unknown work: watts."""
+    """Cost of so many more tasks there: joules to do them and what runs there; of unknown work: watts."""
     curve, base_w = one.curve, one.curve.settled_watts(0)
 
     def cost(count: int) -> float:
@@ -84,7 +111,7 @@ def _costs(one: Candidate, work_s: float, cpus: float) -> Callable[[int], float]
         return watts * work_s / (curve.thread_rate(busy) * one.speed) if work_s and busy else watts
 
     at_first = cost(0)
-    return lambda count: cost(count) - at_first
+    return lambda count: (cost(count) - at_first) * one.weight
 
 
 def _exact_steps(candidates: Sequence[Candidate], tasks: int) -> int:
@@ -136,7 +163,7 @@ def _by_envelope(candidates: Sequence[Candidate], tasks: int, cpus: float, *, wh
     def joules(number: int) -> float:
         one = candidates[number]
         most = one.threads_max if whole else min(one.threads_max, max(int(one.busy + tasks * cpus), 1))
-        return slope_at(one.curve, one.busy + counts[number] * cpus, most) / one.speed
+        return slope_at(one.curve, one.busy + counts[number] * cpus, most) / one.speed * one.weight
 
     heap = [(joules(number), number) for number, one in enumerate(candidates) if one.room]
     heapq.heapify(heap)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import isfinite
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Price = Sequence[tuple[float, float]]
-    """(from when in s, value), ascending; the first value holds before, too, the last one for ever."""
+    """(from when in s, value), ascending; the first value holds before, too, the last one for ever. An infinite value:
+    nothing is known of that time, which no task is put off to."""
 
 
 def integral(price: Price, start_s: float, end_s: float) -> float:
@@ -21,6 +23,14 @@ def integral(price: Price, start_s: float, end_s: float) -> float:
         total += price[number][1] * (min(until_s, end_s) - start_s)
         start_s, number = min(until_s, end_s), number + 1
     return total
+
+
+def price_at(price: Price, at_s: float) -> float | None:
+    """Value at that time; None where nothing is known of it."""
+    if not price:
+        return None
+    value = price[max(bisect_right(price, at_s, key=lambda one: one[0]) - 1, 0)][1]
+    return value if isfinite(value) else None
 
 
 def cheapest_start(price: Price, earliest_s: float, latest_s: float, duration_s: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os.path
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
@@ -69,8 +70,15 @@ def digest_of(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 
+_NOT_PLAIN = re.compile(r"/\.{0,2}/")
+ZEROS = digest_of(bytes(BLOCK_BYTES))
+"""The name of a block of zeros, of which sparse files have many: it is neither read nor written more than once."""
+
+
 def objection(path: str) -> str:
     """The reason why a file of this name does not travel; "" if it does (rule F1)."""
+    if path.isascii() and path.isprintable() and len(path) <= NAME_BYTES_MAX and not _NOT_PLAIN.search(f"/{path}/"):
+        return ""  # most names
     try:
         raw = path.encode()
     except UnicodeEncodeError:
@@ -155,8 +163,9 @@ def _file(values: Any) -> FileEntry:  # noqa: ANN401 -- of another node
 
 def _digests(values: Iterable[Any]) -> tuple[bytes, ...]:
     found = tuple(values)
-    if not all(isinstance(value, bytes) and len(value) == HASH_BYTES for value in found):
-        raise _malformed("the name of a block is no digest")
+    for value in found:
+        if not isinstance(value, bytes) or len(value) != HASH_BYTES:
+            raise _malformed("the name of a block is no digest")
     return found
 
 

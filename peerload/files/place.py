@@ -10,58 +10,54 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from peerload.files.beneath import DIRECTORY, make_directories, open_beneath, sync_file_system
-from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest, digest_of
+from peerload.files.beneath import DIRECTORY, Parents, make_directories, open_beneath, sync_file_system
+from peerload.files.manifest import BLOCK_BYTES, ZEROS, FileEntry, Manifest, digest_of
 from peerload.files.tree import KEPT_BESIDE, PART_PREFIX, literal_directory
 from peerload.model.errors import StagingFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+READ_BLOCKS, READ_BYTES = 256, 2 << 20
+"""Blocks are read together up to this."""
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class _Parents:
-    """The directory of the last file, kept open: files come sorted, so that the next one mostly lies there, too."""
+class ReadSome(Protocol):
+    """Gives the first of these blocks, at least one, until they have so many bytes together."""
 
-    def __init__(self, base: int) -> None:
-        self._base = base
-        self._path: str | None = None
-        self._fd = -1
+    def __call__(self, digests: Sequence[bytes], bytes_max: int, /) -> list[bytes]:
+        """Read them."""
+        raise NotImplementedError
 
-    def of(self, path: str) -> tuple[int, str]:
-        """→ the open directory of this file, and the name in it. Raises OSError."""
-        above, _, name = path.rpartition("/")
-        if above != self._path:
-            self.close()
-            self._fd = make_directories(self._base, above)
-            self._path = above
-        return self._fd, name
 
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._path = -1, None
+def _contents(files: Iterable[FileEntry], read: ReadSome) -> Iterator[bytes]:
+    """The blocks of these files in their order, but for those of zeros."""
+    wanted = [digest for entry in files for digest in entry.blocks if digest != ZEROS]
+    at = 0
+    while at < len(wanted):
+        found = read(wanted[at : at + READ_BLOCKS], READ_BYTES)
+        yield from found
+        at += len(found)
 
 
 def make_tree(
-    directory: str | bytes | os.PathLike[str], manifest: Manifest, globs: Sequence[str], read: Callable[[bytes], bytes]
+    directory: str | bytes | os.PathLike[str], manifest: Manifest, globs: Sequence[str], read: ReadSome
 ) -> None:
     """Make a tree in a fresh directory, and the directories that the globs of outputs name. Files have the dates that they
     had; links come last, so that no file is written through one. Raises StagingFailed, OSError, and what ``read`` raises."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
-    parents = _Parents(base)
+    parents = Parents(base)
     path = ""
     try:
         for path in (*manifest.directories, *filter(None, map(literal_directory, globs))):
             os.close(make_directories(base, path))
+        contents = _contents(manifest.files, read)
         for entry in manifest.files:
             path = entry.path
-            parent, name = parents.of(path)
-            _write(parent, name, entry, read, entry.mode)
-            os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+            _write(*parents.of(path), entry, contents, mtime_ns=entry.mtime_ns)
         for path, target in manifest.links:
             parent, name = parents.of(path)
             os.symlink(target, name, dir_fd=parent)
@@ -80,21 +76,29 @@ def _cannot(path: str, error: OSError) -> StagingFailed | OSError:
     return StagingFailed(f"{path} cannot be written", why=words.get(error.errno or 0, str(error.strerror)))
 
 
-def _write(parent: int, name: str, entry: FileEntry, read: Callable[[bytes], bytes], mode: int) -> None:
+def _write(parent: int, name: str, entry: FileEntry, contents: Iterator[bytes], *, mtime_ns: int = 0) -> None:
+    """mtime_ns: the date that it gets; 0: now."""
     fd = os.open(name, CREATE, 0o600, dir_fd=parent)
     try:
         left = entry.size_bytes
         for digest in entry.blocks:
-            data = read(digest)
-            if len(data) != min(left, BLOCK_BYTES):
+            data = b"" if digest == ZEROS else next(contents)
+            size = len(data) or BLOCK_BYTES
+            if size != min(left, BLOCK_BYTES):
                 raise StagingFailed(
                     f"{entry.path} cannot be staged", why="a block of it has another size than announced"
                 )
-            left -= len(data)
+            left -= size
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-        os.fchmod(fd, mode)
+            if not data:
+                os.lseek(fd, BLOCK_BYTES, os.SEEK_CUR)
+        if entry.blocks[-1:] == (ZEROS,):
+            os.ftruncate(fd, entry.size_bytes)
+        os.fchmod(fd, entry.mode)
+        if mtime_ns:
+            os.utime(fd, ns=(mtime_ns, mtime_ns))
     finally:
         os.close(fd)
 
@@ -115,14 +119,14 @@ class Homecoming:
         self._mark = KEPT_BESIDE + mark.rpartition("/")[2]
         self.conflicts: list[str] = []
 
-    def place(self, manifest: Manifest, read: Callable[[bytes], bytes]) -> None:
+    def place(self, manifest: Manifest, read: ReadSome) -> None:
         """Place all files and links durably. Raises StagingFailed, which names the file, OSError, and what ``read`` raises."""
         shown = self._directory.decode("utf-8", "backslashreplace")
         try:
             base = os.open(self._directory, DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise StagingFailed(f"outputs cannot be written to {shown}", why=str(error.strerror)) from None
-        parents = _Parents(base)
+        parents = Parents(base)
         path = ""
         try:
             for entry in manifest.files:
@@ -137,7 +141,7 @@ class Homecoming:
             parents.close()
             os.close(base)
 
-    def _place_file(self, parent: int, name: str, entry: FileEntry, read: Callable[[bytes], bytes]) -> None:
+    def _place_file(self, parent: int, name: str, entry: FileEntry, read: ReadSome) -> None:
         found = _status(parent, name)
         if found is not None:
             is_file = stat.S_ISREG(found.st_mode)
@@ -151,7 +155,7 @@ class Homecoming:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part, dir_fd=parent)  # of an agent that was ended meanwhile
         try:
-            _write(parent, part, entry, read, entry.mode)
+            _write(parent, part, entry, _contents([entry], read))
             os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with contextlib.suppress(OSError):

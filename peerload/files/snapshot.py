@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgpack
 
 from peerload.files import tree
-from peerload.files.beneath import DIRECTORY
+from peerload.files.beneath import DIRECTORY, Parents
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ class Snapshot(NamedTuple):
 
 
 class _Sender:
-    """Sends the agent what it lacks, in batches."""
+    """Sends the agent what it lacks, in batches: while one is on its way, the next is read."""
 
     def __init__(self, ask: Ask, progress: Callable[[int], None]) -> None:
         self._ask = ask
         self._progress = progress
         self._blocks: dict[bytes, bytes] = {}
         self._size = 0
+        self._under_way: threading.Thread | None = None
+        self._error: BaseException | None = None
         self.sent_bytes = 0
         self.sent: set[bytes] = set()
 
@@ -55,7 +58,7 @@ class _Sender:
         digest = digest_of(block)
         if digest not in self._blocks and digest not in self.sent:
             if self._size + len(block) > BATCH_BYTES or len(self._blocks) >= BATCH_BLOCKS:
-                self.flush()
+                self.send()
             self._blocks[digest] = block
             self._size += len(block)
         return digest
@@ -63,29 +66,51 @@ class _Sender:
     def lacking(self, digests: list[bytes]) -> list[bytes]:
         return list(self._ask(have=digests)["missing"])
 
-    def flush(self) -> None:
-        lacking = self.lacking(list(self._blocks)) if self._blocks else []
-        if lacking:
-            blocks = [self._blocks[digest] for digest in lacking]
-            self._ask(blocks=blocks)
-            self.sent_bytes += sum(map(len, blocks))
+    def send(self) -> None:
+        """Send what was taken, when the batch before it has been kept. Raises PeerloadError, of that one too."""
+        blocks = self._blocks
+        self.await_kept()
+        self.sent.update(blocks)
+        self._blocks, self._size = {}, 0
+        if blocks:
+            self._under_way = threading.Thread(target=self._send, args=(blocks,), daemon=True)
+            self._under_way.start()
+
+    def _send(self, blocks: dict[bytes, bytes]) -> None:
+        try:
+            wanted = [blocks[digest] for digest in self.lacking(list(blocks))]
+            if wanted:
+                self._ask(blocks=wanted)
+                self.sent_bytes += sum(map(len, wanted))
+        except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
+            self._error = error
+
+    def await_kept(self) -> None:
+        """Wait until the agent has kept what was sent. Raises PeerloadError."""
+        if self._under_way is not None:
+            self._under_way.join()
+            self._under_way = None
+            if self._error is not None:
+                raise self._error
             self._progress(self.sent_bytes)
-        self.sent.update(self._blocks)
-        self._blocks.clear()
-        self._size = 0
+
+    def flush(self) -> None:
+        """Have the agent keep all that was taken. Raises PeerloadError."""
+        self.send()
+        self.await_kept()
 
 
 def look(directory: bytes, paths: Sequence[str], *, everything: bool) -> list[tree.Found]:
-    """What would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
+    """Files that would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
     Raises StagingFailed, OSError."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
     try:
-        found = list(tree.scan(base, rules=tree.Rules(tree.IGNORE_FILES))) if everything else []
+        found = tree.bounded(tree.scan(base, rules=tree.Rules(tree.IGNORE_FILES))) if everything else []
         named = {item.path: item for item in found}
-        named.update((item.path, item) for item in tree.scan(base, sorted(set(paths))))
+        named.update((item.path, item) for item in tree.bounded(tree.scan(base, sorted(set(paths)))))
     finally:
         os.close(base)
-    chosen = [named[path] for path in sorted(named)]
+    chosen = tree.bounded(named[path] for path in sorted(named))
     tree.check_size(chosen)
     return chosen
 
@@ -126,6 +151,7 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
     files: list[FileEntry] = []
     links: list[tuple[str, str]] = []
     directories: list[str] = []
+    parents = Parents(base, makes=False)
     for item in found:
         if item.status is None:
             directories.append(item.path)
@@ -135,11 +161,12 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
             files.append(entry)
         else:
             try:
-                entry, status = tree.read_file(base, item.path, sender.take)
+                entry, status = tree.read_file(parents, item.path, sender.take)
             except FileNotFoundError:  # it is gone, as if the tree had been looked through a moment later
                 continue
             known.note(entry, status)
             files.append(entry)
+    parents.close()
     sender.flush()
     return Manifest(tuple(files), tuple(links), tuple(directories))
 

@@ -1,36 +1,37 @@
 """Content-addressed store of blocks, with a size limit: STATE/files.
 
-Small blocks are rows of a SQLite database, which takes thousands of them at the price of a few files; larger ones are files
-named by their digest. A block is verified whenever it is read. What no manifest in use needs may be removed, the manifest
-that was used least recently first.
+Blocks that come together are written into one file, a *pack*, which never changes; an SQLite database says where each of them
+is. So thousands of small files cost a few large ones. A block is verified whenever it is read. What no manifest in use needs
+may be removed, the manifest that was used least recently first: a pack without blocks goes, one with gaps has holes there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from peerload.files.beneath import sync_file_system
+from peerload.files.beneath import punch_hole, sync_file_system
 from peerload.files.manifest import Root, decode, decode_root, digest_of
 from peerload.model.errors import StagingFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-ROW_BYTES_MAX = 64 << 10
-"""Larger blocks are files."""
 UNUSED_S_MAX = 3600.0
 """Blocks that no manifest has are kept for so long: their manifest may be on its way."""
 TARGET_SHARE = 0.9
 """A store that is full is emptied down to this share of its limit."""
+AT_A_TIME = 256
+"""Blocks that one statement finds."""
+BUFFER_BYTES = 128 << 10
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS blocks (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, added_at REAL NOT NULL, data BLOB);
+CREATE TABLE IF NOT EXISTS blocks (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, added_at REAL NOT NULL, pack INTEGER NOT NULL, start INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS blocks_of_pack ON blocks (pack);
 CREATE TABLE IF NOT EXISTS manifests (id BLOB PRIMARY KEY, size INTEGER NOT NULL, count INTEGER NOT NULL, used_at REAL NOT NULL);
 """
 
@@ -39,8 +40,12 @@ class NoRoom(StagingFailed):
     """The store, or its disk, has no room for more."""
 
 
+class Damaged(StagingFailed):
+    """A block has another content than its name says; it is not kept, and may be had from elsewhere."""
+
+
 class StoreUsage(NamedTuple):
-    """What is in a store. manifests: (id, bytes of its files, number of its files, when it was last used)."""
+    """Contents of a store. manifests: (id, bytes of its files, number of its files, when it was last used)."""
 
     size_bytes: int
     limit_bytes: int
@@ -62,6 +67,7 @@ class BlockStore:
         self._blocks.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._database = self._opened()
         self._size_bytes = int(self._database.execute("SELECT coalesce(sum(size), 0) FROM blocks").fetchone()[0])
+        self._pack = self._remove_unnamed()
         self._is_dirty = False
 
     def _opened(self) -> sqlite3.Connection:
@@ -72,40 +78,56 @@ class BlockStore:
                 database.execute("PRAGMA journal_mode=WAL")
                 database.execute("PRAGMA synchronous=NORMAL")
                 database.executescript(_SCHEMA)
+                database.execute("SELECT digest, size, added_at, pack, start FROM blocks LIMIT 1")
             except sqlite3.DatabaseError:
                 database.close()
                 if is_last:
                     raise
                 for name in ("index.db", "index.db-wal", "index.db-shm"):
-                    (self._directory / name).unlink(missing_ok=True)
-                shutil.rmtree(self._blocks)  # a cache: what is gone is fetched again, or refused by name
-                self._blocks.mkdir(mode=0o700)
+                    (self._directory / name).unlink(
+                        missing_ok=True
+                    )  # a cache: what is gone is fetched again, or refused
             else:
                 return database
         raise AssertionError
 
-    def _path(self, digest: bytes) -> Path:
-        name = digest.hex()
-        return self._blocks / name[:2] / name
+    def _remove_unnamed(self) -> int:
+        """Remove packs that the database does not name: it was begun anew, or an agent ended meanwhile → the last number."""
+        named = {pack for (pack,) in self._database.execute("SELECT DISTINCT pack FROM blocks")}
+        for path in self._blocks.glob("*/*"):
+            if not path.name.isdecimal() or int(path.name) not in named:
+                path.unlink(missing_ok=True)
+        return max(named, default=0)
+
+    def _path(self, pack: int) -> Path:
+        return self._blocks / f"{pack % 256:02x}" / str(pack)
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def missing(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Those of these that are not here, in their order."""
+        """Digests whose blocks are missing here, in their order."""
+        wanted = dict.fromkeys(digests)
         with self._lock:
-            known = "SELECT 1 FROM blocks WHERE digest = ?"
-            return [digest for digest in dict.fromkeys(digests) if not self._execute(known, (digest,))]
+            for (digest,) in self._find("digest", list(wanted)):
+                del wanted[digest]
+        return list(wanted)
+
+    def _find(self, columns: str, digests: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
+        """The rows of those of these blocks that are here, in no order."""
+        for at in range(0, len(digests), AT_A_TIME):
+            some = digests[at : at + AT_A_TIME]
+            marks = ",".join("?" * len(some))
+            yield from self._execute(f"SELECT {columns} FROM blocks WHERE digest IN ({marks})", some)  # noqa: S608 -- marks
 
     def put(self, blocks: Sequence[bytes], expected: Sequence[bytes] | None = None) -> list[bytes]:
-        """Keep these blocks → their digests. Raises NoRoom, StagingFailed if they are not the ``expected`` ones, OSError."""
+        """Keep these blocks → their digests. Raises NoRoom, Damaged if they are not the ``expected`` ones, OSError."""
         digests = [digest_of(block) for block in blocks]
         if expected is not None and digests != list(expected):
-            raise StagingFailed(
-                "a block has another content", why="its content does not have the digest it should have"
-            )
+            raise Damaged("a block has another content", why="its content does not have the digest it should have")
         with self._lock:
             wanted = set(self.missing(digests))
-            size = sum(len(block) for digest, block in zip(digests, blocks, strict=True) if digest in wanted)
+            new = {digest: block for digest, block in zip(digests, blocks, strict=True) if digest in wanted}
+            size = sum(map(len, new.values()))
             if self._size_bytes + size > self._limit_bytes:
                 raise NoRoom(
                     "the file cache is full",
@@ -113,19 +135,36 @@ class BlockStore:
                     hint="what is in it:  peerload files        a larger one:  cache of [files] in the settings",
                 )
             self._check_disk(size)
-            now = time.time()
-            self._is_dirty = self._is_dirty or bool(wanted)
-            self._database.execute("BEGIN")
+            if not new:
+                return digests
+            self._size_bytes += size
+            self._is_dirty = True
+            self._pack += 1
+            pack = self._pack
+        path = self._path(pack)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with path.open("wb", buffering=BUFFER_BYTES) as file:
+                file.writelines(new.values())
+            self._name(pack, new)
+        except BaseException:
+            with self._lock:
+                self._size_bytes -= size
+            path.unlink(missing_ok=True)
+            raise
+        return digests
+
+    def _name(self, pack: int, new: dict[bytes, bytes]) -> None:
+        """Say in the database which blocks are in a pack."""
+        rows, start, now = [], 0, time.time()
+        for digest, block in new.items():
+            rows.append((digest, len(block), now, pack, start))
+            start += len(block)
+        with self._lock:
+            self._execute("BEGIN")
             try:
-                for digest, block in zip(digests, blocks, strict=True):
-                    if digest not in wanted:
-                        continue
-                    wanted.discard(digest)
-                    data = block if len(block) <= ROW_BYTES_MAX else None
-                    if data is None:
-                        self._write(digest, block)
-                    row = (digest, len(block), now, data)
-                    self._database.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", row)
+                # another thread may have been faster with some of them: then the pack has a gap
+                named = self._database.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?, ?, ?, ?)", rows).rowcount
                 self._database.execute("COMMIT")
             except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
@@ -133,8 +172,11 @@ class BlockStore:
                 if isinstance(error, sqlite3.Error):
                     raise NoRoom("files of tasks cannot be kept", why=str(error)) from None
                 raise
-            self._size_bytes += size
-        return digests
+            if named < len(rows):
+                self._size_bytes -= start - sum(
+                    size for (size,) in self._execute("SELECT size FROM blocks WHERE pack = ?", (pack,))
+                )
+                self._tidy(pack, [])
 
     def _check_disk(self, size: int) -> None:
         status = os.statvfs(self._directory)
@@ -144,53 +186,89 @@ class BlockStore:
                 "the disk has no room for more files of tasks", why=f"{free} bytes are free", hint="peerload files --gc"
             )
 
-    def _write(self, digest: bytes, block: bytes) -> None:
-        path = self._path(digest)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        part = path.with_suffix(".part")
-        try:
-            part.write_bytes(block)
-            part.replace(path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-
     def read(self, digest: bytes) -> bytes:
-        """One block, verified. Raises StagingFailed if it is not here (any more), or damaged: then it is removed."""
+        """One block, verified. Raises as `read_some`."""
+        return self.read_some([digest])[0]
+
+    def read_some(self, digests: Sequence[bytes], bytes_max: int = 1 << 62, *, verified: bool = True) -> list[bytes]:
+        """The first of these blocks, at least one, until they have so many bytes together. verified: False where somebody
+        else verifies them. Raises StagingFailed if one is not here (any more), or damaged: then it is removed."""
+        found: list[bytes] = []
+        opened, fd = 0, -1
+        try:
+            for at in range(0, len(digests), AT_A_TIME):
+                some = digests[at : at + AT_A_TIME]
+                with self._lock:
+                    rows = {digest: place for digest, *place in self._find("digest, pack, start, size", some)}
+                for digest in some:
+                    if digest not in rows:
+                        why = f"block {digest.hex()[:16]} is gone"
+                        raise StagingFailed("files of the task are not kept any more", why=why)
+                    pack, start, size = rows[digest]
+                    if pack != opened:
+                        if fd >= 0:
+                            os.close(fd)
+                        opened, fd = pack, self._open(pack)
+                    data = os.pread(fd, size, start) if fd >= 0 else b""
+                    if len(data) != size or (verified and digest_of(data) != digest):
+                        self._damaged(digest)
+                    found.append(data)
+                    bytes_max -= size
+                    if bytes_max <= 0:
+                        return found
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found
+
+    def _open(self, pack: int) -> int:
+        try:
+            return os.open(self._path(pack), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return -1
+
+    def _damaged(self, digest: bytes) -> NoReturn:
+        self._drop([digest])
         with self._lock:
-            rows = self._execute("SELECT data FROM blocks WHERE digest = ?", (digest,))
-        if not rows:
-            raise StagingFailed("files of the task are not kept any more", why=f"block {digest.hex()[:16]} is gone")
-        data: bytes | None = rows[0][0]
-        if data is None:
-            try:
-                data = self._path(digest).read_bytes()
-            except FileNotFoundError:
-                data = b""
-        if digest_of(data) != digest:
-            self._drop([digest])
-            with self._lock:
-                self._execute("DELETE FROM manifests")  # which of them it belongs to is found out again
-            raise StagingFailed("a file in the cache is damaged", why=f"block {digest.hex()[:16]} has another content")
-        return data
+            self._execute("DELETE FROM manifests")  # which of them it belongs to is found out again
+        raise Damaged("a file in the cache is damaged", why=f"block {digest.hex()[:16]} has another content")
 
     def _drop(self, digests: Iterable[bytes]) -> int:
         """→ the number of bytes that were removed."""
+        gaps: dict[int, list[tuple[int, int]]] = {}
         gone = 0
         with self._lock:
             self._execute("BEGIN")
             try:
                 for digest in digests:
-                    for (size,) in self._execute("DELETE FROM blocks WHERE digest = ? RETURNING size", (digest,)):
+                    removed = self._execute(
+                        "DELETE FROM blocks WHERE digest = ? RETURNING pack, start, size", (digest,)
+                    )
+                    for pack, start, size in removed:
+                        gaps.setdefault(pack, []).append((start, size))
                         gone += size
-                        self._path(digest).unlink(missing_ok=True)
                 self._execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     self._database.execute("ROLLBACK")
                 raise
             self._size_bytes -= gone
+            for pack, holes in gaps.items():
+                self._tidy(pack, holes)
         return gone
+
+    def _tidy(self, pack: int, holes: Iterable[tuple[int, int]]) -> None:
+        """Give the disk of blocks back that a pack had: all of it if none is left."""
+        if not self._execute("SELECT 1 FROM blocks WHERE pack = ? LIMIT 1", (pack,)):
+            self._path(pack).unlink(missing_ok=True)
+            return
+        with contextlib.suppress(OSError):  # gone, or a file system without holes: then it waits for the others
+            fd = os.open(self._path(pack), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                for start, size in holes:
+                    punch_hole(fd, start, size)
+            finally:
+                os.close(fd)
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of one statement. Raises NoRoom if the database cannot be used now, StagingFailed if it is damaged."""
@@ -275,6 +353,12 @@ class BlockStore:
             ]
             return self._drop(gone)
 
+    def drop_damaged(self, manifest: bytes) -> None:
+        """Remove all blocks of a manifest that are damaged, as far as it can be read."""
+        for digest in self._blocks_of(manifest):
+            with contextlib.suppress(StagingFailed):
+                self.read(digest)
+
     def _blocks_of(self, manifest: bytes) -> set[bytes]:
         """All blocks of a manifest, as far as it is here."""
         with contextlib.suppress(StagingFailed):
@@ -286,11 +370,10 @@ class BlockStore:
         return {manifest}
 
     def _sizes(self, digests: Iterable[bytes]) -> int:
-        found = "SELECT size FROM blocks WHERE digest = ?"
-        return sum(size for digest in digests for (size,) in self._execute(found, (digest,)))
+        return sum(size for (size,) in self._find("size", list(digests)))
 
     def usage(self) -> StoreUsage:
-        """What is in the store."""
+        """Contents of the store."""
         with self._lock:
             ((blocks,),) = self._execute("SELECT count(*) FROM blocks")
             rows = self._execute("SELECT id, size, count, used_at FROM manifests ORDER BY used_at DESC LIMIT 1000")

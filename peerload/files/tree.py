@@ -7,12 +7,13 @@ Then each file is opened beneath its directory (`beneath.py`): a link that was p
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.files.beneath import DIRECTORY, open_beneath
+from peerload.files.beneath import DIRECTORY, Parents, open_beneath
 from peerload.files.manifest import BLOCK_BYTES, FILES_MAX, FileEntry, Manifest, leads_outside, objection
 from peerload.model.errors import StagingFailed
 
@@ -71,12 +72,14 @@ class Rules:
         return False
 
 
-def scan(base: int, starts: Iterable[str] = ("",), rules: Rules | None = None) -> Iterator[Found]:
+def scan(
+    base: int, starts: Iterable[str] = ("",), rules: Rules | None = None, pattern: re.Pattern[str] | None = None
+) -> Iterator[Found]:
     """The files, links and empty directories of ``starts`` beneath an open directory, sorted by name; "" is all of it.
-    Raises StagingFailed for what cannot travel, and OSError."""
+    pattern: of the paths that count, None = all. Raises StagingFailed for what counts and cannot travel, and OSError."""
     for start in starts:
         if not start:
-            yield from _scan_directory(base, "", rules)
+            yield from _scan_directory(base, "", rules, pattern)
             continue
         _check_name(start)
         try:
@@ -87,14 +90,14 @@ def scan(base: int, starts: Iterable[str] = ("",), rules: Rules | None = None) -
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                yield from _scan_directory(fd, start, None)
+                yield from _scan_directory(fd, start, None, pattern)
             else:
                 yield _found(start, status, lambda fd=fd: os.readlink("", dir_fd=fd))  # type: ignore[misc]
         finally:
             os.close(fd)
 
 
-def _scan_directory(above: int, path: str, rules: Rules | None) -> Iterator[Found]:
+def _scan_directory(above: int, path: str, rules: Rules | None, pattern: re.Pattern[str] | None) -> Iterator[Found]:
     fd = open_beneath(above, ".", DIRECTORY)
     try:
         entries = sorted(os.scandir(fd), key=lambda entry: entry.name)
@@ -108,12 +111,17 @@ def _scan_directory(above: int, path: str, rules: Rules | None) -> Iterator[Foun
             if rules is not None and rules.ignore(below, is_directory=is_directory):
                 continue
             is_empty = False
-            _check_name(below)
+            if pattern is None:
+                _check_name(below)
+            elif not is_directory:
+                if not pattern.match(below):
+                    continue
+                _check_name(below)
             try:
                 if is_directory:
                     inner = open_beneath(fd, entry.name, DIRECTORY)
                     try:
-                        yield from _scan_directory(inner, below, rules)
+                        yield from _scan_directory(inner, below, rules, pattern)
                     finally:
                         os.close(inner)
                 else:
@@ -143,11 +151,17 @@ def _check_name(path: str) -> None:
         raise StagingFailed(f"{path!r} cannot be staged", why=why, hint=_SKIPS)
 
 
-def check_size(found: Sequence[Found], bytes_max: int = BYTES_MAX) -> None:
-    """Raises StagingFailed if there are too many files, or too much is in them; the largest are named."""
-    if len(found) > FILES_MAX:
-        why = f"there are {len(found)} files; at most {FILES_MAX} are allowed"
+def bounded(found: Iterable[Found], files_max: int = FILES_MAX) -> list[Found]:
+    """All of them. Raises StagingFailed as soon as there are too many."""
+    all_ = list(itertools.islice(found, files_max + 1))
+    if len(all_) > files_max:
+        why = f"there are more than {files_max} files"
         raise StagingFailed("too many files to be staged", why=why, hint="leave some out:  .peerloadignore")
+    return all_
+
+
+def check_size(found: Sequence[Found], bytes_max: int = BYTES_MAX) -> None:
+    """Raises StagingFailed if too much is in the files; the largest are named."""
     total = sum(item.status.st_size for item in found if item.status is not None)
     if total > bytes_max:
         named = ", ".join(f"{item.path} ({item.status.st_size} bytes)" for item in largest(found) if item.status)
@@ -161,12 +175,13 @@ def largest(found: Iterable[Found], count: int = 3) -> list[Found]:
     return sorted(files, key=lambda item: (-item.status.st_size if item.status else 0, item.path))[:count]
 
 
-def read_file(base: int, path: str, take: Callable[[bytes], bytes]) -> tuple[FileEntry, os.stat_result]:
+def read_file(parents: Parents, path: str, take: Callable[[bytes], bytes]) -> tuple[FileEntry, os.stat_result]:
     """Read one file → its entry, and its status then. ``take(block)`` gives the digest of a block. Raises StagingFailed if it
     changes all the time while it is read; FileNotFoundError."""
     for _ in range(READ_TRIES):
         try:
-            fd = open_beneath(base, path, os.O_RDONLY | os.O_NONBLOCK)
+            parent, name = parents.of(path)
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -176,9 +191,15 @@ def read_file(base: int, path: str, take: Callable[[bytes], bytes]) -> tuple[Fil
             if not stat.S_ISREG(before.st_mode):
                 raise StagingFailed(f"{path} cannot be read", why="it is no file any more")
             blocks, size = [], 0
-            while size <= before.st_size and (data := _block(fd)):
-                blocks.append(take(data))
-                size += len(data)
+            while size < before.st_size:
+                if (holes := _blocks_without_data(fd, size, before)) > 0:
+                    blocks += [take(bytes(BLOCK_BYTES))] * holes
+                    size = os.lseek(fd, holes * BLOCK_BYTES, os.SEEK_CUR)
+                elif data := _block(fd, min(before.st_size - size, BLOCK_BYTES)):
+                    blocks.append(take(data))
+                    size += len(data)
+                else:
+                    break
             if size == before.st_size and identity_of(os.fstat(fd)) == identity_of(before):
                 return FileEntry(path, before.st_mode & 0o777, size, before.st_mtime_ns, tuple(blocks)), before
         finally:
@@ -186,15 +207,29 @@ def read_file(base: int, path: str, take: Callable[[bytes], bytes]) -> tuple[Fil
     raise StagingFailed(f"{path} cannot be staged", why="it changes while it is read", hint=_SKIPS)
 
 
-def _block(fd: int) -> bytes:
-    data = os.read(fd, BLOCK_BYTES)
-    while 0 < len(data) < BLOCK_BYTES and (more := os.read(fd, BLOCK_BYTES - len(data))):
+def _blocks_without_data(fd: int, at: int, status: os.stat_result) -> int:
+    """The number of whole blocks from here on that are a hole of a sparse file. The file is at the same place as before."""
+    if status.st_blocks * 512 >= status.st_size or at + BLOCK_BYTES > status.st_size:
+        return 0
+    try:
+        data = os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            return 0
+        data = status.st_size  # no data until the end
+    os.lseek(fd, at, os.SEEK_SET)
+    return (data - at) // BLOCK_BYTES
+
+
+def _block(fd: int, size: int) -> bytes:
+    data = os.read(fd, size)
+    while 0 < len(data) < size and (more := os.read(fd, size - len(data))):
         data += more
     return data
 
 
 def identity_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    """What tells one state of a file from another."""
+    """Identity of one state of a file."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
@@ -235,7 +270,7 @@ def changed(
     pattern = matcher(globs) if globs else None
     known = {entry.path: entry for entry in before.files}
     links = dict(before.links)
-    found = [item for item in scan(base, rules=rules) if pattern is None or pattern.match(item.path)]
+    found = bounded(scan(base, rules=rules, pattern=pattern))
     paths = {item.path for item in found}
     for glob in globs:
         if (
@@ -246,6 +281,7 @@ def changed(
             raise StagingFailed(f"the output {glob} is not there", why="the task has not made it")
     check_size(found)
     files = []
+    parents = Parents(base, makes=False)
     for item in found:
         if item.target or item.status is None:
             continue
@@ -256,6 +292,7 @@ def changed(
             item.status.st_mode & 0o777,
         )
         if not same:
-            files.append(read_file(base, item.path, take)[0])
+            files.append(read_file(parents, item.path, take)[0])
+    parents.close()
     new_links = tuple((item.path, item.target) for item in found if item.target and links.get(item.path) != item.target)
     return Manifest(tuple(files), new_links)

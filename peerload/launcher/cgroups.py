@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from peerload.launcher.containment import REPORT_S, kill_one, read, write
+from peerload.launcher.containment import REPORT_S, kill_one, read, read_short, write
 from peerload.launcher.record_log import log_line
 
 ROOT_PREFIX = "peerload."
@@ -125,7 +125,7 @@ class Cgroup2:
             self.close("trial")
 
     def prefers_fork(self) -> bool:
-        """Whether the next process had better be started by `fork`, which moves nothing, than by entering its unit: a
+        """True if the next process had better be started by `fork`, which moves nothing, than by entering its unit: a
         fork costs more processor time, the first move after a pause 10 ms. Never beside another thread: the child would
         wait for it."""
         now_s = time.monotonic()
@@ -231,7 +231,7 @@ class Cgroup2:
         path = self._paths.get(key)
         if path is None:
             return True
-        if b"populated 0" not in read(path + "/cgroup.events") and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
+        if b"populated 0" not in read_short(path + "/cgroup.events") and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
             self.kill(key)
             return False
         if key in self._frozen:
@@ -374,7 +374,7 @@ def _set_frozen(path: str, *, is_frozen: bool) -> None:
 
 
 def _divides_memory(path: str) -> bool:
-    """Whether the cgroups below this one have their memory counted, each for itself."""
+    """True if the cgroups below this one have their memory counted, each for itself."""
     try:
         write(path + "/cgroup.subtree_control", b"+memory")
     except OSError:
@@ -384,5 +384,5 @@ def _divides_memory(path: str) -> bool:
 
 def _cpu_s(path: str) -> float:
     """The processor seconds that a cgroup has counted, -1 where it counts none."""
-    words = read(path + "/cpu.stat").split()
+    words = read_short(path + "/cpu.stat").split(maxsplit=2)
     return int(words[1]) / 1e6 if words[:1] == [b"usage_usec"] else -1.0

@@ -75,6 +75,7 @@ PREFIX = "peerload-"
 REPORT_S = 10.0
 """Interval of log lines about processes that do not end."""
 READ_BYTES = 1 << 16
+SHORT_BYTES = 4096
 
 
 def kill_one(pid: int, number: int = signal.SIGKILL) -> None:
@@ -109,3 +110,17 @@ def read(path: str) -> bytes:
     finally:
         os.close(fd)
     return b"".join(parts)
+
+
+def read_short(path: str) -> bytes:
+    """Read a file of the kernel that is shorter than SHORT_BYTES, and so comes with one read; empty if it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, SHORT_BYTES)
+    except OSError:  # as above
+        return b""
+    finally:
+        os.close(fd)

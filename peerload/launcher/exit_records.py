@@ -58,7 +58,7 @@ class Exits:
 
     @property
     def is_syncing(self) -> bool:
-        """Whether a sync is running."""
+        """True if a sync is running."""
         return bool(self._in_sync)
 
     def flush(self) -> list[EndedEvent]:

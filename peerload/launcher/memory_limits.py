@@ -41,7 +41,7 @@ if TYPE_CHECKING:
             killed."""
 
         def is_out_of_memory(self, key: str) -> bool:
-            """Whether a process of it was killed for want of memory, so that the others have to be."""
+            """True if a process of it was killed for want of memory, so that the others have to be."""
 
         def used(self, key: str) -> MemoryUse:
             """Memory use of a task whose leader has ended; before its unit is closed."""

@@ -15,16 +15,19 @@ if TYPE_CHECKING:
 
     from peerload.launcher.containment import Units
     from peerload.launcher.fs_credentials import AgentCredentials
+    from peerload.launcher.powercap import Powercap
     from peerload.launcher.protocol import LauncherEvent, Request, SpawnRequest, UserRequest
 
 
 class MultiUser(Protocol):
     """The service for all users, as the launcher uses it. sockets: directory of the launcher's socket. access: credentials of the
-    agent's user. unenforced: sentences about what cannot be enforced."""
+    agent's user. powercap: the energy counters of the machine. unenforced: sentences about what cannot be enforced."""
 
     sockets: str
     access: AgentCredentials
+    powercap: Powercap
     unenforced: tuple[str, ...]
+    enforces_cores: bool
 
     def open(
         self, epoll: select.epoll, events: list[LauncherEvent], units: Units, root_name: str, own_children: set[int]
@@ -36,7 +39,7 @@ class MultiUser(Protocol):
         """Clean up; no task is left."""
 
     def admits(self, connection: socket.socket) -> bool:
-        """Whether the agent is at the other end."""
+        """True if the agent is at the other end."""
 
     def deferring(self, carry_out: Callable[[Request], None]) -> Callable[[Request], None]:
         """``carry_out``, but requests that have to wait for the account database are carried out later."""

@@ -99,7 +99,7 @@ def kill_spawned(rows: list[Any]) -> None:
 
 
 def _writes_to(pid: int, paths: set[str]) -> bool:
-    """Whether stdout or stderr of a process is one of these files."""
+    """True if stdout or stderr of a process is one of these files."""
     for number in (1, 2):
         try:
             if os.readlink(f"/proc/{pid}/fd/{number}").removesuffix(" (deleted)") in paths:  # noqa: PTH115 -- as above

@@ -143,7 +143,7 @@ class ProcScan:
         return self.orphans() - {pid for pid, _ in self._leaders.values()} - self._own_children
 
     def _is_without_orphans(self, key: str) -> bool:
-        """Whether no child of the launcher belongs to this unit, for certain: fast forks come and go during a scan."""
+        """True if no child of the launcher belongs to this unit, for certain: fast forks come and go during a scan."""
         orphans = self._task_orphans()
         if not orphans:
             return True
@@ -266,7 +266,7 @@ def _await_end(pid: int) -> None:
 
 
 def _has_mark(pid: int, marks: set[bytes]) -> bool:
-    """Whether a variable of a process's initial environment is one of these marks, or begins with one that ends in "="."""
+    """True if a variable of a process's initial environment is one of these marks, or begins with one that ends in "="."""
     raw = read(f"/proc/{pid}/environ")
     if not raw or not any(mark in raw for mark in marks):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import errno
 import os
 import signal
@@ -11,7 +12,7 @@ from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import NoReturn
 
     from peerload.launcher.fs_credentials import Access
@@ -82,7 +83,7 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
         os.umask(umask)
         program = find_program(argv[0], environment)
         if fork is not None:
-            return _fork_and_exec(fork, lambda: _become(program, request, environment, reads))
+            return _fork_and_exec(fork, lambda changed: _become(program, request, environment, reads, changed))
         return os.posix_spawn(
             program,
             argv,
@@ -102,16 +103,19 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
         os.chdir("/")
 
 
-def _fork_and_exec(fork: Callable[[], int], become: Callable[[], NoReturn]) -> int:
-    """Fork a process that becomes a program, and wait until it has → its pid. Raises OSError or ValueError if it has not."""
+def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], NoReturn]) -> int:
+    """Fork a process that becomes a program, and wait until it has → its pid. ``become`` gets the signals that do not have their
+    default here. Raises OSError or ValueError if it has not. The builtins of `signal` are called, since its own functions make an enum of
+    each of 64 signals: nothing costs more before a fork, and in the child each page that is written to is copied."""
+    changed = [number for number in SIGNALS_DEFAULT if _signal.getsignal(number) is not _signal.SIG_DFL]
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        blocked = _signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_DEFAULT)
         try:
             pid = fork()
             if pid == 0:
                 try:
-                    become()
+                    become(changed)
                 except BaseException as error:  # noqa: BLE001 -- it must never become a second launcher
                     number = (error.errno or 0) if isinstance(error, OSError) else 0
                     os.write(writing, b"%d %s" % (number, str(error).encode(errors="replace")[:REASON_CHARS_MAX]))
@@ -119,7 +123,7 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[], NoReturn]) -> i
                     os._exit(NOT_EXECUTABLE)
         finally:
             os.close(writing)
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            _signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         raw = os.read(reading, 2 * REASON_CHARS_MAX)  # it ends with exec
     finally:
         os.close(reading)
@@ -130,12 +134,12 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[], NoReturn]) -> i
     return pid
 
 
-def _become(program: bytes, request: SpawnRequest, environment: dict[bytes, bytes], reads: int | str) -> NoReturn:
+def _become(
+    program: bytes, request: SpawnRequest, environment: dict[bytes, bytes], reads: int | str, changed: Iterable[int]
+) -> NoReturn:
     """Do in a forked child what posix_spawn does."""
-    signal.set_wakeup_fd(-1)
-    for number in SIGNALS_DEFAULT:
-        if signal.getsignal(number) is not signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
+    for number in changed:
+        _signal.signal(number, _signal.SIG_DFL)
     os.setsid()
     if isinstance(reads, str) and reads:
         files = [os.open(reads, os.O_RDWR)] * 3
@@ -144,7 +148,7 @@ def _become(program: bytes, request: SpawnRequest, environment: dict[bytes, byte
         files = [source, *(os.open(path, _CAPTURE, 0o600) for path in (request.stdout, request.stderr))]
     for number, fd in enumerate(files):
         os.dup2(fd, number)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execve(program, request.argv, environment)  # noqa: S606 -- that is what it is for
 
 

@@ -25,6 +25,8 @@ NODE_CHARS_MAX = 64
 SIZE_BYTES_MAX = 1 << 60
 USAGE_KEYS_MAX = 64
 """Tasks that one `UsageRequest` may name."""
+_SENT_ALWAYS = frozenset({"ts", "frozen_s_max", "once", "ends", "stdout_bytes", "stderr_bytes"})
+"""Fields that are sent even if they have their default."""
 
 
 class LauncherProtocolError(ValueError):
@@ -45,20 +47,24 @@ class LauncherTooOld(LauncherProtocolError):
 
 @dataclass_transform(frozen_default=True)
 class MessageType(type):
-    """Makes a slotted class of the annotations of its body: a `NamedTuple` takes the launcher three times the memory."""
+    """Makes a class of the annotations of its body: a `NamedTuple` takes the launcher three times the memory."""
 
     names: tuple[str, ...]
     types: tuple[Any, ...]
     defaults: dict[str, Any]
-    converters: tuple[Callable[[Any], Any], ...]
-    """Of each field the function that checks what was received, filled in from `_CONVERTERS`."""
+    omitted: dict[str, Any]
+    """Fields that are not sent if they have these values, their defaults."""
+    converters: dict[str, tuple[Any, Callable[[Any], Any]]]
+    """Of each field its type, a value of which needs no check, and the function that checks what was received; filled in from
+    `_CONVERTERS`."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "MessageType":
-        """A class with slots, defaults and match arguments."""
+        """A class with defaults and match arguments."""
         annotations = body.get("__annotations__", {})
         names, body["types"] = tuple(annotations), tuple(annotations.values())
-        body["defaults"] = {name: body.pop(name) for name in names if name in body}
-        body["names"] = body["__slots__"] = body["__match_args__"] = names
+        body["defaults"] = defaults = {name: body.pop(name) for name in names if name in body}
+        body["omitted"] = {name: value for name, value in defaults.items() if name not in _SENT_ALWAYS}
+        body["names"] = body["__match_args__"] = names
         return super().__new__(cls, name, bases, body)
 
 
@@ -67,26 +73,21 @@ class Message(metaclass=MessageType):
 
     def __init__(self, *values: object, **named: object) -> None:
         cls = type(self)
-        if not named and len(values) == len(cls.names):
-            for name, value in zip(cls.names, values, strict=True):
-                setattr(self, name, value)
-            return
         given = {**cls.defaults, **dict(zip(cls.names, values, strict=False)), **named}
         if len(values) > len(cls.names) or given.keys() != set(cls.names):
             raise TypeError(f"{cls.__name__}: {', '.join(given)}")
-        for name, value in given.items():
-            setattr(self, name, value)
+        self.__dict__ = given
 
     def fields(self) -> dict[str, Any]:
         """Name → value."""
-        return {name: getattr(self, name) for name in type(self).names}
+        return self.__dict__.copy()
 
     def replace(self, **changes: object) -> Self:
         """A copy with other values for some fields."""
-        return type(self)(**self.fields() | changes)
+        return type(self)(**self.__dict__ | changes)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.fields() == other.fields()
+        return type(self) is type(other) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -152,8 +153,9 @@ class SpawnRequest(Message):
     environment: None if it cannot be read. deadline_s: CLOCK_BOOTTIME, 0 = none. ts: of the message that granted the lease.
     frozen_s_max: 0 = the launcher's own. once: its exit is on the disk before it is reported. input: the file that feeds its
     stdin. terminal: rows and columns. run: the run of the launcher that this was meant for. inside: key of the task whose
-    environment, directory and containment it shares. The rest is for a launcher that serves all users: user at the node home,
-    with this uid (-1: not known); kept: names of variables that a task of another user gets all the same.
+    environment, directory and containment it shares. cpus, cpus_max: its share of the processors, and the most of them that it
+    gets (0 = no bound), where they are enforced. The rest is for a launcher that serves all users: user at the node home, with
+    this uid (-1: not known); kept: names of variables that a task of another user gets all the same.
     """
 
     key: str
@@ -180,6 +182,7 @@ class SpawnRequest(Message):
     kept: list[bytes] | None = None
     devices: bool = False
     cpus: float = 1.0
+    cpus_max: float = 0.0
 
 
 class SignalRequest(Message):
@@ -231,10 +234,13 @@ class ResizeRequest(Message):
 
 
 class UsageRequest(Message):
-    """Answer with the `UsageEvent` of these tasks."""
+    """Answer with the `UsageEvent` of these tasks. brief: only their processor time is needed, where it is counted; counters: with
+    the energy counters that only root may read."""
 
     id: int
     keys: list[str]
+    brief: bool = False
+    counters: bool = False
 
 
 class ListenRequest(Message):
@@ -306,7 +312,8 @@ Request = (
 
 class ListedEvent(Message):
     """A part of the list. run: the name of this run of the launcher. units, memory: how tasks are contained, and their memory
-    limited. unenforced: sentences about what cannot be enforced. system: it serves all users."""
+    limited. unenforced: sentences about what cannot be enforced. system: it serves all users. cores: tasks get their shares of
+    the processors."""
 
     pid: int
     more: bool
@@ -318,6 +325,7 @@ class ListedEvent(Message):
     unenforced: list[str]
     memory: str
     system: bool
+    cores: bool = False
 
 
 class StartedEvent(Message):
@@ -373,11 +381,12 @@ class UserReply(Message):
 
 
 class UsageEvent(Message):
-    """Usage of running tasks at CLOCK_BOOTTIME ``at_s``."""
+    """Usage of running tasks at CLOCK_BOOTTIME ``at_s``. counters: see `powercap.Reading`."""
 
     id: int
     at_s: float
     of: dict[str, TaskUsage]
+    counters: list[tuple[str, str, int, int, int]] = []  # noqa: RUF012 -- no attribute: `MessageType` takes it out
 
 
 class PongEvent(Message):
@@ -431,8 +440,6 @@ EVENTS: dict[str, type[LauncherEvent]] = {
 # -- codec -------------------------------------------------------------------------------------------------------------
 
 _KINDS: dict[type, str] = {kind: tag for table in (REQUESTS, EVENTS) for tag, kind in table.items()}
-_SENT_ALWAYS = frozenset({"ts", "frozen_s_max", "once", "ends", "stdout_bytes", "stderr_bytes"})
-"""Fields that are sent even if they have their default."""
 
 
 def frame(messages: list[bytes]) -> bytes:
@@ -465,14 +472,8 @@ def exit_fields(record: ExitRecord) -> dict[str, Any]:
 
 
 def _fields_of(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- any of the types above
-    kind = type(message)
-    defaults = kind.defaults
-    fields = {}
-    for name in kind.names:
-        value = getattr(message, name)
-        if name not in defaults or value != defaults[name] or name in _SENT_ALWAYS:
-            fields[name] = value
-    return fields
+    values, omitted = message.__dict__, type(message).omitted
+    return {name: values[name] for name in type(message).names if name not in omitted or values[name] != omitted[name]}
 
 
 def _listed_fields(event: ListedEvent) -> dict[str, Any]:
@@ -545,18 +546,19 @@ def _listed(raw: dict[str, Any]) -> ListedEvent:
 
 def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instance of ``kind``
     """A message of this type. Raises LauncherProtocolError."""
-    values = []
-    for name, converted in zip(kind.names, kind.converters, strict=True):
-        if name in raw:
+    values, converters = kind.defaults.copy(), kind.converters
+    for name, value in raw.items():
+        if name in converters:
+            simple, converted = converters[name]
             try:
-                values.append(converted(raw[name]))
+                values[name] = value if type(value) is simple else converted(value)
             except LauncherProtocolError as error:
                 raise LauncherProtocolError(f"{name}: {error}") from None
-        elif name in kind.defaults:
-            values.append(kind.defaults[name])
-        else:
-            raise LauncherProtocolError(f"{name} is missing")
-    return kind(*values)
+    if len(values) < len(converters):
+        raise LauncherProtocolError(f"{', '.join(converters.keys() - values)} is missing")
+    message = object.__new__(kind)
+    message.__dict__ = values
+    return message
 
 
 def _checked(request: Request) -> Request:
@@ -566,8 +568,8 @@ def _checked(request: Request) -> Request:
             key = request.key
             if not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or "/" in key or not request.argv:
                 raise LauncherProtocolError("key or argv")
-            sizes = request.memory_bytes_max, request.output_bytes_max
-            if not all(0 <= size < SIZE_BYTES_MAX for size in sizes) or not 0 <= request.umask <= UMASK_MAX:
+            is_small = 0 <= request.memory_bytes_max < SIZE_BYTES_MAX and 0 <= request.output_bytes_max < SIZE_BYTES_MAX
+            if not is_small or not 0 <= request.umask <= UMASK_MAX:
                 raise LauncherProtocolError("a size or umask")
             if request.terminal is not None and len(request.terminal) != 2:  # noqa: PLR2004 -- rows, columns
                 raise LauncherProtocolError("terminal")
@@ -575,7 +577,7 @@ def _checked(request: Request) -> Request:
             raise LauncherProtocolError(f"signal {number}")
         case StdinRequest(_, size, _) if not 0 <= size < SIZE_BYTES_MAX:
             raise LauncherProtocolError("size")
-        case UsageRequest(_, keys) if len(keys) > USAGE_KEYS_MAX:
+        case UsageRequest(_, keys, _, _) if len(keys) > USAGE_KEYS_MAX:
             raise LauncherProtocolError("too many keys")
         case DirectoryCheck() | FileCheck() | FileAppend() if request.id < 1:
             raise LauncherProtocolError("id is missing")
@@ -619,7 +621,7 @@ def _list_of(convert: Callable[[Any], Any]) -> Callable[[object], list[Any]]:
 
 def _environment(value: object) -> dict[bytes, bytes] | None:
     """None for what is no environment: its home has sent it, and the task ends with a reason."""
-    if not isinstance(value, dict) or not all(type(k) is type(v) is bytes for k, v in value.items()):
+    if not isinstance(value, dict) or not {*map(type, value), *map(type, value.values())} <= {bytes}:
         return None
     return value
 
@@ -635,6 +637,12 @@ def _resources(value: object) -> ResourceUsage | None:
         raise LauncherProtocolError("no map")
     found: ResourceUsage = _built(ResourceUsage, value)
     return found
+
+
+def _counter(value: object) -> tuple[str, str, int, int, int]:
+    if not isinstance(value, list) or len(value) != 5:  # noqa: PLR2004 -- see `powercap.Reading`
+        raise LauncherProtocolError("no counter")
+    return _text(value[0]), _text(value[1]), _int(value[2]), _int(value[3]), _int(value[4])
 
 
 def _usage_of(value: object) -> dict[str, TaskUsage]:
@@ -664,6 +672,7 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     list[int] | None: _list_of(_int),
     dict[bytes, bytes] | None: _environment,
     list[tuple[str, int, int]]: _list_of(_part),
+    list[tuple[str, str, int, int, int]]: _list_of(_counter),
     ExitRecord: decode_exit,
     ResourceUsage | None: _resources,
     dict[str, TaskUsage]: _usage_of,
@@ -671,4 +680,5 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     list[tuple[str, ExitRecord]]: _as_it_is,
 }
 for _kind in (*_KINDS, ExitRecord, ResourceUsage):
-    _kind.converters = tuple(_CONVERTERS[wanted] for wanted in _kind.types)  # type: ignore[attr-defined]
+    _wanted = zip(_kind.names, _kind.types, strict=True)  # type: ignore[attr-defined]
+    _kind.converters = {name: (kind, _CONVERTERS[kind]) for name, kind in _wanted}  # type: ignore[attr-defined]

@@ -63,11 +63,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
+    from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import Units
     from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.protocol import LauncherEvent, Request
 
 STOP_GRACE_S = 2.0
+STARTS_HELD_S = 0.004
+"""Starts are reported after so long, or with whatever else there is to report: the end of a short task, by one frame that wakes
+the agent once."""
 LOCK_S_MAX = 0.3
 """A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
 lock."""
@@ -83,9 +87,17 @@ class Launcher:
     directory."""
 
     def __init__(
-        self, directory: str, units: str = "", memory: str = "", system: MultiUser | None = None, store: str = ""
+        self,
+        directory: str,
+        units: str = "",
+        memory: str = "",
+        system: MultiUser | None = None,
+        store: str = "",
+        *,
+        cores: bool = False,
     ) -> None:
-        """store: the id of the database that it starts tasks for, "" for several."""
+        """store: the id of the database that it starts tasks for, "" for several. cores: they are enforced, as far as
+        possible; for all users they always are."""
         self._directory = directory
         self._store = store
         self._claim: socket.socket | None = None
@@ -93,6 +105,8 @@ class Launcher:
         self._access = OwnCredentials() if system is None else system.access
         self._units_wanted = units
         self._memory_wanted = memory
+        self._cores: CgroupLimits | None = None
+        self._wants_cores = cores and system is None
         self._lock = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,6 +117,7 @@ class Launcher:
         self._tasks: dict[str, LaunchedTask] = {}
         self._by_pidfd: dict[int, LaunchedTask] = {}
         self._events: list[LauncherEvent] = []
+        self._starts_due_s = 0.0
         self._kill_at_s = 0.0
         self._stopping = False
         self._watchdog: Watchdog | None = None
@@ -126,8 +141,12 @@ class Launcher:
         if self._system is not None:
             self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run, self._own_children)
         self._input = LauncherStdin(self._epoll, self._events, self._access)
+        if self._wants_cores:
+            from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
+
+            self._cores = CgroupLimits(self._directory, self._units, ROOT_PREFIX + self._run, (CPU,))
         self._spawner = Spawner(
-            self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system
+            self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system, self._cores
         )
         self._reaper = Reaper(self._units, self._end, self._unit_closed)
         self._leases = LeaseTimers(self._tasks, self._units, self._events)
@@ -199,7 +218,7 @@ class Launcher:
             self._flush()
         self._agent.close()
         self._units.remove()
-        self._memory.remove()
+        self._remove_cgroups()
         if self._system is not None:
             self._system.close()
         if self._watchdog is not None:
@@ -211,6 +230,8 @@ class Launcher:
         due_at_s = self._reaper.due_at_s()
         if self._kill_at_s:
             due_at_s.append(self._kill_at_s)
+        if self._starts_due_s:
+            due_at_s.append(self._starts_due_s)
         if self._tasks:
             due_at_s.append(now_s + LIMIT_EVERY_S)
         if self._system is not None:
@@ -269,6 +290,13 @@ class Launcher:
         """Release what an attempt had; not even its unit is left."""
         if self._system is not None:
             self._system.release(key)
+        if self._cores is not None:
+            self._cores.close(key)
+
+    def _remove_cgroups(self) -> None:
+        self._memory.remove()
+        if self._cores is not None:
+            self._cores.remove()
 
     def _report_lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
         self._events.append(ExpiredEvent(key, reason, never_started, shortage))
@@ -320,7 +348,8 @@ class Launcher:
             case ResizeRequest():
                 self._input.resize(request)
             case UsageRequest():
-                self._events.append(usage_of(self._tasks, self._units, request))
+                counters = self._system.powercap.read() if request.counters and self._system is not None else []
+                self._events.append(usage_of(self._tasks, self._units, request, counters))
             case PingRequest():
                 self._events.append(PongEvent())
             case ListenRequest():
@@ -370,15 +399,24 @@ class Launcher:
                 unenforced=[*self._units.unenforced, *self._memory.unenforced, *self._spawner.unenforced],
                 memory=self._memory.name,
                 system=self._system is not None,
+                cores=self._spawner.enforces_cores,
             )
             self._agent.send([event])
 
     def _flush(self) -> None:
         """Write exits to the disk first, then to the agent: everything of one turn in one write each."""
         self._events += self._exits.flush()
-        if self._agent.listed:
-            self._agent.send(self._events)
-        self._events.clear()
+        if self._events and all(type(event) is StartedEvent for event in self._events):
+            now_s = time.monotonic()
+            self._starts_due_s = self._starts_due_s or now_s + STARTS_HELD_S
+            is_held = now_s < self._starts_due_s
+        else:
+            is_held = False
+        if not is_held:
+            self._starts_due_s = 0.0
+            if self._agent.listed:
+                self._agent.send(self._events)
+            self._events.clear()
         self._agent.flush()
 
     # -- tasks ---------------------------------------------------------------------------------------------------
@@ -455,7 +493,7 @@ class Launcher:
         self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
     def _is_settled(self, request: SpawnRequest) -> bool:
-        """Whether there is nothing to start: it was started, or must not be."""
+        """True if there is nothing to start: it was started, or must not be."""
         key = request.key
         known = self._tasks.get(key)
         if known is not None:
@@ -472,7 +510,7 @@ class Launcher:
         return True
 
     def _would_thaw(self, task: LaunchedTask, number: int) -> bool:
-        """Whether this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
+        """True if this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
         return number == signal.SIGCONT and self._units.is_proc_scan and bool(task.frozen_at_s)
 
     def _signal(self, task: LaunchedTask, number: int) -> None:
@@ -541,13 +579,13 @@ def _request_socket(directory: str) -> None:
 
 
 def locked_launcher(
-    directory: str, units: str, memory: str, system: MultiUser | None = None, store: str = ""
+    directory: str, units: str, memory: str, system: MultiUser | None = None, store: str = "", *, cores: bool = False
 ) -> Launcher:
     """The launcher of this directory; ends this process if there is another."""
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
         try:
-            return Launcher(directory, units, memory, system, store)
+            return Launcher(directory, units, memory, system, store, cores=cores)
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
                 _request_socket(directory)
@@ -557,17 +595,21 @@ def locked_launcher(
 
 
 def main() -> None:
-    """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to
+    """``--directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]``: run the launcher of DIR until it is told to
     stop. Units are cgroup2 or bare; memory is limited by cgroup2, cgroup1 or rlimit; the default is the best that
     works. ID: of the database that it starts tasks for."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
-    known = {"--directory", "--units", "--memory", "--store"}
+    known = {"--directory", "--units", "--memory", "--store", "--cores"}
     if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:
-        sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND] [--store ID]")
+        sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]")
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
     launcher = locked_launcher(
-        directory, flags.get("--units", ""), flags.get("--memory", ""), store=flags.get("--store", "")
+        directory,
+        flags.get("--units", ""),
+        flags.get("--memory", ""),
+        store=flags.get("--store", ""),
+        cores="--cores" in flags,
     )
     _detach(directory)
     launcher.open()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from peerload.launcher.containment import Units
+    from peerload.launcher.powercap import Reading
     from peerload.launcher.protocol import UsageRequest
     from peerload.launcher.task import LaunchedTask
 
@@ -25,11 +26,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def usage_of(tasks: Mapping[str, LaunchedTask], units: Units, request: UsageRequest) -> UsageEvent:
+def usage_of(
+    tasks: Mapping[str, LaunchedTask], units: Units, request: UsageRequest, counters: list[Reading]
+) -> UsageEvent:
     """Usage of each of the requested tasks that runs. Memory that its processes share is counted for each of them."""
     running = [key for key in request.keys if key in tasks and not tasks[key].ended_at]
     found: dict[str, TaskUsage] = {}
     left = PROCESSES_MAX
+    if request.brief:
+        counted = {key: units.cpu_s(key) for key in running}
+        found = {key: TaskUsage(cpu_s, -1, -1) for key, cpu_s in counted.items() if cpu_s >= 0}
+        running = [key for key in running if key not in found]
     for key, pids in units.processes_of(running).items():
         counted_s = units.cpu_s(key)
         if len(pids) > left:
@@ -38,7 +45,7 @@ def usage_of(tasks: Mapping[str, LaunchedTask], units: Units, request: UsageRequ
         left -= len(pids)
         cpu_s, memory_bytes, processes = _sum(pids)
         found[key] = TaskUsage(max(cpu_s, counted_s), memory_bytes, processes)
-    return UsageEvent(request.id, time.clock_gettime(time.CLOCK_BOOTTIME), found)
+    return UsageEvent(request.id, time.clock_gettime(time.CLOCK_BOOTTIME), found, counters)
 
 
 def _sum(pids: list[int]) -> tuple[float, int, int]:

@@ -13,6 +13,7 @@ from peerload.model import rules
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
+from peerload.model.power import TaskCost
 from peerload.model.submit_options import CompletionJob, GroupSettings, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
 from peerload.model.timers import Timer
@@ -123,8 +124,13 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "cluster": ("revoked", "rotated", "forged", "certified", "renewed"),
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
+    "energy": ("prices read", "prices refused"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
+    "files": ("staged", "returned"),
+    "environment": ("built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
+    "hook": ("failed", "dropped"),
+    "web": ("ended", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
 }
@@ -303,8 +309,8 @@ class SendResult(_Action, frozen=True):
 
 
 class StageFiles(_Action, frozen=True):
-    """Bring the files of this offered attempt into its working directory, then answer with FilesStaged; tell its home
-    meanwhile that they are on their way."""
+    """Bring the files of this offered attempt into its working directory, from ``sources`` or its home, then answer with
+    FilesStaged; tell its home meanwhile that they are on their way."""
 
     key: str
     task: str
@@ -312,6 +318,7 @@ class StageFiles(_Action, frozen=True):
     attempt: int
     home: str
     spec: TaskSpec
+    sources: tuple[str, ...] = ()
 
 
 class KeepOutput(_Action, frozen=True):
@@ -394,14 +401,16 @@ class Note(_Action, frozen=True):
     event: PutEvent
 
 
-class Decided(_Action, frozen=True):
-    """Record of a decision: the policy, the inputs with their age in seconds, the choice and the reason."""
+class Decided(_Action, frozen=True, omit_defaults=True):
+    """Record of a decision: the policy, the inputs with their age in seconds, the choice and the reason. compared: costs
+    that it rests on."""
 
     task: str
     policy: str
     inputs: tuple[tuple[str, float, float], ...]
     choice: str
     reason: str
+    compared: tuple[TaskCost, ...] = ()
 
 
 OUTWARD: tuple[type, ...] = (

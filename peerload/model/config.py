@@ -6,7 +6,7 @@ variables and TOML files (`config/loader.py`); the simulator makes them directly
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +14,9 @@ from msgspec import Meta
 from peerload.model.devices import Kind
 from peerload.model.gossip import LAN, GossipPreset
 from peerload.model.resources import Name, NodeName, Speed
+
+if TYPE_CHECKING:
+    from peerload.model.power import PowerCurve
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -164,6 +167,14 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     # devices
     gpu: GpuConfig = GpuConfig()
 
+    # energy
+    cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
+    """Bound on the power of this node by its curve, in place of the curve's own; 0: none."""
+
+    def limited(self, power: PowerCurve) -> PowerCurve:
+        """The curve with the bound of this node."""
+        return power if self.cap_w is None else msgspec.structs.replace(power, cap_w=self.cap_w)
+
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[gpu]` of the config file. mem_threshold, reserve: of a card's memory no more than this share, less the
@@ -187,9 +198,61 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node."""
+    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node. snapshot: whether
+    the working directory of a task submitted here travels where it is not the same on all nodes that could run the task
+    ("auto"), or only where its user asks for that ("asked"). build_s_max: bound on the time in which an environment is built."""
 
     cache: Annotated[str, Meta(max_length=20)] = "10GiB"
+    snapshot: Literal["asked", "auto"] = "asked"
+    build_s_max: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 1800.0
+
+
+class CpusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[cpus]` of the config file. enforce: tasks get shares of the processors by what they ask for where these are
+    scarce ("share"), and never more than they ask for ("limit"), as far as the launcher has cgroups."""
+
+    enforce: Literal["off", "share", "limit"] = "off"
+
+
+class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
+    hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
+    node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
+    price_file: prices of energy, or its carbon, over time (`energy/prices.py`)."""
+
+    power_cmd: Annotated[str, Meta(max_length=4096)] = ""
+    powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
+    hwmon: Annotated[str, Meta(max_length=4096)] = "/sys/class/hwmon"
+    cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
+    cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
+    price_file: Annotated[str, Meta(max_length=4096)] = ""
+
+
+Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=8)]
+
+
+class HooksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[hooks]` of the config file: whom to notify when a task of this node has ended or failed, or a node is dead:
+    commands, URLs, ntfy:TOPIC, mail:ADDRESS. secret_file: signs webhooks; sendmail: the program for mail, "": the usual one."""
+
+    on_end: Targets = ()
+    on_fail: Targets = ()
+    on_node_dead: Targets = ()
+    secret_file: Annotated[str, Meta(max_length=4096)] = ""
+    sendmail: Annotated[str, Meta(max_length=4096)] = ""
+
+    def targets(self) -> tuple[str, ...]:
+        """All targets."""
+        return (*self.on_end, *self.on_fail, *self.on_node_dead)
+
+
+class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[web]` of the config file: the agent runs `peerload web` with these flags. listen: "": it does not."""
+
+    listen: Annotated[str, Meta(max_length=4096)] = ""
+    host: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...], Meta(max_length=16)] = ()
+    tls_cert: Annotated[str, Meta(max_length=4096)] = ""
+    tls_key: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -254,6 +317,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
     mqtt_state_every_s: Positive = 30.0
     """Own retained state is published again this often, since a broker's memory is not durable."""
+    mqtt_publish_state: bool = False
+    """Publish the state of this node and its tasks at the broker for other systems, readable by whoever may read there."""
     record: str = ""
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
     debug_validate: bool = False
@@ -263,8 +328,16 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sharing of the GPUs of this node: a table of the config file."""
     load: LoadSettings = LoadSettings()
     """Load of this node: a table of the config file."""
+    cpus: CpusSettings = CpusSettings()
+    """Cores of tasks: a table of the config file."""
+    energy: EnergySettings = EnergySettings()
+    """Sensors of power: a table of the config file."""
     files: FilesSettings = FilesSettings()
     """Files that travel with tasks: a table of the config file."""
+    hooks: HooksSettings = HooksSettings()
+    """Whom to notify of ends of tasks and losses of nodes: a table of the config file."""
+    web: WebSettings = WebSettings()
+    """The web server that the agent runs: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""

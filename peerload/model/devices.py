@@ -156,7 +156,8 @@ class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
     mark: `Device.mark`; free_mib: memory that could be promised now; free_slots: tasks that could join, whose work is not
     known; free_percent: how much of it one that asks for a part could have; eta_s: when the
     next of its tasks is expected to end, 0 = not known; price: of a second of work, in joules, 0 = not known;
-    used_mib, foreign_mib: memory in use, by anybody and by others than this node's tasks; tasks: how many it has.
+    used_mib, foreign_mib: memory in use, by anybody and by others than this node's tasks; tasks: how many it has; temperature_c:
+    0 = not known.
     """
 
     mark: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
@@ -171,6 +172,7 @@ class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
     foreign_mib: Small = 0
     tasks: Small = 0
     free_percent: Annotated[int, Meta(ge=0, le=100)] = 0
+    temperature_c: Annotated[int, Meta(ge=0, le=255)] = 0
 
     @property
     def is_free(self) -> bool:

@@ -7,6 +7,7 @@ PeerloadError
 │   ├── NotAllowed      whoever asks may not
 │   ├── SlowDown        a named bound is reached
 │   ├── StagingFailed   files of a task cannot be read, kept, fetched or written
+│   ├── SnapshotWanted  the working directory has to travel with the task
 │   └── DiskFull        the disk has no room for it (ENOSPC)
 ├── UsageError          the command line makes no sense
 ├── ConfigError         a setting is unknown, out of range or contradicts another
@@ -66,7 +67,7 @@ class NeverRunnable(BadRequest):
 
 
 class NotAllowed(BadRequest):
-    """Whoever asks for this may not; nothing was changed."""
+    """The client may not do this; nothing was changed."""
 
     code = "not-allowed"
 
@@ -100,6 +101,12 @@ class StagingFailed(BadRequest):
     """Files of a task cannot be read, kept, fetched or written; the message names the file."""
 
     code = "staging"
+
+
+class SnapshotWanted(BadRequest):
+    """The working directory is not the same on all nodes: submit it again with a snapshot, as the settings want it."""
+
+    code = "snapshot"
 
 
 class DiskFull(BadRequest):

@@ -13,6 +13,7 @@ from peerload.model.devices import Device, DeviceReading
 from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
+from peerload.model.power import PowerCurve
 from peerload.model.resources import Profile
 from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
@@ -266,7 +267,7 @@ class EmptyAwaited(_Event, frozen=True):
 
 
 class EmptyAwaitedNoMore(_Event, frozen=True):
-    """Whoever waited for that has gone, or given up. Not answered."""
+    """The client of a request has gone or has given up. Not answered."""
 
     request: int
 
@@ -307,6 +308,10 @@ class DiskRoomChanged(_Event, frozen=True):
 
     has_room: bool
     trouble: str = ""
+
+
+class CoresEnforced(_Event, frozen=True):
+    """Tasks get their shares of the processors here."""
 
 
 class PricesRead(_Event, frozen=True):
@@ -477,6 +482,8 @@ class LoadSampled(_Event, frozen=True):
     cpu_pressure: float = 0.0
     mem_pressure: float = 0.0
     cpus: float = 0.0
+    watts: float | None = None
+    """Power as sensors read it; None: there is none."""
 
 
 class DevicesFound(_Event, frozen=True):
@@ -502,6 +509,12 @@ class SpeedMeasured(_Event, frozen=True):
     """The speed of this node was measured (`Profile.speed`)."""
 
     speed: float
+
+
+class PowerMeasured(_Event, frozen=True):
+    """The power curve of this node was measured, or has turned out to be stale."""
+
+    curve: PowerCurve
 
 
 class BusChanged(_Event, frozen=True):
@@ -549,6 +562,7 @@ Event = (
     | NodeRevoked
     | RemoteCancelRequested
     | DiskRoomChanged
+    | CoresEnforced
     | PricesRead
     | MachineSleeping
     | MachineWoke
@@ -573,6 +587,7 @@ Event = (
     | DevicesSampled
     | DirectoryFound
     | SpeedMeasured
+    | PowerMeasured
     | BusChanged
     | LoadTold
     | AgentStopping

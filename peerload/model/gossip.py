@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from peerload.model.devices import DeviceLoad
 from peerload.model.load import LOAD_MAX, Count, LoadReport, Region, Share
+from peerload.model.power import Watts
 from peerload.model.resources import Address, BootId, Bytes, NodeName
 
 DATAGRAM_BYTES_MAX = 1400
@@ -116,8 +117,12 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
         return believed is not None and numbers <= (believed.incarnation, believed.refutation)
 
 
+GOSSIPED = tuple(name for name in LoadReport.__struct_fields__ if name != "price")
+"""Fields of a report that are gossiped: who needs a price asks."""
+
+
 class Load(_Message, frozen=True, tag="load"):
-    """A node's load in few bytes; its fields are those of `LoadReport`.
+    """A node's load in few bytes; its fields are those of `LoadReport`, but for the price.
 
     is_news: everybody is to know, so it is passed on; else the node mentions it by the way.
     """
@@ -150,17 +155,18 @@ class Load(_Message, frozen=True, tag="load"):
     cpus_foreign: Share = 0.0
     slots_foreign: Count = 0
     is_asleep: bool = False
+    watts: Watts | None = None
 
     @classmethod
     def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:
         """The digest of a report."""
-        fields = msgspec.structs.asdict(report)
+        fields = {name: getattr(report, name) for name in GOSSIPED}
         fields["devices"] = report.devices[:DEVICES_GOSSIPED_MAX]
         return cls(node=node, age_s=age_s, is_news=is_news, **fields)
 
     def report(self) -> LoadReport:
         """The report again."""
-        return LoadReport(**{name: getattr(self, name) for name in LoadReport.__struct_fields__})
+        return LoadReport(**{name: getattr(self, name) for name in GOSSIPED})
 
 
 GossipMessage = GossipPing | GossipAck | GossipPingRequest | GossipNack | MembershipUpdate | Load

@@ -9,11 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.devices import DEVICES_MAX, DeviceLoad
+from peerload.model.power import Watts
 
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 LOAD_MAX = 1e12
 """A greater load index is not told."""
 Share = Annotated[float, Meta(ge=0.0, le=LOAD_MAX)]
+Price = Annotated[float, Meta(ge=-LOAD_MAX, le=LOAD_MAX)]
 
 
 class Region(enum.IntEnum):
@@ -62,6 +64,10 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     slots_foreign: Count = 0
     is_asleep: bool = False
     """True if the machine is suspended, and is woken by a task."""
+    watts: Watts | None = None
+    """Power as sensors read it; None: there is none."""
+    price: Price | None = None
+    """Price of a kWh there now, or its carbon; None: not known."""
 
 
 class Thresholds(msgspec.Struct, frozen=True, gc=False):

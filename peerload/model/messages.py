@@ -41,17 +41,37 @@ PAIR_MOVES_MAX = 64
 
 BLOCKS_MAX = 2048
 """Blocks of files that are asked for at a time."""
-DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy", "stalled", "staging")
+SOURCES_MAX = 4
+"""Nodes beside its home that an offer names as sources of a task's files."""
+DECLINES = (
+    "room",
+    "directory",
+    "cannot",
+    "drained",
+    "floor",
+    "busy",
+    "disk",
+    "policy",
+    "stalled",
+    "staging",
+    "environment",
+    "cache",
+)
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
 has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
-user, its file system has not answered whether the directory is there, or the task's files cannot be had anywhere."""
-DECLINES_LASTING = ("directory", "policy", "stalled")
-"""Declines that hold for every task of the same user in the same directory, and are remembered for a while."""
+user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, its
+environment cannot be built here, or its files do not fit into the cache."""
+DECLINES_LASTING = ("directory", "policy", "stalled", "environment", "cache")
+"""Declines that hold for every task of the same user in the same directory, of the same lock or the same files, and are
+remembered for a while."""
 
 
 def decline_subject(code: str, spec: TaskSpec | DirectoryTold) -> bytes:
     """The subject of a decline for a lasting reason: it holds for every task with the same subject."""
     user = spec.user.encode()
+    if code in ("environment", "cache"):
+        part = (spec.lock if code == "environment" else spec.files) if isinstance(spec, TaskSpec) else None
+        return b"" if part is None else part.manifest
     return user if code == "policy" else spec.directory + b"\0" + user if user else spec.directory
 
 
@@ -294,7 +314,8 @@ class Offer(_Message, frozen=True, tag="offer"):
     """home → x: would you run attempt n? The answer reserves room for 10 s.
 
     migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue;
-    load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide)."""
+    load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide). sources: other
+    nodes that have the task's files."""
 
     task: TaskId
     uid: Uid
@@ -305,6 +326,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     migrations_max: Annotated[int, Meta(ge=-1, le=1000)] = -1
     only: bool = False
     load_tasks_max: Annotated[int, Meta(ge=-1, le=1 << 40)] = -1
+    sources: Annotated[tuple[NodeName, ...], Meta(max_length=SOURCES_MAX)] = ()
 
 
 class Accept(_Message, frozen=True, tag="accept"):
@@ -324,13 +346,15 @@ class Accept(_Message, frozen=True, tag="accept"):
 
 
 class Staging(_Message, frozen=True, tag="staging"):
-    """x → home: the files of the offered task are on their way here, so many bytes of so many; the offer stands meanwhile."""
+    """x → home: the files of the offered task are on their way here, so many bytes of so many; or its environment is being built
+    (builds). The offer stands meanwhile."""
 
     task: TaskId
     uid: Uid
     attempt: Attempt
     done_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    builds: bool = False
 
 
 class Decline(_Message, frozen=True, tag="decline"):
@@ -526,11 +550,12 @@ class DirectoryRequest(_Message, frozen=True, tag="directory-request"):
 
 class DirectoryTold(_Message, frozen=True, tag="directory-told"):
     """The answer to a DirectoryRequest. ``code``: "" if the directory is there, else the one of `DECLINES_LASTING` with
-    which an offer would be declined."""
+    which an offer would be declined. ``identity``: the same as at home if it is the same directory; "" = not known."""
 
     directory: WorkingDirectory
     user: Name = ""
     code: Annotated[str, Meta(max_length=20)] = ""
+    identity: Annotated[str, Meta(max_length=64)] = ""
 
 
 # -- output streams: a connection of their own, so that a long output never stands before a lease ---------------------
@@ -606,9 +631,11 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
 
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
-    """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block."""
+    """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block. verify: make sure that
+    they are intact: one was not."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
+    verify: bool = False
 
 
 class Blocks(_Message, frozen=True, tag="blocks"):

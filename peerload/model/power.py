@@ -33,6 +33,16 @@ class Quality(enum.StrEnum):
         return max(qualities, key=tuple(Quality).index, default=Quality.ESTIMATED)
 
 
+class TaskCost(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Joules that a task would take on a node as its power curve has it; of a task of unknown duration, for one second of
+    work. price: of a kWh there now, None = not known."""
+
+    node: str
+    joules: float
+    quality: Quality = Quality.ESTIMATED
+    price: float | None = None
+
+
 class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Power of a node by its work rate u (0 … 1, of that with all threads busy), linear between equally spaced points.
 
@@ -78,15 +88,26 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.watts[step] + (self.watts[step + 1] - self.watts[step]) * (at - step)
 
     def settled_watts(self, threads: float) -> float:
-        """The same once an idle node that may sleep does so."""
+        """Watts with so many busy threads; an idle node that may sleep draws its power of sleep."""
         return self.off_w if self.may_sleep and threads <= 0 else self.watts_at(threads)
+
+    def exceeds_cap(self, threads: float) -> bool:
+        """True if so many busy threads take more than tasks may have the node take."""
+        return bool(self.cap_w) and self.watts_at(threads) > self.cap_w
 
     def threads_under_cap(self, threads_max: float) -> float:
         """Most threads that tasks may keep busy, of at most so many."""
-        if not self.cap_w or self.watts_at(threads_max) <= self.cap_w:
+        if not self.exceeds_cap(threads_max):
             return threads_max
-        allowed = (count for count in range(min(int(threads_max), self.threads), -1, -1))
-        return float(next((count for count in allowed if self.watts_at(count) <= self.cap_w), 0))
+        counts = range(min(int(threads_max), self.threads), -1, -1)
+        return float(next((count for count in counts if not self.exceeds_cap(count)), 0))
+
+    def limited_as(self, other: PowerCurve | None) -> PowerCurve:
+        """The same, with what is not measured as of another curve of this node: suspension and the bound."""
+        if other is None:
+            return self
+        limits = {name: getattr(other, name) for name in ("off_w", "wake_s", "may_sleep", "cap_w")}
+        return msgspec.structs.replace(self, **limits)
 
     def told(self, points: int = POINTS_MAX) -> tuple[float, ...]:
         """Points for other nodes, at most so many."""
@@ -94,7 +115,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def resampled(watts: tuple[float, ...], points: int) -> tuple[float, ...]:
-    """The same curve with so many points."""
+    """Resample a curve to so many points."""
     last, found = len(watts) - 1, []
     for number in range(points):
         at = number / (points - 1) * last

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from peerload.model.resources import Name, Placement, ResourceRequest, Speed
+from peerload.model.power import Quality
+from peerload.model.resources import Builder, Name, Placement, ResourceRequest, Speed
 
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
@@ -130,6 +131,16 @@ class TaskFiles(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     returns_changes: bool = False
 
 
+class EnvironmentLock(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The environment of a task, which its node builds from a lock file before the task starts. manifest: id of the tree of
+    its files; kind: of `BUILDERS`; name: the file as its user knows it; python: the versions that it is for, "" = any."""
+
+    manifest: Digest
+    kind: Builder
+    name: Name = ""
+    python: Annotated[str, Meta(max_length=200)] = ""
+
+
 class Staged(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Files of an ended attempt. in_bytes, in_s: fetched for it by its node, and the seconds until all was in place;
     outputs: id of the manifest of its output files, b"" = none; out_bytes, out_count: of these. conflicts: number of outputs
@@ -153,7 +164,8 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     that window at first, in which stdout and stderr are one; followed: somebody reads its output as it comes, so that more of
     it is kept than usual. user: the name at home of the account that submitted it, set by a home in system mode, which
     knows it from the operating system; "" in user mode. named: the variables that the submitter has asked for by name: they go
-    along where the task runs as somebody else, too. files: those that travel with it, into a working directory that is SCRATCH.
+    along where the task runs as somebody else, too. files: those that travel with it, into a working directory that is SCRATCH;
+    lock: the environment that it finds in PATH.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -174,15 +186,21 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     user: Name = ""
     named: Annotated[tuple[Annotated[bytes, Meta(min_length=1, max_length=256)], ...], Meta(max_length=1024)] = ()
     files: TaskFiles | None = None
+    lock: EnvironmentLock | None = None
     est_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     """How long it takes on the reference machine as its user says, 0 = not said."""
     prefer: Literal["", "time", "balanced", "energy"] = ""
-    """What its placement saves; "": as the preset says."""
+    """Goal of its placement: time, energy or both; "": as the preset says."""
 
     @property
     def needs_feeding(self) -> bool:
         """True if its node has to have something for it to read."""
         return self.takes_input or self.terminal is not None
+
+    @property
+    def is_staged(self) -> bool:
+        """True if its node has to bring files, or build an environment, before it starts."""
+        return self.files is not None or self.lock is not None
 
     def __post_init__(self) -> None:
         """ValueError, where it is decoded a ValidationError, for what a range cannot say."""
@@ -199,6 +217,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     gpu_memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     gpu_model: Annotated[str, Meta(max_length=96)] = ""
+    joules: Annotated[float, Meta(ge=0.0, le=1e15)] | None = None
+    """Energy beyond what the node would have drawn anyway; None: not known."""
+    energy_quality: Quality | None = None
+    energy_scope: Annotated[str, Meta(max_length=64)] = ""
+    """Parts of the node that the joules are of, such as ``package+dram+gpu``."""
 
 
 class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -231,7 +254,7 @@ REASON_CHARS_MAX = 512
 
 
 def without_missing(exit_: Exit, missing: tuple[int, int], why: str) -> Exit:
-    """The same, when so many bytes of stdout and stderr are not there; the reason says so."""
+    """The exit of an attempt whose output lacks so many bytes of stdout and stderr; the reason says so."""
     if not any(missing):
         return exit_
     words = "; ".join(filter(None, (exit_.reason, f"{why} ({sum(missing)} bytes are missing)")))
@@ -245,7 +268,7 @@ def without_missing(exit_: Exit, missing: tuple[int, int], why: str) -> Exit:
 
 
 def without_files(exit_: Exit, why: str) -> Exit:
-    """The same, when its files could not be brought where they belong: no success, and the reason says so."""
+    """The exit of an attempt whose files could not be put in place or brought home: a failure; the reason says why."""
     words = "; ".join(filter(None, (f"staging: {why}", exit_.reason)))
     return msgspec.structs.replace(
         exit_, exit_code=exit_.exit_code or STAGING_EXIT_CODE, reason=words[:REASON_CHARS_MAX]

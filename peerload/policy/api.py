@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from peerload.model.load import LoadReport, Thresholds
+from peerload.model.power import TaskCost
 from peerload.model.resources import Placement, Profile, ResourceRequest
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class NodeView(LoadView, Protocol):
 
     @property
     def reports_guide_probing(self) -> bool:
-        """Whether peers are drawn by their reports (`peerload.policy.draw`) or uniformly."""
+        """True if peers are drawn by their reports (`peerload.policy.draw`), False if uniformly."""
 
     @property
     def idle_list(self) -> Sequence[str]:
@@ -180,7 +181,7 @@ class NodeView(LoadView, Protocol):
 
     @property
     def starts_here(self) -> bool:
-        """Whether the task in question could start on this node now."""
+        """True if the task in question could start on this node now."""
 
     @property
     def cpus_started(self) -> float:
@@ -189,6 +190,10 @@ class NodeView(LoadView, Protocol):
     @property
     def backlog(self) -> int:
         """Tasks of this home that wait for a place, the one in question included."""
+
+    @property
+    def price(self) -> float | None:
+        """Price of a kWh on this node now, or its carbon; None: not known."""
 
     def profile(self, node: str) -> Profile | None:
         """Static facts of a peer, or of this node; None: not known."""
@@ -220,12 +225,16 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 
     to: str
     load_tasks_max: int = -1
+    compared: tuple[TaskCost, ...] = ()
+    """Costs that the choice rests on, for people."""
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):
     """Proposal to let the task stay (sender side), or to ask for nothing any more (receiver side)."""
 
     reason: str
+    compared: tuple[TaskCost, ...] = ()
+    """As of `Transfer`."""
 
 
 class Broadcast(msgspec.Struct, frozen=True, gc=False):
@@ -303,7 +312,7 @@ class InformationPolicy(Protocol):
 
     @property
     def reports_guide_probing(self) -> bool:
-        """Whether reports steer whom to probe."""
+        """True if reports steer whom to probe."""
 
     @property
     def period_s(self) -> float:

@@ -45,10 +45,12 @@ class ChosenPolicy(msgspec.Struct, frozen=True):
 
 
 class PresetDescription(msgspec.Struct, frozen=True):
-    """Description of a preset, kind by kind. reference: what it changes for the reference model, as its tables say."""
+    """Description of a preset, kind by kind. classes: its place in the taxonomy; reference: what it changes for the reference
+    model, as its tables say."""
 
     name: str
     description: str
+    classes: tuple[str, ...]
     file: str
     memory: bool
     chosen: tuple[ChosenPolicy, ...]
@@ -88,7 +90,9 @@ def preset(name: str) -> PresetDescription:
         chosen.append(ChosenPolicy(member(kind, of_kind, policy), "policy" in written, values))
     told = doubts(built, places.file, table.get("transfer", {}))
     reference = table.get(REFERENCE, {})
-    return PresetDescription(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
+    return PresetDescription(
+        short, built.description, built.classes, places.file, built.memory, tuple(chosen), reference, tuple(told)
+    )
 
 
 def member(kind: str, name: str, policy: type) -> PolicyDescription:

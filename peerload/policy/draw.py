@@ -47,7 +47,7 @@ def draw_donor(view: NodeView, replies: Sequence[Reply], rng: random.Random, pro
 
 
 def was_declined(replies: Sequence[Reply]) -> bool:
-    """Whether an offer was made and declined: probing is over, and the next best node is tried."""
+    """True if an offer was made and declined: probing is over, and the next best node is tried."""
     return len({reply.node for reply in replies}) < len(replies)
 
 

@@ -55,6 +55,7 @@ class IdleNode:
     starts_here = False
     cpus_started = 0.0
     backlog = 0
+    price = None
 
     def profile(self, node: str) -> None:
         """Return None: no node is known."""

@@ -13,7 +13,7 @@ import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy.parameters import made, parameters, shown, why_not
-from peerload.policy.preset import KINDS
+from peerload.policy.preset import CLASSES, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +22,8 @@ PRESET_BYTES_MAX = 1 << 20
 """Bound on the size of a preset."""
 REFERENCE = "reference"
 """Table of the changes that a preset makes for the reference model."""
+TEXTS = ("classes", "description")
+"""Keys of a preset that are no tables."""
 LOCATION_SWITCHES = ("memory",)
 """Keys of the table [location] beside the tables of its sides."""
 
@@ -80,6 +82,7 @@ class PresetLoader:
         self.places = places
         self.mistakes: list[ConfigError] = []
         self.description = self._text(table)
+        self.classes = self._classes(table.get("classes", []))
         self.tables: dict[str, dict[str, Any]] = {}
         location = table.get("location")
         for key, value in table.items():
@@ -87,7 +90,7 @@ class PresetLoader:
                 for side, inner in value.items():
                     if side not in LOCATION_SWITCHES:
                         self._table((key, side), inner)
-            elif key != "description":
+            elif key not in TEXTS:
                 self._table((key,), value)
         self.memory = self._switch(location.get("memory", False) if isinstance(location, dict) else False)
 
@@ -100,12 +103,24 @@ class PresetLoader:
             self._wrong(("description",), f"{shown(description)} is no text")
         return str(description)
 
+    def _classes(self, words: object) -> tuple[str, ...]:
+        known = [word for group in CLASSES for word in group]
+        if not isinstance(words, list) or any(word not in known for word in words):
+            self._wrong(
+                ("classes",), f"{shown(words)} is no place in the taxonomy", why=f"a list of {', '.join(known)}"
+            )
+            return ()
+        for group in CLASSES:
+            if sum(word in group for word in words) > 1:
+                self._wrong(("classes",), "two words of one group", why=f"at most one of {', '.join(group)}")
+        return tuple(words)
+
     def _table(self, path: tuple[str, ...], value: object) -> None:
         kind = ".".join(path)
         if kind not in KINDS:
             inside = path[0] == "location" and len(path) > 1
             names = [name for name in KINDS if name.startswith("location.")] if inside else list(KINDS)
-            names += [f"location.{switch}" for switch in LOCATION_SWITCHES] if inside else ["description"]
+            names += [f"location.{switch}" for switch in LOCATION_SWITCHES] if inside else list(TEXTS)
             if not inside and not self.places.table:
                 names.append(REFERENCE)
             what = "no such table in a preset" if isinstance(value, dict) else "no such key in a preset"

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from peerload.model.actions import Action
+    from peerload.model.task import TaskRecord
     from peerload.policy.preset import PolicySet
     from peerload.sim.utilization import UtilizationMonitor
 
@@ -150,12 +151,20 @@ class _PendingTask:
         self.node = arrival.node
 
 
+HEAD = "head"
+"""Node without slots at which all tasks are submitted, and which places them, if the preset is a central one."""
+
+
 class Delays(NamedTuple):
     """message_s: how long any message between two nodes takes; transfer_s: how much longer the one that hands over a task, which
-    counts at its destination meanwhile."""
+    counts at its destination meanwhile; head_s: how long a head node works on each message that it gets, one after the
+    other; head_fails_s, head_down_s: when it fails, and for how long; messages wait for it meanwhile."""
 
     message_s: float = 0.0
     transfer_s: float = 0.0
+    head_s: float = 0.0
+    head_fails_s: float = math.inf
+    head_down_s: float = 0.0
 
 
 def profiles_of(slots: Sequence[int], speeds: Sequence[float] = (), gpus: int = 0) -> list[Profile]:
@@ -203,11 +212,14 @@ class QueueingModel:
         self._armed: dict[tuple[str, timers.Timer], float] = {}
         self._cpu_use: CpuUse | None = None
         self._unfinished: dict[str, _PendingTask] = {}
-        self._arriving: Arrival | None = None
+        self._head = HEAD if policies.is_central else ""
+        self._head_free_s = 0.0
         self._is_heard = False
         self._specs: dict[tuple[float, int], TaskSpec] = {}
         kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
+        if self._head:
+            profiles = [*profiles, Profile(HEAD, 0, 0.0, slots_fixed=True)]
         for profile in profiles:
             name = profile.node
             if watch is not None:
@@ -342,9 +354,14 @@ class QueueingModel:
 
     def _arrive(self, arrival: Arrival) -> None:
         self.arrived += 1
-        self._arriving = arrival
         token = f"t{self.arrived}"
-        self._handle(arrival.node, events.TaskSubmitted(self.arrived, token, b"", self._spec(arrival)))
+        self._unfinished[token] = _PendingTask(self.arrived, arrival)
+        submitted = events.TaskSubmitted(self.arrived, token, b"", self._spec(arrival))
+        if self._head:
+            self.messages += 1
+            self._delivered(HEAD, submitted, self._delays.message_s)
+        else:
+            self._handle(arrival.node, submitted)
         self._finish_instant()
 
     def _spec(self, arrival: Arrival) -> TaskSpec:
@@ -365,7 +382,7 @@ class QueueingModel:
         if self._cpu_use is not None:
             self._cpu_use.after(name, self.now_s)
         if self._watch is not None:
-            self._watch.look(self.now_s, name, node.ledger)
+            self._watch.look(self.now_s, name, node.ledger, node.ledger.waiting + len(node.home.stranded))
 
     def _who_heeds(self, event: events.Event) -> Iterator[str]:
         """Note an announcement where all can read it → the nodes that do something about it, one after the other."""
@@ -379,10 +396,30 @@ class QueueingModel:
                 yield name
 
     def _delivered(self, dst: str, received: events.Event, delay_s: float) -> None:
-        if delay_s:
-            self._at(self.now_s + delay_s, dst, received)
+        at_s = self.now_s + delay_s
+        if self._head and dst in (HEAD, EVERYBODY):  # nobody but the head reads an announcement
+            at_s = self._served_s(at_s)
+        if at_s > self.now_s:
+            self._at(at_s, dst, received)
         else:
             self._now.append((dst, received))
+
+    def _completed(self, record: TaskRecord) -> None:
+        task = self._unfinished.pop(record.task)
+        self.at_migrations_max += not self._is_limited and record.migrations >= MIGRATIONS_MAX
+        ended_s = self.now_s
+        if self._head:  # which tells the home
+            self.messages += 1
+            ended_s += self._delays.message_s
+        self._ended(CompletedTask(task.number, task.arrival, record.node, task.started_s, ended_s))
+
+    def _served_s(self, at_s: float) -> float:
+        """When the head has worked on a message that reaches it then, behind those before it."""
+        delays, begins_s = self._delays, max(at_s, self._head_free_s)
+        if 0 <= begins_s - delays.head_fails_s < delays.head_down_s:
+            begins_s = delays.head_fails_s + delays.head_down_s
+        self._head_free_s = begins_s + delays.head_s
+        return self._head_free_s
 
     def _perform(self, name: str, action: Action) -> None:  # noqa: C901 PLR0912 -- one line an action
         match action:  # the frequent ones first
@@ -408,15 +445,11 @@ class QueueingModel:
                 self._at(self.now_s + service_s, name, events.TaskEnded(action.key, exit_))
             case actions.TaskChanged():
                 if action.record.state.is_final:
-                    task = self._unfinished.pop(action.record.task)
-                    self.at_migrations_max += not self._is_limited and action.record.migrations >= MIGRATIONS_MAX
-                    self._ended(
-                        CompletedTask(task.number, task.arrival, action.record.node, task.started_s, self.now_s)
-                    )
+                    self._completed(action.record)
             case actions.Answer():
-                if action.error is not None or self._arriving is None:
+                if action.error is not None:
                     raise InvariantBroken(f"submission {action.request} was refused") from action.error
-                self._unfinished[str(action.reply["id"])] = _PendingTask(self.arrived, self._arriving)
+                self._unfinished[str(action.reply["id"])] = self._unfinished.pop(f"t{action.request}")
             case actions.SendResult():
                 result = Result(action.task, action.uid, action.attempt, action.exit)
                 self.messages += 1

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.model.errors import ConfigError
+from peerload.sim.public_traces import PublicTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,8 @@ class TaskTrace(msgspec.Struct, frozen=True):
     gpus: array[int]
     homes: array[int]
     names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """Which lines were left out, and why."""
 
     def __len__(self) -> int:
         """Number of tasks."""
@@ -78,9 +81,27 @@ def read_trace(source: str, text: str, needed: tuple[str, ...] = WHOLE, *, tasks
         hint = "use a part of it" if needed != WHOLE else "only the first N of them:  --tasks N"
         read = _bounded(read, source, hint)
     names: dict[str, float] = {}
-    rows = heapq.nsmallest(most, _named(read, names), key=lambda row: row.arrival)
+    return _sorted(source, heapq.nsmallest(most, _named(read, names), key=lambda row: row.arrival), names)
+
+
+def read_public(source: str, text: str, kind: str, slots: int, gpus: int, *, tasks: int | None = None) -> TaskTrace:
+    """The tasks in a public trace of this kind, sorted by arrival: the first ``tasks`` of them; no home is known. Raises
+    ConfigError if there are none."""
+    public = PublicTrace(kind, source, text, slots, gpus)
+    most = min(tasks or TASKS_MAX, TASKS_MAX)
+    rows: Iterator[_Row] = (_Row(*row, node="") for row in public.rows())
+    if tasks is None or tasks > TASKS_MAX:
+        rows = _bounded(rows, source, "only the first N of them:  --tasks N")
+    first = heapq.nsmallest(most, rows, key=lambda row: row.arrival)
+    notes = public.notes()
+    return msgspec.structs.replace(_sorted(source, first, {}, "; ".join(notes)), notes=tuple(notes))
+
+
+def _sorted(source: str, rows: list[_Row], names: dict[str, float], why: str = "") -> TaskTrace:
     if not rows:
-        raise ConfigError("trace", f"{source} has no tasks", hint="a header and one line a task, as CSV or JSON lines")
+        raise ConfigError(
+            "trace", f"{source} has no tasks", why=why, hint="a header and one line a task, as CSV or JSON lines"
+        )
     numbers = {name: number for number, name in enumerate(sorted(names, key=names.__getitem__))}
     start = rows[0].arrival
     return TaskTrace(

@@ -43,7 +43,7 @@ class Rehearsal(msgspec.Struct, frozen=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether the rehearsal found nothing."""
+        """True if the rehearsal found nothing."""
         return not self.policy_errors and not self.shared and self.repeats
 
 

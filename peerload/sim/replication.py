@@ -16,7 +16,7 @@ from peerload.model import metrics
 from peerload.model.config import CoreConfig
 from peerload.policy.preset import PolicySet
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, Delays, QueueingModel, profiles_of
-from peerload.sim.service import Draw
+from peerload.sim.service import Draw, Modulation, TaskClass, draw_of
 from peerload.sim.statistics import Sample, quantile
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ TRANSFERS = (metrics.TRANSFERS, metrics.TASKS_RETURNED)
 class Setup(msgspec.Struct, frozen=True):
     """Everything that a run needs: policies, nodes, arrival rates, service times and delays.
 
-    recorded: the arrivals themselves, in place of a Poisson stream; its nodes are then those named there.
+    recorded: the arrivals themselves, in place of a Poisson stream; its nodes are then those named there, and the rates
+    are what policies with a-priori knowledge are told; mean_service_s: on a node of speed 1; modulation: of
+    the rates over time; classes: a mix of tasks in place of ``service``.
     """
 
     policies: PolicySet
@@ -54,6 +56,9 @@ class Setup(msgspec.Struct, frozen=True):
     gpus: int = 0
     config: CoreConfig = IDEAL_CONFIG
     recorded: Callable[[random.Random], Iterator[Arrival]] | None = None
+    mean_service_s: float = 1.0
+    modulation: Modulation | None = None
+    classes: tuple[TaskClass, ...] = ()
 
     def arrivals(self, rng: random.Random) -> Iterator[Arrival]:
         """Recorded arrivals, or an endless Poisson stream in which each task goes to a node with a probability
@@ -63,11 +68,22 @@ class Setup(msgspec.Struct, frozen=True):
     def _poisson(self, rng: random.Random) -> Iterator[Arrival]:
         ends = list(itertools.accumulate(self.rates))
         total, at_s = ends[-1], 0.0
+        rate = self.modulation.rate(rng) if self.modulation is not None else None
+        largest = self.modulation.largest if self.modulation is not None else 1.0
+        shares = list(itertools.accumulate(one.share for one in self.classes))
+        draws = [draw_of(one.service.name, one.service.parameters) for one in self.classes]
         names = [f"n{index}" for index in range(1, len(ends) + 1)]
         while True:
-            at_s += rng.expovariate(total)
-            home = bisect.bisect_right(ends, rng.random() * total)
-            yield Arrival(at_s, names[min(home, len(ends) - 1)], self.service(rng))
+            at_s += rng.expovariate(total * largest)
+            if rate is not None and rng.random() * largest >= rate(at_s):
+                continue  # thinned
+            home = names[min(bisect.bisect_right(ends, rng.random() * total), len(ends) - 1)]
+            if not draws:
+                yield Arrival(at_s, home, self.service(rng))
+                continue
+            which = min(bisect.bisect_right(shares, rng.random() * shares[-1]), len(shares) - 1)
+            one = self.classes[which]
+            yield Arrival(at_s, home, one.mean * draws[which](rng), one.cpus, one.gpus)
 
 
 class Replication:
@@ -98,6 +114,10 @@ class Replication:
             watch=watch,
             config=setup.config,
         )
+        for node in self.cluster.nodes.values():
+            if setup.rates and (inform := getattr(node.state.policies.sender, "inform", None)) is not None:
+                works = zip(self.cluster.nodes, setup.rates, strict=False)
+                inform({name: rate * setup.mean_service_s for name, rate in works}, setup.delays.transfer_s)
         self.watch = watch
         self._passed = passed
         self._numbers = {name: index for index, name in enumerate(self.cluster.nodes)}
@@ -167,7 +187,7 @@ class Replication:
             after += step
 
     def _is_any_waiting(self) -> bool:
-        """Whether a measured task has not begun yet."""
+        """True if a measured task has not begun yet."""
         return any(number <= self.last for number, _ in self.cluster.waiting())
 
     def drain(self) -> None:

@@ -15,13 +15,14 @@ from peerload.sim.cpu_use import check_modelled
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays
 from peerload.sim.recorded import TaskTrace
 from peerload.sim.replication import WARM_UP_S, Replication, Setup, measure, warm_up_of
-from peerload.sim.service import Draw, ServiceTimes, draw_of
+from peerload.sim.service import Draw, Modulation, ServiceTimes, TaskClass, draw_of
 from peerload.sim.utilization import UtilizationMonitor
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
+    from peerload.policy.preset import PolicySet
     from peerload.sim.statistics import Sample
 
 SEEDS_APART = 100_000
@@ -44,14 +45,18 @@ ANSWERS_LATE = 1.01
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Times are in simulated seconds: without a trace the mean service time is one second.
 
-    policy: a preset by name or file; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None =
+    policy: a preset by name or file; changes: parameters of it with
+    other values; varied: what else differs between compared scenarios, for their labels; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None =
     as recorded; hot: only so many nodes get arrivals (0: all); trace: recorded arrivals; service: how long tasks take,
-    None = as recorded; durations: what tasks of a Poisson stream take is drawn from these; speeds: one a node;
+    None = as recorded; durations: what tasks of a Poisson stream take is drawn from these; modulation: of its rate;
+    classes: a mix of tasks in it; speeds: one a node; head_s, head_down: what a head node takes for a message, when it fails and for how long;
     is_live: with the timings of an agent and all of its preset, instead of the reference model's; tasks: of a
     replication, the warm-up included.
     """
 
     policy: str
+    changes: tuple[tuple[str, str | float | bool], ...] = ()
+    varied: tuple[tuple[str, str | float | bool], ...] = ()
     nodes: int
     slots: int = 1
     gpus: int = 0
@@ -60,12 +65,25 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     trace: TaskTrace | None = None
     service: ServiceTimes | None = None
     durations: tuple[float, ...] = ()
+    modulation: Modulation | None = None
+    classes: tuple[TaskClass, ...] = ()
     speeds: tuple[float, ...] = ()
     transfer_s: float = 0.0
     message_s: float = 0.0
+    head_s: float = 0.0
+    head_down: tuple[float, ...] = ()
     is_live: bool = False
     tasks: int
     warm_up: int
+
+    @property
+    def label(self) -> str:
+        """Name of the preset, with what is changed."""
+        changed = ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.changes + self.varied
+        )
+        return f"{self.policy}[{changed}]" if changed else self.policy
 
     @property
     def capacity(self) -> float:
@@ -74,7 +92,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_in_seconds(self) -> bool:
-        """Whether times are real seconds; otherwise the unit is the mean service time."""
+        """True if times are real seconds; otherwise the unit is the mean service time."""
         return self.trace is not None or bool(self.durations)
 
     @property
@@ -82,7 +100,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         """Mean service time of a task on a node of speed 1."""
         if self.durations:
             return fmean(self.durations)
+        if self.classes:
+            return sum(one.share * one.mean for one in self.classes) / sum(one.share for one in self.classes)
         return fmean(self.trace.durations) if self.trace is not None else 1.0
+
+    @property
+    def _mean_slot_s(self) -> float:
+        """Mean slot time of a task in a mix: one of several cpus takes as many slots; 0: no mix."""
+        work = sum(one.share * one.mean * max(math.ceil(one.cpus), 1) for one in self.classes)
+        return work / sum(one.share for one in self.classes) if self.classes else 0.0
 
     @property
     def offered_load(self) -> float:
@@ -100,18 +126,24 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         slots = sum(max(math.ceil(cpus), 1) for cpus in self.trace.cpus)
         return self.mean_service_s * slots
 
+    def _policies(self) -> PolicySet:
+        return load_preset(self.policy, is_reference=not self.is_live, changes=self.changes)
+
     def setup(self) -> Setup:
         """Setup of a replication. Raises ConfigError if the preset cannot be used."""
         return Setup(
-            load_preset(self.policy, is_reference=not self.is_live),
+            self._policies(),
             [self.slots] * self.nodes,
             self._rates(),
             self._draw(),
-            Delays(self.message_s, self.transfer_s),
+            Delays(self.message_s, self.transfer_s, self.head_s, *self.head_down),
             speeds=self.speeds,
             gpus=self.gpus,
             config=self._config(),
             recorded=self._recorded() if self.trace is not None else None,
+            mean_service_s=self.mean_service_s,
+            modulation=self.modulation,
+            classes=self.classes,
         )
 
     def _config(self) -> CoreConfig:
@@ -123,10 +155,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(config, answer_wait_s=max(config.answer_wait_s, ANSWERS_LATE * on_the_way_s))
 
     def _rates(self) -> list[float]:
-        if self.trace is not None:
-            return [0.0] * self.nodes  # all arrivals are recorded
+        if self.trace is not None and not (self.trace.span_s and self.mean_service_s):
+            return [0.0] * self.nodes
         hot = self.hot or self.nodes
-        rate = self.offered_load * self.capacity / self.mean_service_s
+        rate = self.offered_load * self.capacity / (self._mean_slot_s or self.mean_service_s)
         return [rate / hot] * hot + [0.0] * (self.nodes - hot)
 
     def _draw(self) -> Draw:
@@ -159,6 +191,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         preset cannot be used."""
         if self.load is not None and not self.mean_service_s:
             raise ConfigError("trace", "all durations are 0", why=f"no number of such tasks is a load of {self.load:g}")
+        widest = [("cpus", self.slots, one.cpus) for one in self.classes]
+        for column, had, most in [*widest, *(("gpus", self.gpus, one.gpus) for one in self.classes)]:
+            if most > had:
+                raise ConfigError("class", f"a task of {most:g} {column}, and no node has more than {had}")
         if self.trace is not None:
             for column, had, flag in (("cpus", self.slots, "slots"), ("gpus", self.gpus, "gpus")):
                 most = max(getattr(self.trace, column))
@@ -168,7 +204,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                         f"{self.trace.source} has a task of {most:g} {column}, and no node has more than {had}",
                         hint=f"give the nodes as many:  --{flag} {math.ceil(most)}",
                     )
-        check_modelled(load_preset(self.policy, is_reference=not self.is_live), self.gpus, ("cpus_busy",))
+        check_modelled(self._policies(), self.gpus, ("cpus_busy",))
 
 
 def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:

@@ -35,11 +35,11 @@ class UtilizationMonitor:
         self._free_now += slots
         self._slots_now += slots
 
-    def look(self, now_s: float, name: str, ledger: Ledger) -> None:
-        """Note the state of a node after an event."""
+    def look(self, now_s: float, name: str, ledger: Ledger, waiting: int) -> None:
+        """Note the state of a node after an event: what it runs, and how many tasks wait there."""
         held = max(len(ledger.running), math.ceil(ledger.cpus_running))
         free = ledger.profile.slots - held
-        waits = ledger.waiting > 0
+        waits = waiting > 0
         before = self._free[name]
         if free == before and waits == (name in self._waiting):
             return

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HEADINGS = ("NODE", "STATE", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "SEEN")
-WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "LOAD", "REGION", "INCARNATION", "SEEN")
-"""With `--wide`: cores that other programs keep busy, the load index of the policy and the region it puts the node into, and the
+WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "WATTS", "LOAD", "REGION", "INCARNATION", "SEEN")
+"""With `--wide`: cores that other programs keep busy, the power and where that figure comes from, the load index of the policy and the region it puts the node into, and the
 number of the node's start."""
 RIGHT = ("CPUS", "RUNNING", "QUEUED", "OTHER CPUS", "LOAD", "INCARNATION", "SEEN")
-LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "OTHER CPUS", "REGION", "SEEN", "QUEUED")
+LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "OTHER CPUS", "REGION", "WATTS", "SEEN", "QUEUED")
 """Columns that a narrow terminal does without, in this order."""
 GPU_HEADINGS = ("NODE", "GPU", "MODEL", "BUSY", "MEMORY", "BY TASKS", "BY OTHERS", "TASKS", "STATE")
 GPU_RIGHT = ("GPU", "BUSY", "BY TASKS", "BY OTHERS", "TASKS")
@@ -56,6 +56,7 @@ def node_cells(node: dict[str, Any], headings: Sequence[str]) -> list[str]:
         "RUNNING": number_text(node.get("tasks_running")),
         "QUEUED": number_text(node.get("tasks_queued")),
         "OTHER CPUS": number_text(node.get("cpus_foreign"), 1),
+        "WATTS": f"{number_text(node.get('watts'), 1)} {node.get('watts_quality') or ''}".rstrip(),
         "LOAD": number_text(node.get("load")),
         "REGION": str(node.get("region") or "-"),
         "INCARNATION": number_text(node.get("incarnation")),

@@ -251,8 +251,7 @@ def _waiting(told: dict[str, Any], head: str, now: float) -> list[str]:
     lines = [f"{head} It waits{where}: {could} of {counted(len(nodes), 'node')} could ever run it."]
     if told.get("says"):
         lines.append(f"  {printable(told['says'])}")
-    rows = [(node["node"], _yes(node["can_ever"]), _now(node), node["reason"]) for node in nodes]
-    lines += [f"  {line}" for line in table(WHY_HEADINGS, rows)]
+    lines += [f"  {line}" for line in table(WHY_HEADINGS, verdict_rows(nodes))]
     if told.get("oldest_node"):
         freshest, oldest = told["freshest_s"], told["oldest_s"]
         lines.append(f"Facts: freshest {freshest:.1f} s old, oldest {oldest:.1f} s ({printable(told['oldest_node'])}).")
@@ -263,6 +262,11 @@ def _waiting(told: dict[str, Any], head: str, now: float) -> list[str]:
         )
     lines += _decided(told.get("decision"), now)
     return lines
+
+
+def verdict_rows(nodes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each node: whether it could ever run a task, whether now, and why not."""
+    return [(node["node"], _yes(node["can_ever"]), _now(node), node["reason"]) for node in nodes]
 
 
 def _placed(told: dict[str, Any], head: str, now: float) -> list[str]:
@@ -292,10 +296,21 @@ def _decided(decision: object, now: float) -> list[str]:
         for one in decision.get("inputs") or []
     ]
     knew = f" It asked {', '.join(asked)}." if asked else ""
+    if costs := decision.get("compared"):
+        joules = [f"{one['node']} {_cost_text(one)}" for one in costs]
+        knew += f" It compared {', '.join(joules)}."
     chosen = f"{decision.get('choice', '')}: {decision.get('reason', '')}"
     at = decision.get("at")
     when = f" {duration_text(now - at)} ago" if at else ""
     return [f"The policy {printable(decision.get('policy', ''))} said{when}, {printable(chosen)}.{printable(knew)}"]
+
+
+def _cost_text(cost: dict[str, Any]) -> str:
+    """``812 J at 0.31 a kWh, estimated``."""
+    price = f" at {number_text(cost['price'])} a kWh" if cost.get("price") is not None else ""
+    return (
+        f"{cost['joules']:.4g} J{price}{'' if cost.get('quality') == 'measured' else ', ' + str(cost.get('quality'))}"
+    )
 
 
 def _yes(value: object) -> str:

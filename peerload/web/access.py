@@ -30,7 +30,7 @@ TOKEN_BYTES_MAX = 200
 
 
 class Right(enum.IntEnum):
-    """What somebody may do."""
+    """Rights of a viewer."""
 
     NOTHING = 0
     LOOK = 1
@@ -86,13 +86,13 @@ class Access:
         return site in ("same-origin", "none")
 
     def right_of(self, request: Request) -> Right:
-        """What the sender of a request may do."""
+        """Rights of the sender of a request."""
         scheme, _, word = request.headers.get("authorization", "").partition(" ")
         found = self.right_of_token(word.strip()) if scheme.lower() == "bearer" else self._of_cookie(request)
         return max(found, Right.LOOK if request.is_local else Right.NOTHING)
 
     def right_of_token(self, word: str) -> Right:
-        """What the bearer of this token may do."""
+        """Rights of the bearer of this token."""
         given = word.encode("utf-8", "replace")
         rights = [right for right, own in self._secrets.items() if hmac.compare_digest(given, own.encode())]
         return max(rights, default=Right.NOTHING)
@@ -106,7 +106,7 @@ class Access:
         return code
 
     def take_code(self, code: str) -> Right:
-        """What this code was good for. It is good once."""
+        """Redeem a one-time code → the rights that it gives."""
         until_s, right = self._codes.pop(code, (0.0, Right.NOTHING))
         return right if until_s > time.monotonic() else Right.NOTHING
 

@@ -6,10 +6,12 @@ import base64
 import hashlib
 import json
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload.model.errors import BadRequest, PeerloadError
+from peerload.text import trace
 from peerload.web.access import Right
 from peerload.web.agent_link import refusal
 from peerload.web.http import Response, error_response, json_response
@@ -100,13 +102,8 @@ class Routes:
             return Response(200, "text/event-stream", pieces=pieces)
         if path == "/api/v1/cluster":
             return json_response({"v": 1} | await self._feed.snapshot())
-        if path == "/api/v1/nodes":
-            return json_response({"v": 1} | await agent.ask("nodes"))
-        if path == "/api/v1/tasks":
-            return json_response({"v": 1} | await agent.ask("tasks", cluster="cluster" in request.query))
-        if path == "/api/v1/history":
-            limit = min(_whole(request, "limit", 100), HISTORY_MAX)
-            return json_response({"v": 1} | await agent.ask("history", limit=limit, since=_whole(request, "since", 0)))
+        if (asked := _asked(request)) is not None:
+            return json_response({"v": 1} | await agent.ask(asked[0], **asked[1]))
         if found := TASK_PATH.fullmatch(path):
             return await self._task(request, found[1], found[2])
         return error_response(404, "no such page", why=path)
@@ -116,12 +113,27 @@ class Routes:
             return json_response({"v": 1} | await self._agent.one_task(task))
         if part == "why":
             return json_response({"v": 1} | await self._agent.ask("why", task=task))
+        if part == "trace":
+            return json_response({"v": 1} | await self._trace(task))
         if part == "output":
             await self._agent.one_task(task)
             last = request.headers.get("last-event-id", "")
             seen = [int(word) for word in last.split("-")] if re.fullmatch(r"\d{1,18}-\d{1,18}", last) else [0, 0]
             return Response(200, "text/event-stream", pieces=self._output(task, seen))
-        return error_response(404, "no such part of a task", why=part, hint="there are  why  and  output")
+        return error_response(404, "no such part of a task", why=part, hint="there are  why,  trace  and  output")
+
+    async def _trace(self, name: str) -> dict[str, Any]:
+        """The spans of a task on all nodes that had it, and the nodes that do not answer."""
+        task = await self._agent.one_task(name)
+        events: dict[str, list[dict[str, Any]]] = {}
+        missing = []
+        for node in (task["home"], *trace.executors_of(task)):
+            try:
+                told = await self._agent.ask("events", tasks=[task["id"]], what=["attempt", "chore"], at=node)
+                events[node] = told["events"]
+            except PeerloadError:
+                missing.append(node)
+        return {"id": task["id"], "spans": trace.spans_of(task, events, time.time()), "missing": missing}
 
     async def _output(self, task: str, seen: list[int]) -> AsyncIterator[bytes]:
         """The output of a task as events; the id of each tells how much of both streams has come by then."""
@@ -166,6 +178,21 @@ class Routes:
             reason = {"reason": str(_body(request).get("reason", ""))[:256]} if found[2] == "drain" else {}
             return json_response({"v": 1} | await self._agent.ask(found[2], at=found[1], **reason))
         return error_response(404, "no such action", why=request.path)
+
+
+def _asked(request: Request) -> tuple[str, dict[str, Any]] | None:
+    """The verb and the fields whose answer is that of the route; None if it is another route. Raises BadRequest."""
+    match request.path:
+        case "/api/v1/nodes":
+            return "nodes", {}
+        case "/api/v1/tasks":
+            return "tasks", {"cluster": "cluster" in request.query}
+        case "/api/v1/samples":
+            return "samples", {"since": float(_whole(request, "since", 0))}
+        case "/api/v1/history":
+            limit = min(_whole(request, "limit", 100), HISTORY_MAX)
+            return "history", {"limit": limit, "since": _whole(request, "since", 0)}
+    return None
 
 
 def _event(kind: str, data: dict[str, Any], id_: str = "") -> bytes:

@@ -92,6 +92,8 @@ async def serve(settings: WebSettings, ready: Callable[[str, Access], None]) -> 
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    if os.environ.get("PEERLOAD_WEB_CHILD"):  # nothing is ever written there: it ends with the agent that started this
+        asyncio.get_running_loop().add_reader(0, stopped.set)
     connected = server.serve(is_local=settings.is_unix)
     try:
         if settings.is_unix:

@@ -42,7 +42,7 @@ _STEPS = _steps()
 def check(raw: bytes, values_max: int, depth_max: int = DEPTH_MAX) -> None:
     """Raise ValueError for a MessagePack value that is nested deeper, or has more values. The decoder rejects values
     that are cut off or invalid."""
-    if len(raw) - len(raw.translate(None, _CONTAINERS)) <= depth_max and len(raw) <= values_max:
+    if len(raw) <= values_max and len(raw) - len(raw.translate(None, _CONTAINERS)) <= depth_max:
         return  # no deeper than the number of values
     at, size, left, seen = 0, len(raw), 1, 0
     above: list[int] = []

@@ -31,6 +31,8 @@ INPUT_BYTES_MAX = 1 << 20
 """The largest piece of a standard input that one request carries."""
 EXEC_ENVIRONMENT_BYTES_MAX = 64 << 10
 OUTPUT_TOLD_BYTES_MAX = 64 << 10
+LEVELS_MAX = 64
+PROFILE_BYTES_MAX = 64 << 10
 EACH_MAX = 100_000
 """Command lines of one array; the size of a frame bounds them sooner."""
 
@@ -57,7 +59,7 @@ class _Request(
 
 
 class Info(_Request, frozen=True, tag="info"):
-    """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
+    """Facts about this agent → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
     cluster_id cluster_directory cluster_local (no other machine can belong to it) mqtt (url in use or null) peers sought
     ({address: why}: where no peer has answered yet) remembered (members of earlier starts that were not met yet)."""
 
@@ -68,7 +70,8 @@ class Submit(_Request, frozen=True, tag="submit"):
     instead of the spec's argv, the members counted from 1; held: it is kept back until it is released;
     wait_for_node: not refused if no node known could ever run it; terms: what only its home has to know. input: what it reads
     from its standard input, or the beginning of that; input_ends: that is all, else `input` sends more (both only if its spec
-    takes_input). attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
+    takes_input). freezes: the client can send the working directory instead: where that is wanted, it is refused with the code
+    `snapshot`. attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
@@ -80,6 +83,7 @@ class Submit(_Request, frozen=True, tag="submit"):
     input: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
     input_ends: bool = True
     attended: bool = False
+    freezes: bool = False
 
 
 class _Selecting(_Request, frozen=True):
@@ -138,7 +142,7 @@ class Show(_Request, frozen=True, tag="show"):
 
 
 class Usage(_Request, frozen=True, tag="usage"):
-    """What tasks that run on this node use just now → tasks: id node cpu_s cpus_busy memory_bytes processes of those that do,
+    """Current usage of the tasks that run on this node → tasks: id node cpu_s cpus_busy memory_bytes processes of those that do,
     null for what is not known."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=USAGE_TASKS_MAX)]
@@ -151,7 +155,7 @@ class Why(_Request, frozen=True, tag="why"):
 
 
 class Events(_Request, frozen=True, tag="events"):
-    """What happened → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
+    """The event log → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
     also what happens from now on, until the client hangs up. tasks: only of these (of an array: of its members, too);
     what: only of these kinds. docs/json.md lists the keys."""
 
@@ -355,7 +359,7 @@ class Nodes(_Request, frozen=True, tag="nodes"):
 
 
 class Overview(_Request, frozen=True, tag="overview"):
-    """What a live view shows, cheap to ask for each second → revision complete agent nodes nodes_gone tasks tasks_gone
+    """State for a live view, cheap to ask for each second → revision complete agent nodes nodes_gone tasks tasks_gone
     guests guests_gone counts events took_s. since: the ``revision`` of an earlier answer; then only what has changed since comes,
     and what is gone by name; everything, and ``complete``, if that is not known any more. events: the newest
     ``events_max`` with greater numbers than ``events_after``."""
@@ -372,7 +376,8 @@ class Policy(_Request, frozen=True, tag="policy"):
 class Files(_Request, frozen=True, tag="files"):
     """Files that travel with tasks. have: → missing: those of these SHA-256 digests whose blocks are not here; blocks: keep
     these; manifest: → complete: whether it and all its blocks are here; gc: → removed_bytes: what no task needs was removed.
-    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use)."""
+    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use) environments (id name bytes
+    used_at in_use)."""
 
     have: Annotated[tuple[Digest, ...], Meta(max_length=BLOCKS_MAX)] = ()
     blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(max_length=BLOCKS_MAX)] = ()
@@ -380,13 +385,43 @@ class Files(_Request, frozen=True, tag="files"):
     gc: bool = False
 
 
+class Power(_Request, frozen=True, tag="power"):
+    """What this node draws → node watts quality scope source sources (name scope quality watts why of each) curve (watts cores
+    threads smt_gain all_core quality)."""
+
+
+class PowerProfile(_Request, frozen=True, tag="power-profile"):
+    """Take a measured power profile → it, as it is stored (cpu levels watts sd governor source scope date curve). measured:
+    threads, watts, standard deviation and work rate of each level, of a machine with so many cores and threads; document: in
+    the place of that one that was stored."""
+
+    measured: Annotated[tuple[tuple[int, float, float, float], ...], Meta(max_length=LEVELS_MAX)] = ()
+    cores: Annotated[int, Meta(ge=1, le=65536)] = 1
+    threads: Annotated[int, Meta(ge=1, le=65536)] = 1
+    document: Annotated[bytes, Meta(max_length=PROFILE_BYTES_MAX)] = b""
+
+
+class Energy(_Request, frozen=True, tag="energy"):
+    """Joules of this node since then (Unix s) → node since until joules wh tasks_joules other_joules idle_joules gap_s quality scope
+    source, null where nothing was counted."""
+
+    since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+
+
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start, gauges and histograms → counters, gauges: {name: number}, histograms: {name: bounds counts
     sum}; counts: one for each bound, then one for what is greater."""
 
 
+class Samples(_Request, frozen=True, tag="samples"):
+    """What this node knew of the cluster in the last hours, after `since` (Unix s) → every_s keys samples: a list of numbers each,
+    in the order of keys."""
+
+    since: float = 0.0
+
+
 class Checkup(_Request, frozen=True, tag="checkup"):
-    """What an agent alone knows of its own health → node python event_loop launcher (pid units memory unenforced silent)
+    """Health of the agent, as it alone knows it → node python event_loop launcher (pid units memory unenforced silent)
     disk (state free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why)
     peers (node state address linked met_s datagram_age_s clock_ahead_s) clashes ({name: address}: agents that were refused
     since their name is taken) damaged (id why) lost (null, or what the database
@@ -481,8 +516,12 @@ Request = (
     | Overview
     | Policy
     | Files
+    | Power
+    | PowerProfile
+    | Energy
     | Stats
     | Checkup
+    | Samples
     | Settings
     | Stop
     | Leave

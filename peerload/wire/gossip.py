@@ -65,7 +65,7 @@ def decode(raw: bytes) -> Datagram:
 
 
 def _is_known(raw: msgspec.Raw) -> bool:
-    """Whether this version knows the type of a message."""
+    """True if this version knows the type of a message."""
     parts = _tags.decode(raw)
     if not parts:
         raise BadMessage("not a datagram of gossip", why="an empty message")

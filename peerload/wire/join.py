@@ -1,4 +1,4 @@
-"""What a newcomer and the node that lets it in say to each other, inside TLS, before the newcomer is a member.
+"""The join protocol: messages between a newcomer and the node that admits it, inside TLS, before the newcomer is a member.
 
     newcomer: JoinAsk · node: JoinWho · newcomer: JoinRequest · node: JoinWelcome or JoinRefused
 
@@ -24,11 +24,11 @@ from peerload.wire import bounds
 from peerload.wire.token import ID_BYTES, SECRET_BYTES
 
 PROTOCOL = "peerload-join/1"
-"""What the two ends agree to speak (ALPN)."""
+"""Name of the protocol in TLS (ALPN)."""
 FRAME_BYTES_MAX = 64 << 10
-"""What a newcomer takes; a `JoinWelcome` with all that was revoked may be the largest."""
+"""Largest frame that a newcomer reads; a `JoinWelcome` with all that was revoked may be the largest."""
 REQUEST_BYTES_MAX = 8 << 10
-"""What a node takes of a stranger."""
+"""Largest request that a node reads from a stranger."""
 CSR_BYTES_MAX = 2048
 NONCE_BYTES = 32
 PEM_BYTES_MAX = 8192

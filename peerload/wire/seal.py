@@ -54,7 +54,7 @@ class _Sender:
         self.seen = 0
 
     def is_new(self, counter: int) -> bool:
-        """Whether this counter was not seen yet, and is inside the window."""
+        """True if this counter was not seen yet, and is inside the window."""
         behind = self.newest - counter
         return behind < 0 or (behind < WINDOW_MESSAGES and not self.seen >> behind & 1)
 

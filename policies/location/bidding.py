@@ -40,7 +40,7 @@ class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def wants_bids(self) -> bool:
-        """Whether bidders tell the expected completion."""
+        """True if bidders tell the expected completion."""
         return self.price == "completion"
 
     def locate(

@@ -9,17 +9,19 @@ import msgspec
 from msgspec import Meta
 
 from peerload.energy.plan import Candidate, guarded, plan
-from peerload.model.power import estimated_curve
+from peerload.model.power import TaskCost
 from peerload.policy.api import Keep, Probe, Transfer
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from peerload.model.load import LoadReport
     from peerload.policy.api import NodeView, Reply, TaskView
 
-ROUNDING = 1e-9
+    Chosen = tuple[str, tuple[TaskCost, ...]]
+    """The node that gets the task, and what was compared."""
+
 Slack = Annotated[float, Meta(ge=0.0, le=10.0, description="share by which a task may end later to save energy")]
 Probes = Annotated[int, Meta(ge=1, le=64, description="nodes asked in one search at most")]
 
@@ -53,10 +55,9 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             own = view.load_tasks / max(view.slots, 1)
             shares = {name: told.load_tasks / max(told.slots, 1) if told else own for name, told in loads.items()}
             best = min(sorted(shares), key=lambda name: shares[name])
-        else:
-            cpus = task.request.cpus
-            best = self._best(view, task, [_candidate(view, loads[name], name, cpus) for name in sorted(loads)])
-        return Keep("this node is the best for it") if best == here else Transfer(best)
+            return Keep("this node is the best for it") if best == here else Transfer(best)
+        best, compared = self._best(view, task, _candidates(view, loads, task.request.cpus))
+        return Keep("this node is the best for it", compared) if best == here else Transfer(best, compared=compared)
 
     def _to_ask(self, view: NodeView) -> tuple[str, ...]:
         """Nodes without a report, or with one that says that there is room; then the others."""
@@ -64,7 +65,7 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         full = [peer for peer, told in known.items() if told is not None and not told.report.accepts]
         return tuple(sorted(known, key=lambda peer: (peer in full, peer))[: self.probes])
 
-    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
+    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         raise NotImplementedError
 
 
@@ -75,9 +76,9 @@ class LeastLoaded(_Compared, frozen=True, forbid_unknown_fields=True):
     Bad: keeps every node awake, and efficient nodes as empty as others.
     """
 
-    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
+    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         del view, task
-        return min(candidates, key=lambda one: one.busy / one.cpus).node
+        return min(candidates, key=lambda one: one.busy / one.cpus).node, ()
 
 
 class LastStep(_Compared, frozen=True, forbid_unknown_fields=True):
@@ -87,9 +88,10 @@ class LastStep(_Compared, frozen=True, forbid_unknown_fields=True):
     Bad: power curves are S-shaped, so an idle efficient node looks dear and is avoided.
     """
 
-    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
+    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         work_s, cpus = task.expected_s * view.speed, task.request.cpus
-        return min(candidates, key=lambda one: one.marginal_j(work_s, cpus)).node
+        costs = [TaskCost(one.node, one.marginal_j(work_s, cpus), one.curve.quality) for one in candidates]
+        return min(costs, key=lambda one: one.joules).node, tuple(costs)
 
 
 class _Plan(msgspec.Struct):
@@ -115,7 +117,7 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
         """The plan for the tasks that wait."""
         return _Plan({})
 
-    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> str:
+    def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         work_s, cpus, planned = task.expected_s * view.speed, task.request.cpus, self._planned
         slack = self.slack if task.slack is None else task.slack
         allowed = guarded(candidates, work_s, cpus, slack)
@@ -129,21 +131,18 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
                 counts = plan(allowed, backlog, work_s, cpus)
                 planned.counts = {one.node: count for one, count in zip(allowed, counts, strict=True)}
                 chosen = [one for one in allowed if planned.counts.get(one.node)]
-        best = min(chosen or allowed, key=lambda one: one.joules(work_s, cpus)).node
+        best = min(chosen or allowed, key=lambda one: one.cost(work_s, cpus)).node
         if chosen:
             planned.counts[best] -= 1
             planned.backlog, planned.work_s = backlog - 1, work_s
-        return best
+        return best, tuple(
+            TaskCost(one.node, one.joules(work_s, cpus), one.curve.quality, one.price) for one in allowed
+        )
 
 
-def _candidate(view: NodeView, report: LoadReport | None, name: str, cpus: float) -> Candidate:
-    """Node with its power curve, or a guess where it has told none, and what keeps it busy. report: None for this node."""
-    profile = view.profile(name)
-    assert profile is not None
-    curve = profile.power or estimated_curve(round(profile.cpus))
-    here = view.cpus_started + view.cpus_foreign
-    busy = here if report is None else report.load_tasks * profile.cpus / max(profile.slots, 1)
-    top = curve.threads_under_cap(profile.cpus)
-    room = max(int((top - busy) / cpus + ROUNDING), 1)
-    wake_s = curve.wake_s if report is not None and report.is_asleep else 0.0
-    return Candidate(name, curve, busy, room, max(int(top), 1), profile.speed, wake_s, max(profile.cpus, 1e-9))
+def _candidates(view: NodeView, loads: Mapping[str, LoadReport | None], cpus: float) -> list[Candidate]:
+    """Nodes by name, with what keeps them busy. loads: None for this node."""
+    here, price = view.cpus_started + view.cpus_foreign, view.price
+    profiles = ((view.profile(name), told) for name, told in sorted(loads.items()))
+    found = [Candidate.of(profile, told, here, cpus, price) for profile, told in profiles if profile is not None]
+    return found if all(one.price is not None for one in found) else [one._replace(price=None) for one in found]

@@ -12,7 +12,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 import msgpack
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
-from peerload.agent.launcher.connect import LOST, exit_of, read_frame
+from peerload.agent.launcher.connect import LOST, EventFrames, exit_of
 from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.cpu_benchmark import stored_speed
@@ -234,16 +234,16 @@ def launcher_event(raw: bytes) -> object:
     """What the agent hears from its launcher."""
 
     async def story() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(raw)
-        reader.feed_eof()
         link = LauncherLink.__new__(LauncherLink)
         link._put = lambda _event: None
-        try:
-            for event in await read_frame(reader):
-                link._event(event)
-        except LOST:
-            return
+        frames = EventFrames()
+        frames.connection_made(cast("Any", SimpleNamespace(close=lambda: None)))
+        link._heartbeat = cast("Any", SimpleNamespace(received=lambda: None))
+        frames.deliver_to(link._events)
+        frames.data_received(raw)
+        frames.connection_lost(None)
+        if not isinstance(frames.lost.result(), LOST):
+            raise frames.lost.result()
 
     return _loop().run_until_complete(story())
 

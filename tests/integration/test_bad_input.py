@@ -334,6 +334,9 @@ def test_garbage_after_an_introduction(agent: Agent) -> None:
     with FakePeer(agent.listen, "honest", boot="b2") as honest:
         honest.send(Ping(1))
         honest.receive()
+    # Otherwise the two could come back and have the memory that other tests ask for.
+    wait_until(lambda: agent.cli("forget", "liar").returncode == 0, what="the one to be forgotten")
+    wait_until(lambda: agent.cli("forget", "honest").returncode == 0, what="the other to be forgotten")
 
 
 def test_somebody_who_takes_our_name(agent: Agent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,18 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from peerload import AsyncClient, Client, Executor
+from peerload.model.errors import StagingFailed
+from peerload.model.metrics import FILES_FETCHED_BYTES, FILES_SERVED_BYTES
 from tests.integration.cluster import Agent, Cluster, program
 from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peerload.client.operations import Ended
+
 
 class User:
     """Somebody who stands in a directory and types commands for the first of two agents."""
 
     def __init__(self, cluster: Cluster, agents: list[Agent], directory: Path) -> None:
-        self.directory = directory
+        self.cluster, self.directory = cluster, directory
         self.here, self.there = agents
         self._environment = {
             **cluster.environment,
@@ -92,6 +98,8 @@ def test_a_snapshot_is_of_the_moment_of_its_submission(user: User) -> None:
         "x.o": "object",
     }
     assert user.task(task)["files"]["kept_beside"] == 1
+    (ended,) = (one for one in json.loads(user.types("history", "--json").stdout)["tasks"] if one["id"] == task)
+    assert ended["files"] == user.task(task)["files"]
 
 
 def test_an_output_that_is_not_made_is_no_success(user: User) -> None:
@@ -151,3 +159,139 @@ def test_the_cache_is_shown_and_emptied(user: User) -> None:
     left = json.loads(user.types("files", "--gc", "--json").stdout)
     assert left["removed_bytes"] > 0
     assert user.types("run", "--in", "src", "cat", "src/a").stdout == "one\n"
+
+
+def test_files_travel_with_tasks_of_python_programs(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(user.directory)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(user.directory.parent / "cache"))
+    client = Client(user.here.socket)
+    task = client.submit(["sh", "-c", "cat src/a > b"], node="n2", in_=["src/a"], out=["b"])
+    assert task.wait(60).succeeded
+    array = client.submit_array("cat src/a > m$PEERLOAD_ARRAY_INDEX", [1, 2], shell=True, node="n2", snapshot=True)
+    assert all(ended.succeeded and ended.kept_beside == 0 for ended in client.wait([array]))
+    ended = asyncio.run(awaited(user.here.socket))
+    assert (ended.exit_code, ended.reason.partition(":")[0]) == (125, "staging")
+    assert user.files() == {"b": "one\n", "m1": "one\n", "m2": "one\n", "src/a": "one\n"}
+    with pytest.raises(StagingFailed, match="outside"):
+        client.submit(["true"], in_=["/etc/passwd"])
+    with Executor(user.here.socket, node="n2", in_=["src"], out=["made"]) as executor:
+        assert executor.submit(lambda: Path("made").write_text(Path("src/a").read_text())).result(60) == 4
+        with pytest.raises(StagingFailed, match="made"):
+            executor.submit(lambda: 1).result(60)
+    assert (user.directory / "made").read_text() == "one\n"
+
+
+async def awaited(socket: str) -> Ended:
+    return await (await AsyncClient(socket).submit(["true"], node="n2", snapshot=True, out=["none"])).wait(60)
+
+
+# -- snapshot = "auto" ------------------------------------------------------------------------------------------------
+
+
+class Apart(Agent):
+    """An agent for which a directory is another, empty one."""
+
+    hidden = ""
+
+    def words(self) -> list[str]:
+        mounts = 'mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
+        return [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            mounts,
+            "sh",
+            self.hidden,
+            *super().words(),
+        ]
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    directory = tmp_path_factory.mktemp("apart") / "project"
+    (directory / "src").mkdir(parents=True)
+    (directory / "src/a").write_text("one\n")
+    config = directory.parent / "config.toml"
+    config.write_text('[files]\nsnapshot = "auto"\n')
+    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    with Cluster() as cluster:
+        here = cluster.agent("n1", "--config", str(config))
+        there = Apart(cluster, "n2", ["--peer", here.listen], None)
+        there.hidden = str(directory)
+        cluster.agents["n2"] = there
+        there.start()
+        cluster.await_acquainted([here, there])
+        yield User(cluster, [here, there], directory)
+
+
+def test_a_directory_that_another_node_does_not_have_travels_unasked(
+    apart: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = apart.types("run", "--node", "n2", "sh", "-c", "pwd; cat src/a; echo two > b")
+    assert ran.stdout.splitlines()[1:] == ["one"], ran.stderr
+    assert not ran.stdout.startswith(str(apart.directory))
+    assert apart.types("map", "-k", "--node", "n2", "cat src/a; echo {} > {}", ":::", "x", "y").stdout == "one\none\n"
+    monkeypatch.chdir(apart.directory)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(apart.directory.parent / "cache"))
+    assert Client(apart.here.socket).submit(["cat", "src/a"], node="n2").wait(60).succeeded
+    with Executor(apart.here.socket, node="n2") as executor:
+        read = [executor.submit(lambda: Path("src/a").read_text()) for _ in range(3)]
+        assert {future.result(60) for future in read} == {"one\n"}
+    assert set(apart.files()) == {"b", "src/a", "x", "y"}
+
+
+def test_a_directory_that_all_nodes_have_does_not_travel(apart: User, tmp_path: Path) -> None:
+    shared = User(apart.cluster, [apart.here, apart.there], tmp_path)
+    assert shared.types("run", "--node", "n2", "pwd").stdout == f"{tmp_path}\n"
+    assert apart.types("run", "--node", "n1", "pwd").stdout == f"{apart.directory}\n"
+    assert shared.types("run", "pwd").stdout == f"{tmp_path}\n"
+
+
+def test_a_directory_that_is_too_large_to_travel_unasked_stays(apart: User) -> None:
+    with (apart.directory / "large").open("wb") as file:
+        file.truncate(2 << 30)
+    ran = apart.types("run", "--local", "pwd")
+    assert (ran.stdout, ran.stderr) == (f"{apart.directory}\n", "")
+    ran = apart.types("run", "pwd")
+    assert ran.stdout == f"{apart.directory}\n"
+    assert "does not travel" in ran.stderr
+    (apart.directory / "large").unlink()
+
+
+def test_what_is_damaged_in_the_cache_of_a_node_is_fetched_again(user: User) -> None:
+    content = os.urandom(100_000).hex()
+    (user.directory / "data").write_text(content)
+    assert user.types("run", "--node", "n2", "--in", "data", "true").returncode == 0
+    for pack in (user.there.state / "files/blocks").rglob("*"):
+        if pack.is_file():
+            pack.write_bytes(bytes(pack.stat().st_size))
+    before = user.there.counters()[FILES_FETCHED_BYTES]
+    assert user.types("run", "--node", "n2", "--in", "data", "cat", "data").stdout == content
+    assert user.there.counters()[FILES_FETCHED_BYTES] - before >= 100_000
+
+
+def test_a_hundred_tasks_with_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "large").write_bytes(os.urandom(5 << 20))
+    names = [str(number) for number in range(25)]
+    with Cluster() as cluster:
+        agents = cluster.linked(4, slots=4)
+        user = User(cluster, agents[:2], directory)
+        sums = set()
+        for agent in agents:
+            done = user.types("map", "--node", agent.node, "--snapshot", "cksum < large; : {}", ":::", *names)
+            assert done.returncode == 0, done.stderr
+            sums |= set(done.stdout.splitlines())
+        assert len(sums) == 1
+        size = user.here.call("files")["size_bytes"]
+        assert 5 << 20 < size < 6 << 20
+        fetched = [agent.counters().get(FILES_FETCHED_BYTES, 0) for agent in agents]
+        assert fetched == [0, size, size, size]
+        assert sum(agent.counters().get(FILES_SERVED_BYTES, 0) for agent in agents) == 3 * size
+        # the first to fetch has the home alone; the others have sources beside it
+        assert user.here.counters()[FILES_SERVED_BYTES] < 3 * size

@@ -234,7 +234,7 @@ def test_the_tasks_of_all_nodes(agents: list[Agent]) -> None:
     tasks = [agent.submit("true") for agent in agents]
     for agent, task in zip(agents, tasks, strict=True):
         agent.wait(task)
-    listed = of_all(agents[0], "ls")
+    listed = of_all(agents[0], "ls", "--limit", "1000")
     assert set(tasks) <= {task["id"] for task in listed["tasks"]}
     assert listed["truncated"] is False
     submitted = [task["submitted_at"] for task in listed["tasks"]]

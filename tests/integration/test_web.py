@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import http.client
 import json
@@ -19,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.integration.cluster import Agent, Cluster, ended, program
-from tests.support import wait_until
+from tests.integration.cluster import Agent, Cluster, ended, is_alive, program
+from tests.support import kept_port, wait_until
 
 
 def serve(agent: Agent, *words: str) -> tuple[subprocess.Popen[bytes], str]:
@@ -89,3 +90,36 @@ def test_tls_serves_its_names_and_tells_of_a_node_that_died() -> None:
             os.kill(n2.pid, signal.SIGKILL)
             wait_until(lambda: states()["n2"] != "alive", what="n2 to be told as gone")
             assert states()["n1"] == "alive"
+
+
+def test_the_agent_runs_a_web_server_which_comes_back_and_ends_with_it() -> None:
+    with Cluster() as cluster, kept_port() as port:
+        config = cluster.directory / "web.toml"
+        config.write_text(f'[web]\nlisten = "127.0.0.1:{port}"\n')
+        agent = cluster.agent("n1", "--config", str(config))
+
+        def answer(path: str, **headers: str) -> bytes:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+                try:
+                    connection.request("GET", path, headers=headers)
+                    return connection.getresponse().read()
+                except OSError:
+                    return b""
+
+        def pids() -> list[int]:
+            children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+            return [int(pid) for pid in children if b"web" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+
+        wait_until(lambda: answer("/"), what="the server")
+        token = (agent.state / "web" / "view.token").read_text().strip()
+        assert b"peerload_agent_info" in answer("/metrics", Authorization=f"Bearer {token}")
+        assert "login?code" not in agent.log_end()
+        (first,) = pids()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: pids() not in ([], [first]), what="another server")
+        events = agent.call("events", what=["web"])["events"]
+        assert [event["state"] for event in events if event["what"] == "web"] == ["ended"]
+        wait_until(lambda: answer("/"), what="the other server")
+        (second,) = pids()
+        agent.kill()
+        wait_until(lambda: not is_alive(second), what="the server to end with its agent")

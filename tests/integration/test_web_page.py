@@ -144,9 +144,11 @@ def test_a_viewer_sees_what_happens(agents: list[Agent], browser: Browser) -> No
 
         # A task's own page: timeline, output
         browser.script(f"location.hash = 'task={task}'")
-        wait_until(lambda: "hello" in browser.script("return document.getElementById('detail').innerText"))
-        shown = browser.script("return [...document.querySelectorAll('#detail li')].map(one => one.innerText).join()")
-        assert "submitted" in shown
+        spans = "return [...document.querySelectorAll('#detail .span')].map(one => one.innerText).join()"
+        wait_until(lambda: "submitted" in browser.script(spans), what="the timeline")
+        assert "n2~" in browser.script(spans)
+        output = "return document.querySelector('#detail pre').innerText"
+        wait_until(lambda: "hello" in browser.script(output), what="the live output")
         browser.script("document.getElementById('detail').close()")
 
         # A node that dies

@@ -297,6 +297,7 @@ VIEWS = st.builds(
     starts_here=st.booleans(),
     cpus_started=st.floats(0.0, 65_536.0),
     backlog=st.integers(0, 1000),
+    price=st.none() | st.floats(-1e3, 1e3),
     load_tasks=COUNTS,
     slots=st.integers(0, 65_536),
     cpus=st.just(0.0) | st.floats(0.01, 65_536.0),

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.accounts import output_files
 from peerload.agent.event_loop import done_within, in_own_thread
+from peerload.files import mounts
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system.write_as_user import GONE, FileChanged
 from peerload.model.bounded import BoundedDict
-from peerload.model.errors import BadRequest, PeerloadError, SlowDown
+from peerload.model.errors import BadRequest, PeerloadError, SlowDown, SnapshotWanted
 from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH
 
@@ -63,7 +64,8 @@ class DirectoryCache:
         self._found_late = found_late
         self._late: set[bytes] = set()
         self._seen: dict[bytes, float] = {}
-        self._looks: dict[bytes, asyncio.Future[bool]] = {}
+        self._identities: BoundedDict[bytes, str] = BoundedDict(KEPT_MAX)
+        self._looks: dict[bytes, asyncio.Future[str | None]] = {}
 
     def seen_lately(self, directory: bytes) -> bool:
         """True if it was there a moment ago; SCRATCH always is."""
@@ -84,27 +86,32 @@ class DirectoryCache:
         if not await done_within(found, CHECK_S_MAX):  # others may wait for the same look
             self._late.add(directory)
             raise stalled(directory)
-        return found.result()
+        return found.result() is not None
 
-    def _start(self, directory: bytes) -> asyncio.Future[bool]:
+    def identity_of(self, directory: bytes) -> str:
+        """What tells it from another directory of that name elsewhere, as it was at the last look; "" = not known."""
+        return self._identities.get(directory, "")
+
+    def _start(self, directory: bytes) -> asyncio.Future[str | None]:
         try:
-            found = in_own_thread(lambda: _may_enter(directory))
+            found = in_own_thread(lambda: mounts.identity_of(directory) if _may_enter(directory) else None)
         except BlockingIOError:
             why = "the limit of processes is reached"
             raise SlowDown("working directories cannot be looked at: no thread can be made", why=why) from None
         self._looks[directory] = found
-        found.add_done_callback(lambda found: self._looked(directory, is_here=found.result()))
+        found.add_done_callback(lambda found: self._looked(directory, found.result()))
         return found
 
-    def _looked(self, directory: bytes, *, is_here: bool) -> None:
+    def _looked(self, directory: bytes, identity: str | None) -> None:
         del self._looks[directory]
-        if is_here:
+        if identity is not None:
+            self._identities[directory] = identity
             if len(self._seen) >= KEPT_MAX:
                 self._seen.clear()
             self._seen[directory] = time.monotonic()
         if directory in self._late:
             self._late.discard(directory)
-            if is_here:
+            if identity is not None:
                 self._found_late(directory)
 
 
@@ -122,10 +129,13 @@ class DirectoryQueries:
     ``send(node, message)`` sends questions and answers. What a node answers is for the core to remember (`Membership`).
     """
 
-    def __init__(self, send: Callable[[str, Message], None]) -> None:
+    def __init__(self, send: Callable[[str, Message], None], *, freezes: bool = False) -> None:
+        """freezes: a directory that differs on other nodes is to travel with the task."""
         self._send = send
+        self._freezes = freezes
         self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
         self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
+        self._told: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
 
     async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
         """Ask those of these nodes whose answer is not fresh. Returns when all have answered, after ANSWER_S_MAX at
@@ -154,9 +164,19 @@ class DirectoryQueries:
         if key not in self._fresh_until_s:
             return False
         self._keep(key, MISSING_S if answer.code else HERE_S)
+        self._told[key] = answer
         if (asked := self._asked.pop(key, None)) is not None:
             asked.set_result(None)
         return True
+
+    def check_same(self, nodes: Sequence[str], spec: TaskSpec, identity: str) -> None:
+        """Check the working directory of a task that could run on these nodes. identity: of the directory here. Raises
+        SnapshotWanted if it is to travel where it differs, and one of the nodes has said that it does."""
+        for node in nodes[:NODES_ASKED_MAX] if self._freezes and spec.directory != SCRATCH else ():
+            told = self._told.get((node, spec.directory, spec.user))
+            if told is not None and (told.code == "directory" or ("" != told.identity != identity != "")):
+                why = f"{node} does not have {spec.directory.decode(errors='replace')} of this machine"
+                raise SnapshotWanted("the working directory has to travel", why=why, hint="--snapshot")
 
     def _keep(self, key: tuple[str, bytes, str], seconds: float) -> None:
         self._fresh_until_s[key] = time.monotonic() + seconds
@@ -231,6 +251,10 @@ class UserServices:
         if why.startswith(POLICY):
             return why.removeprefix(POLICY), directory == SCRATCH
         return "", not why
+
+    def identity_of(self, directory: bytes) -> str:
+        """The identity of a directory of this node that was looked at; "" = not known."""
+        return self._directories.identity_of(directory)
 
     async def admitted(self, spec: TaskSpec, terms: SubmitOptions) -> bool:
         """True if the directory of a submitted task is there for its user, or was a moment ago. False also if this node

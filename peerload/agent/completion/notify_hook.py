@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING
 
+from peerload import notification
+from peerload.agent.completion.node_hooks import DELIVER, delivery_variables, outcome_of
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import SINGLE
@@ -131,6 +134,10 @@ class NotifyHooks:
         self._let_go(key)
         how = late or how_it_ended(exit_)
         said = last.decode("utf-8", "backslashreplace").strip()
+        if notification.kind_of(self._store.terms(job.counter).notify.decode("utf-8", "replace")):
+            if late or exit_.exit_code == notification.LATER:
+                raise NotificationLost(said or how)
+            return "abandoned" if exit_.exit_code else "notified", f"the notice: {said or how}"
         return "notified", f"the notice: {how}" + (f"; it said: {said}" if said else "")
 
     async def _await_end(self, key: str, ended: asyncio.Future[Exit]) -> tuple[Exit, str]:
@@ -149,7 +156,9 @@ class NotifyHooks:
         directory = spec.directory
         if directory == SCRATCH or not await self._users.admitted(spec, terms):
             directory = b"/"
-        command = (b"/bin/sh", b"-c", terms.notify)
+        target = terms.notify.decode("utf-8", "surrogateescape")
+        is_target = notification.kind_of(target) != ""
+        command = tuple(map(os.fsencode, DELIVER)) if is_target else (b"/bin/sh", b"-c", terms.notify)
         notice = TaskSpec(command, directory, spec.environment, user=spec.user, named=spec.named)
         try:
             variables_of(spec.environment)
@@ -161,6 +170,10 @@ class NotifyHooks:
             f"PEERLOAD_{variable}".encode(): value.replace("\0", " ").encode("utf-8", "replace")
             for variable, value in (self._of_all(job) | {"NAME": spec.name, "HOME": home, "TASK_ID": name}).items()
         }
+        if is_target:  # the secret belongs to the agent's user
+            signs = self._info.config.mode != "system"
+            own = delivery_variables(self._info.config.hooks, target, signs=signs)
+            extra |= {name.encode(): os.fsencode(value) for name, value in own.items()}
         self._spool.drop(key)
         stdout, stderr = self._spool.paths(key)
         self._running.add(key)
@@ -184,11 +197,7 @@ class NotifyHooks:
         records = store.page(job.counter, members[0][0] - 1, members[0][0], 1) if members else []
         told = {"STATE": worst.value, "EXIT_CODE": "", "SIGNAL": "", "NODE": "", "REASON": ""}
         if records:
-            record = records[0]
-            told |= {"NODE": record.node, "REASON": record.reason[:1000]}
-            told |= {"STARTED_AT": f"{record.started_at:.3f}", "ENDED_AT": f"{record.ended_at:.3f}"}
-            if record.exit is not None:
-                told |= {"EXIT_CODE": str(record.exit.exit_code), "SIGNAL": str(record.exit.signal or "")}
+            told |= outcome_of(records[0])
         total = sum(counts.values())
         if total > 1 or (members and members[0][0] != SINGLE):
             told["MEMBERS"] = str(total)

@@ -259,6 +259,8 @@ class LocalConnection(Connection, asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait until the client has read most of what was written."""
+        if self._can_write.is_set() and not self._turn.locked():
+            return
         async with self._turn:  # in their order, so that a long stream does not starve the others
             while not self._can_write.is_set():
                 await self._can_write.wait()
@@ -309,7 +311,8 @@ class LocalConnection(Connection, asyncio.Protocol):
                 return
             if len(buffer) < HEADER_BYTES + size:
                 return
-            raw = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
+            with memoryview(buffer) as view:
+                raw = bytes(view[HEADER_BYTES : HEADER_BYTES + size])
             del buffer[: HEADER_BYTES + size]
             if not self.request(raw):
                 return

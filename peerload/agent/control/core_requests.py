@@ -118,4 +118,8 @@ class Decisions:
             "choice": decision.choice,
             "reason": decision.reason,
             "inputs": inputs,
+            "compared": [
+                {"node": one.node, "joules": one.joules, "quality": one.quality.value, "price": one.price}
+                for one in decision.compared
+            ],
         }

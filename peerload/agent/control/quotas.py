@@ -36,6 +36,7 @@ REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
     control.Why: 250,
     control.Checkup: 100,
     control.Nodes: 100,
+    control.Samples: 100,
 }
 """Tokens of requests that read all tasks or nodes. Every other request takes one."""
 WAITED_MAX = 1_000_000

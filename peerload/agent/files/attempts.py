@@ -10,6 +10,7 @@ import asyncio
 import collections
 import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from peerload.files import manifest as manifests
 from peerload.files import tree
 from peerload.files.beneath import DIRECTORY
 from peerload.files.place import Homecoming, make_tree
-from peerload.files.store import BlockStore, NoRoom
+from peerload.files.store import BlockStore, Damaged, NoRoom
 from peerload.model.errors import BadRequest, PeerloadError, StagingFailed
 from peerload.model.events import FilesStaged, OutputArrived
 from peerload.model.messages import Staging
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.inbox import Inbox
+    from peerload.agent.node_info import NodeInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.store.disk_space import DiskSpace
@@ -45,6 +47,8 @@ TELL_EVERY_S = 1.0
 """A home is told this often that files are on their way; it waits five times as long for the next word."""
 STAGING_S_MAX = 86_400.0
 """Bound on the time in which the files of one attempt have to be in place."""
+REPAIRS_MAX = 3
+"""Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
 TASKS_REMEMBERED_MAX = 1024
 """Tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
 
@@ -76,12 +80,12 @@ class AttemptFiles:
         spool: Spool,
         links: PeerLinks,
         inbox: Inbox,
+        info: NodeInfo,
         node: Node,
-        *,
-        is_system: bool,
     ) -> None:
+        is_system = info.config.mode == "system"
         self.store = BlockStore(state / "files", limit_bytes, disk.low_bytes)
-        self.transfer = FileTransfer(self.store, links, self._make_room, serves=not is_system)
+        self.transfer = FileTransfer(self.store, links, self._make_room, info.counters, serves=not is_system)
         self._spool = spool
         self._links = links
         self._inbox = inbox
@@ -91,7 +95,10 @@ class AttemptFiles:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._notes: dict[str, AttemptNote] = {}
         self._staging: dict[str, asyncio.Task[None]] = {}
+        self._removing: asyncio.Task[None] | None = None
+        self._is_more_dropped = False
         self._placed: collections.OrderedDict[bytes, dict[str, bytes]] = collections.OrderedDict()
+        self._placing = threading.Lock()
         self._pinned: frozenset[bytes] = frozenset()
         for path in self._directory.iterdir():
             try:
@@ -104,7 +111,7 @@ class AttemptFiles:
 
     async def check(self, spec: TaskSpec, terms: SubmitOptions) -> None:
         """Check the files of a submission: they are all here, and on disk. Raises BadRequest."""
-        if spec.files is None:
+        if not spec.is_staged:
             return
         if self._is_system:
             raise BadRequest(
@@ -112,12 +119,15 @@ class AttemptFiles:
                 why="this agent serves all users of the machine",
                 hint="an agent of your own:  peerload up        a shared directory needs no  --in, --out, --snapshot",
             )
-        if not terms.files_home.startswith(b"/") or spec.directory != SCRATCH:
+        if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)
-        if not await asyncio.to_thread(self._is_complete, spec.files.manifest):
-            raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
-        await asyncio.to_thread(self.store.sync)
+        if spec.lock is not None and spec.placement.builder != spec.lock.kind:
+            raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
+        for part in (spec.files, spec.lock):
+            if part is not None and not await self.transfer.in_thread(self._is_complete, part.manifest):
+                raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
+        await self.transfer.in_slow_thread(self.store.sync)
 
     def _is_complete(self, manifest: bytes) -> bool:
         return self.store.has(manifest) or not self.store.missing_of(manifest)
@@ -127,18 +137,26 @@ class AttemptFiles:
         size = sum(map(len, blocks))
         if self.store.needs_room(size):
             self._pin()
-            await asyncio.to_thread(self._make_room, size)
-        await asyncio.to_thread(self.store.put, blocks)
+            await self.transfer.in_thread(self._make_room, size)
+        await self.transfer.in_thread(self.store.put, blocks)
 
     async def is_complete(self, manifest: bytes) -> bool:
         """True if a manifest and all its blocks are here. Raises StagingFailed for one that is not valid."""
-        return await asyncio.to_thread(self._is_complete, manifest)
+        return await self.transfer.in_thread(self._is_complete, manifest)
+
+    async def bring_manifest(self, manifest: bytes, node: str) -> None:
+        """Fetch a manifest and its blocks from this node, unless they are here. Raises PeerloadError, OSError."""
+        if not await self.is_complete(manifest):
+            work = self.transfer.fetch(manifest, [node]).work
+            assert work is not None
+            await asyncio.shield(work)
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
     def _pin(self) -> None:
         """Note which manifests are in use. From the loop's thread."""
-        mine = {task.spec.files.manifest for task in self._node.home.tasks.values() if task.spec.files is not None}
+        specs = [task.spec for task in self._node.home.tasks.values() if task.spec.is_staged]
+        mine = {part.manifest for spec in specs for part in (spec.files, spec.lock) if part is not None}
         for note in self._notes.values():
             mine.add(note.files.manifest)
             if note.result is not None and note.result.outputs:
@@ -151,7 +169,7 @@ class AttemptFiles:
     async def collect_garbage(self) -> int:
         """Remove everything that no task needs → the number of bytes."""
         self._pin()
-        return await asyncio.to_thread(self.store.collect, self._pinned, everything=True)
+        return await self.transfer.in_slow_thread(self.store.collect, self._pinned, everything=True)
 
     def usage(self) -> dict[str, object]:
         """The contents of the cache, for clients."""
@@ -189,9 +207,9 @@ class AttemptFiles:
                 code, why = "cannot", "its agent serves all users of the machine, and files do not travel to it yet"
             elif action.spec.files is not None:
                 note = AttemptNote(action.task, action.spec.files)
-                await self._stage(action.key, note, action.home, (action.uid, action.attempt))
+                await self._stage(action.key, note, [*action.sources, action.home], (action.uid, action.attempt))
         except NoRoom as error:
-            code, why = "disk", str(error)
+            code, why = "cache", str(error)
         except StagingFailed as error:
             code, why = "staging", str(error)
         except (PeerloadError, OSError, TimeoutError) as error:
@@ -208,7 +226,7 @@ class AttemptFiles:
         note = AttemptNote(action.task, action.spec.files)
         if task is not None:
             note.directory, note.submitted_at = task.terms.files_home, task.record.submitted_at
-        work = self._begin(action.key, self._stage(action.key, note, "", None))
+        work = self._begin(action.key, self._stage(action.key, note, [], None))
         await work
 
     def _begin(self, key: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -217,40 +235,68 @@ class AttemptFiles:
         task.add_done_callback(lambda _: self._staging.pop(key, None))
         return task
 
-    async def _stage(self, key: str, note: AttemptNote, home: str, offer: tuple[bytes, int] | None) -> None:
+    async def _stage(
+        self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
+    ) -> None:
+        """sources: nodes to fetch from, the home of the attempt last; none if that is this node."""
         began_s = time.monotonic()
-        async with asyncio.timeout(STAGING_S_MAX):
-            self._note(key, note)
-            try:
-                if offer is not None and not await asyncio.to_thread(self._is_complete, note.files.manifest):
-                    self._pin()
-                    fetch = self.transfer.fetch(note.files.manifest, home)
-                    is_first, fetch.is_counted = not fetch.is_counted, True
-                    assert fetch.work is not None
-                    while not fetch.work.done():
-                        told = Staging(note.task, *offer, fetch.done_bytes, note.files.size_bytes)
-                        self._links.send(home, told)
-                        await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
-                    fetch.work.result()
-                    note.in_bytes = fetch.done_bytes if is_first else 0
-                work = asyncio.create_task(asyncio.to_thread(self._make, key, note))
-                while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
-                    if offer is not None:
-                        size = note.files.size_bytes
-                        self._links.send(home, Staging(note.task, *offer, size, size))
-                work.result()
-            except BaseException:
-                self.forget(key)
-                raise
+        try:
+            async with asyncio.timeout(STAGING_S_MAX):
+                self._note(key, note)
+                repairs_left = REPAIRS_MAX if sources else 0
+                while True:
+                    try:
+                        await self._fetch_and_make(key, note, sources, offer)
+                        break
+                    except Damaged:  # in the cache here: others have it
+                        if not repairs_left:
+                            raise
+                        repairs_left -= 1
+                        await self.transfer.in_slow_thread(self.store.drop_damaged, note.files.manifest)
+        except BaseException:
+            self.forget(key)
+            raise
         note.in_s = time.monotonic() - began_s
         note.is_ready = True
         self._note(key, note)
 
+    async def _fetch_and_make(
+        self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
+    ) -> None:
+        if sources and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
+            self._pin()
+            fetch = self.transfer.fetch(note.files.manifest, sources)
+            is_first, fetch.is_counted = not fetch.is_counted, True
+            assert fetch.work is not None
+            while not fetch.work.done():
+                self._tell(note, sources, offer, fetch.done_bytes)
+                await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
+            fetch.work.result()
+            note.in_bytes += fetch.done_bytes if is_first else 0
+        work = asyncio.create_task(self.transfer.in_slow_thread(self._make, key, note))
+        while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
+            self._tell(note, sources, offer, note.files.size_bytes)
+        work.result()
+
+    def _tell(
+        self, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None, done_bytes: int
+    ) -> None:
+        """Tell the home of an offered attempt that its files are on their way."""
+        if offer is not None:
+            self._links.send(sources[-1], Staging(note.task, *offer, done_bytes, note.files.size_bytes))
+
     def _make(self, key: str, note: AttemptNote) -> None:
-        self._spool.drop_scratch(key)
+        if self._spool.drop_scratch(key):
+            self._spool.remove_dropped()
         directory = self._spool.make_scratch(key)
         before = manifests.decode(note.files.manifest, self.store.read)
-        make_tree(directory, before, note.files.outputs, self.store.read)
+
+        def read(digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
+            if self._notes.get(key) is not note:
+                raise StagingFailed("the files are not wanted any more")
+            return self.store.read_some(digests, bytes_max)
+
+        make_tree(directory, before, note.files.outputs, read)
 
     def ended_early(self, key: str) -> bool:
         """Stop the staging of an attempt. False if none is under way."""
@@ -262,9 +308,12 @@ class AttemptFiles:
 
     # -- after the end -------------------------------------------------------------------------------------------------
 
-    def settled(self, key: str, exit_: Exit) -> Exit:
+    async def settled(self, key: str, exit_: Exit) -> Exit:
         """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is no success if one
-        is missing. For a thread."""
+        is missing."""
+        return exit_ if key not in self._notes else await self.transfer.in_slow_thread(self._settled, key, exit_)
+
+    def _settled(self, key: str, exit_: Exit) -> Exit:
         note = self._notes.get(key)
         if note is None:
             return exit_
@@ -322,13 +371,13 @@ class AttemptFiles:
         if task is None or task.spec.files is None:
             return "", event
         try:
-            if not await asyncio.to_thread(self._is_complete, action.files):
+            if not await self.transfer.in_thread(self._is_complete, action.files):
                 self._pin()
-                work = self.transfer.fetch(action.files, node).work
+                work = self.transfer.fetch(action.files, [node]).work
                 assert work is not None
                 await asyncio.shield(work)
             record = task.record
-            unplaced, conflicts = await asyncio.to_thread(
+            unplaced, conflicts = await self.transfer.in_slow_thread(
                 self._place,
                 action.uid,
                 action.task,
@@ -359,7 +408,9 @@ class AttemptFiles:
             before = manifests.Manifest()
         coming = Homecoming(directory, before, own, since=submitted_at, mark=task)
         try:
-            coming.place(manifests.decode(outputs, self.store.read), self.store.read)
+            manifest = manifests.decode(outputs, self.store.read)
+            with self._placing:  # of two tasks with the same output the second finds that of the first
+                coming.place(manifest, self.store.read_some)
         except (PeerloadError, OSError) as error:
             return str(error), len(coming.conflicts)
         for path in coming.conflicts:
@@ -374,12 +425,25 @@ class AttemptFiles:
             work.cancel()
         if self._notes.pop(key, None) is not None:
             (self._directory / key).unlink(missing_ok=True)
-            self._spool.drop_scratch(key)
+        if self._spool.drop_scratch(key):
+            self._remove_dropped()
+
+    def _remove_dropped(self) -> None:
+        """Remove the working directories that are not needed any more, in a thread: there may be many files in them."""
+        self._is_more_dropped = True
+        if self._removing is None or self._removing.done():
+            self._removing = asyncio.get_running_loop().create_task(self._remove())
+
+    async def _remove(self) -> None:
+        while self._is_more_dropped:
+            self._is_more_dropped = False
+            await self.transfer.in_slow_thread(self._spool.remove_dropped)
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget what earlier agents have left of other attempts."""
         for key in [key for key in self._notes if not knows(key)]:
             self.forget(key)
+        self._remove_dropped()
 
     def _note(self, key: str, note: AttemptNote) -> None:
         """Keep a note. Raises OSError."""
@@ -391,8 +455,9 @@ class AttemptFiles:
 
     async def close(self) -> None:
         """Stop all; the store is closed."""
-        for work in list(self._staging.values()):
+        works = [*self._staging.values(), *filter(None, [self._removing])]
+        for work in works:
             work.cancel()
-        await asyncio.gather(*self._staging.values(), return_exceptions=True)
+        await asyncio.gather(*works, return_exceptions=True)
         await self.transfer.close()
         self.store.close()

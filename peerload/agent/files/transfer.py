@@ -1,21 +1,29 @@
 """Blocks of files on their way: served to other nodes, and fetched from them, once for each node however many tasks wait.
 
 They go over streams, as outputs do (`peers/streams.py`). Each block is verified before it is kept, so that a copy that
-broke off is continued with what is still missing.
+broke off is continued with what is still missing, and any member that has the blocks will do: one that is lost, does not
+have them or sends something else is replaced.
+
+Disk and digests are left to threads of their own, and at most PIECES_MAX pieces become ready in one turn of the event loop,
+however many nodes are served: gossip and leases have their turn between them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from peerload.agent.event_loop import Workers
 from peerload.files.manifest import decode_root
-from peerload.files.store import NoRoom
+from peerload.files.store import Damaged, NoRoom
+from peerload.model import metrics
 from peerload.model.errors import LinkUnavailable, PeerloadError, StagingFailed
 from peerload.model.messages import BLOCKS_MAX, WHY_LENGTH_MAX, Blocks, BlocksEnd, BlocksRequest
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from peerload.agent.peers.links import PeerLinks
@@ -23,38 +31,77 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.files")
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 PIECE_BYTES = 1 << 20
 """Blocks are sent together up to this."""
+PIECES_MAX = 2
+"""Pieces that are read for other nodes at a time."""
+THREADS = 2
+"""Threads that read, write and verify blocks; as many others fill, read and remove whole directories."""
+FETCHES_MAX = 2
+"""Manifests that are fetched at a time; the others wait."""
+SOURCES_MAX = 2
+"""Nodes that one manifest is fetched from at a time."""
+BLOCKS_MIN = 64
+"""So many blocks at least are asked of one node: to share fewer is not worth a connection."""
 SILENCE_S_MAX = 30.0
 """Longest time without progress; then the copy is given up."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
-"""A node that cannot be reached is tried again after the first, then twice as long each time, up to the second."""
+"""Nodes that cannot be reached are tried again after the first, then twice as long each time, up to the second."""
 
 
 class Fetch:
-    """One manifest on its way. done_bytes: what has come; size_bytes: of all files, 0 = not known yet; is_counted:
-    some attempt has taken it for its own."""
+    """One manifest on its way. sources: nodes that may have it, the best first; done_bytes: what has come; size_bytes: of all
+    files, 0 = not known yet; is_counted: some attempt has taken it for its own."""
 
     def __init__(self) -> None:
         self.is_counted = False
         self.done_bytes = self.size_bytes = 0
+        self.sources: list[str] = []
+        self.distrusted: set[str] = set()
+        """Nodes that have sent a wrong block. They are asked to verify what they send; the second time they are dropped."""
         self.work: asyncio.Task[None] | None = None
 
 
 class FileTransfer:
-    """The transfers of one agent. room: makes room for so many bytes in the store, for this manifest."""
+    """The transfers of one agent. room: makes room for so many bytes in the store."""
 
-    def __init__(self, store: BlockStore, links: PeerLinks, room: Callable[[int], None], *, serves: bool) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        links: PeerLinks,
+        room: Callable[[int], None],
+        counters: Counter[str],
+        *,
+        serves: bool,
+    ) -> None:
         self._store = store
+        self._counters = counters
         self._links = links
         self._room = room
         self._serves = serves
         self._fetches: dict[bytes, Fetch] = {}
+        self._turn = asyncio.Semaphore(FETCHES_MAX)
+        self._served = asyncio.Semaphore(PIECES_MAX)
+        self._threads, self._slow_threads = Workers(THREADS), Workers(THREADS)
 
     @property
     def under_way(self) -> set[bytes]:
         """The manifests that are being fetched."""
         return set(self._fetches)
+
+    async def in_thread(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function that blocks for a moment, in a thread for files: the agent's other threads are never all busy with
+        them."""
+        work = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def in_slow_thread(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same for one that may take minutes: blocks go on meanwhile."""
+        work = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._slow_threads, work)
 
     # -- to other nodes ------------------------------------------------------------------------------------------------
 
@@ -63,11 +110,13 @@ class FileTransfer:
         if not self._serves:
             yield BlocksEnd("this node serves all users of its machine, and does not pass files on yet")
             return
-        at = 0
+        left = request.digests
         try:
-            while at < len(request.digests):
-                blocks = await asyncio.to_thread(self._read, request.digests, at)
-                at += len(blocks)
+            while left:
+                async with self._served:
+                    blocks = await self.in_thread(self._store.read_some, left, PIECE_BYTES, verified=request.verify)
+                left = left[len(blocks) :]
+                self._counters[metrics.FILES_SERVED_BYTES] += sum(map(len, blocks))
                 yield Blocks(tuple(blocks))
             yield BlocksEnd()
         except StagingFailed as error:
@@ -75,25 +124,17 @@ class FileTransfer:
         except OSError as error:
             log.warning("cannot read a block: error=%s", error)
 
-    def _read(self, digests: Sequence[bytes], at: int) -> list[bytes]:
-        found: list[bytes] = []
-        size = 0
-        while at < len(digests) and size < PIECE_BYTES:
-            found.append(self._store.read(digests[at]))
-            size += len(found[-1])
-            at += 1
-        return found
-
     # -- from other nodes ----------------------------------------------------------------------------------------------
 
-    def fetch(self, manifest: bytes, node: str) -> Fetch:
-        """Fetch a manifest and all its blocks from this node, unless that is under way. Its work raises StagingFailed for
-        what cannot be had at all, PeerloadError or OSError for what may be had later."""
+    def fetch(self, manifest: bytes, sources: Sequence[str]) -> Fetch:
+        """Fetch a manifest and all its blocks from these nodes, the best first, unless that is under way: then they are further
+        ones. Its work raises StagingFailed for what cannot be had at all, PeerloadError or OSError for what may be had later."""
         known = self._fetches.get(manifest)
         if known is None:
             known = self._fetches[manifest] = Fetch()
-            known.work = asyncio.get_running_loop().create_task(self._fetch(known, manifest, node))
+            known.work = asyncio.get_running_loop().create_task(self._fetch(known, manifest))
             known.work.add_done_callback(lambda work: self._done(manifest, work))
+        known.sources += [node for node in sources if node not in known.sources]
         return known
 
     def _done(self, manifest: bytes, work: asyncio.Task[None]) -> None:
@@ -101,27 +142,66 @@ class FileTransfer:
         if not work.cancelled() and (error := work.exception()) is not None:
             log.info("cannot fetch files: manifest=%s error=%s", manifest.hex()[:16], error)
 
-    async def _fetch(self, fetch: Fetch, manifest: bytes, node: str) -> None:
+    async def _fetch(self, fetch: Fetch, manifest: bytes) -> None:
         wait_s, silent_s = RETRY_S_MIN, 0.0
-        while lacking := await asyncio.to_thread(self._store.missing_of, manifest):
-            if not fetch.size_bytes and lacking != [manifest]:
-                fetch.size_bytes = decode_root(await asyncio.to_thread(self._store.read, manifest)).size_bytes
-                await asyncio.to_thread(self._room, fetch.size_bytes)
-            before = fetch.done_bytes
-            try:
-                for at in range(0, len(lacking), BLOCKS_MAX):
-                    await self._fetch_blocks(fetch, lacking[at : at + BLOCKS_MAX], node)
-            except (LinkUnavailable, ConnectionError, TimeoutError) as error:
-                silent_s = 0.0 if fetch.done_bytes > before else silent_s + wait_s
-                if isinstance(error, TimeoutError) or silent_s > SILENCE_S_MAX:
+        async with self._turn:
+            while lacking := await self.in_thread(self._store.missing_of, manifest):
+                if not fetch.size_bytes and lacking != [manifest]:
+                    fetch.size_bytes = decode_root(await self.in_thread(self._store.read, manifest)).size_bytes
+                    await self.in_thread(self._room, fetch.size_bytes)
+                before = fetch.done_bytes
+                error = await self._fetch_from_all(fetch, lacking)
+                if error is None:
+                    continue
+                if isinstance(error, StagingFailed):
+                    if not fetch.sources:
+                        raise error
+                    continue
+                silent_s += SILENCE_S_MAX if isinstance(error, TimeoutError) else wait_s
+                if fetch.done_bytes > before:
+                    silent_s = 0.0
+                if silent_s >= SILENCE_S_MAX:
                     why = str(error) or f"nothing came for {SILENCE_S_MAX:g} s"
-                    raise PeerloadError(f"files cannot be fetched from {node}", why=why) from None
+                    raise PeerloadError(f"files cannot be fetched from {', '.join(fetch.sources)}", why=why)
                 await asyncio.sleep(wait_s)
                 wait_s = RETRY_S_MIN if fetch.done_bytes > before else min(wait_s * 2, RETRY_S_MAX)
-        await asyncio.to_thread(self._store.sync)
+
+    async def _fetch_from_all(self, fetch: Fetch, digests: list[bytes]) -> Exception | None:
+        """Fetch what can be had of these blocks just now, from several nodes at a time if they are many → why something is
+        missing; of several reasons one that may pass."""
+        size = min(max(len(digests) // (2 * len(fetch.sources)), BLOCKS_MIN), BLOCKS_MAX)
+        parts = [digests[at : at + size] for at in range(0, len(digests), size)][::-1]
+        idle = fetch.sources[::-1]
+        errors: list[Exception] = []
+
+        async def work() -> None:
+            part: list[bytes] = []
+            while idle and (parts or part):
+                node = idle.pop()
+                try:
+                    while part or parts:
+                        part = part or parts.pop()
+                        await self._fetch_blocks(fetch, part, node)
+                        part = []
+                except NoRoom:
+                    raise
+                except (StagingFailed, LinkUnavailable, ConnectionError, TimeoutError) as error:
+                    fetch.sources.remove(node)
+                    if not isinstance(error, StagingFailed):
+                        fetch.sources.append(node)  # later, when the others were tried
+                    errors.append(error)
+                    part = await self.in_thread(self._store.missing, part)
+
+        works = [asyncio.ensure_future(work()) for _ in range(min(SOURCES_MAX, len(fetch.sources)))]
+        try:
+            await asyncio.gather(*works)
+        finally:
+            for one in works:
+                one.cancel()
+        return min(errors, key=lambda error: isinstance(error, StagingFailed), default=None)
 
     async def _fetch_blocks(self, fetch: Fetch, digests: Sequence[bytes], node: str) -> None:
-        pieces = self._links.fetch_blocks(node, BlocksRequest(tuple(digests)))
+        pieces = self._links.fetch_blocks(node, BlocksRequest(tuple(digests), verify=node in fetch.distrusted))
         at = 0
         try:
             while True:
@@ -136,22 +216,30 @@ class FileTransfer:
                 wanted = digests[at : at + len(piece.blocks)]
                 if len(wanted) < len(piece.blocks):
                     raise StagingFailed(f"{node} has sent more blocks than were asked for")
-                await asyncio.to_thread(self._keep, node, wanted, piece.blocks)
+                if not await self.in_thread(self._keep, wanted, piece.blocks):
+                    log.warning("a node has sent a wrong block: node=%s", node)
+                    self._counters[metrics.FILES_WRONG] += 1
+                    if node in fetch.distrusted:
+                        raise StagingFailed(f"{node} has sent something else than was asked for")
+                    fetch.distrusted.add(node)
+                    return  # what is missing is asked for again
                 at += len(wanted)
-                fetch.done_bytes += sum(map(len, piece.blocks))
+                size = sum(map(len, piece.blocks))
+                fetch.done_bytes += size
+                self._counters[metrics.FILES_FETCHED_BYTES] += size
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
 
-    def _keep(self, node: str, wanted: Sequence[bytes], blocks: Sequence[bytes]) -> None:
+    def _keep(self, wanted: Sequence[bytes], blocks: Sequence[bytes]) -> bool:
+        """False if they are not the wanted ones. Raises StagingFailed, OSError."""
         size = sum(map(len, blocks))
         if self._store.needs_room(size):
             self._room(size)
         try:
             self._store.put(blocks, wanted)
-        except NoRoom:
-            raise
-        except StagingFailed as error:
-            raise StagingFailed(f"{node} has sent something else than was asked for", why=error.why) from None
+        except Damaged:
+            return False
+        return True
 
     async def close(self) -> None:
         """Stop all; the next agent goes on with what is missing."""
@@ -159,3 +247,5 @@ class FileTransfer:
         for one in work:
             one.cancel()
         await asyncio.gather(*work, return_exceptions=True)
+        for threads in (self._threads, self._slow_threads):
+            threads.shutdown()

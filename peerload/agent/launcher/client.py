@@ -22,7 +22,6 @@ from peerload.agent.launcher.connect import (
     exit_of,
     fetch_list,
     open_or_start,
-    read_frame,
 )
 from peerload.agent.launcher.heartbeat import Heartbeat
 from peerload.agent.launcher.process import GONE_S, is_alive, is_still_there, wait_gone
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from peerload.agent.launcher.connect import EventFrames
     from peerload.agent.launcher.process import LauncherProcess, LauncherService
     from peerload.launcher.protocol import LauncherEvent, Request, UserRequest
     from peerload.model.actions import SpawnTask
@@ -89,6 +89,12 @@ USAGE_S_MAX = 2.0
 """Timeout of a usage request; the launcher answers at once, or is busy."""
 
 
+NO_CORES = (
+    "cores are not enforced; no cgroup for processors can be made here, or the launcher was started without that setting"
+    " (peerload down --all; peerload up)"
+)
+
+
 class LauncherLink:
     """The connection to the launcher of ``process``. failed(why): called if no more events can come. Requests of one turn of
     the loop go in one frame."""
@@ -101,6 +107,7 @@ class LauncherLink:
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
         heartbeat: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,
+        enforce: str = "off",
     ) -> None:
         self._process = process
         self._directory = process.directory
@@ -118,8 +125,11 @@ class LauncherLink:
         self.memory = ""
         """The way in which memory is limited: cgroup2, cgroup1 or rlimit; "" until the launcher has answered."""
         self.unenforced: tuple[str, ...] = ()
+        self.enforces_cores = False
+        """True if tasks get their shares of the processors, as ``enforce`` has it."""
+        self._enforce = enforce
         """Sentences about what the launcher cannot enforce."""
-        self._writer: asyncio.StreamWriter | None = None
+        self._frames: EventFrames | None = None
         self._requests: list[bytes] = []
         self._flushing = False
         self._reading: asyncio.Task[None] | None = None
@@ -140,7 +150,7 @@ class LauncherLink:
         return self._heartbeat.is_silent
 
     async def answers(self, within_s: float) -> bool:
-        """Whether the launcher answers a ping within so many seconds."""
+        """True if the launcher answers a ping within so many seconds."""
         return bool(self._pid) and await self._heartbeat.answers(within_s)
 
     def report_to(self, put: Callable[[Event | StdinFed], None]) -> None:
@@ -152,8 +162,8 @@ class LauncherLink:
         LauncherError."""
         if not self._service_of:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reader, listing = await self._connect_again()
-        self._reading = asyncio.get_running_loop().create_task(self._read(reader))
+        frames, listing = await self._connect_again()
+        self._reading = asyncio.get_running_loop().create_task(self._read(frames))
         self._reading.add_done_callback(self._read_ended)
         self._heartbeat.start()
         return listing
@@ -183,10 +193,9 @@ class LauncherLink:
         self._closing = True
         self._heartbeat.stop()
         self._flush()
-        if self._writer is not None:
-            self._writer.close()
-            with contextlib.suppress(OSError):
-                await self._writer.wait_closed()
+        if self._frames is not None:
+            self._frames.transport.close()
+            await self._frames.lost
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -196,7 +205,7 @@ class LauncherLink:
         """End all tasks, and the launcher."""
         self._closing = True
         self._heartbeat.stop()
-        if self._writer is None and self._reading is not None:  # another is being started
+        if self._frames is None and self._reading is not None:  # another is being started
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
             with contextlib.suppress(LauncherError):
@@ -226,8 +235,8 @@ class LauncherLink:
     def spawn(
         self,
         action: SpawnTask,
-        stdout: Path,
-        stderr: Path,
+        stdout: Path | str,
+        stderr: Path | str,
         extra: dict[bytes, bytes],
         source: str = "",
         owner: int = -1,
@@ -266,8 +275,11 @@ class LauncherLink:
                 uid=owner,
                 kept=[*extra, *spec.named],
                 devices=bool(action.devices),
-                cpus=spec.request.cpus,
             )
+        if self._service_of or self._enforce != "off":
+            request = request.replace(cpus=spec.request.cpus)
+        if self._enforce == "limit" or (self._enforce == "share" and spec.request.overcommit):
+            request = request.replace(cpus_max=spec.request.cpus)
         self._request(request)
 
     def signal(self, key: str, number: int) -> None:
@@ -301,7 +313,7 @@ class LauncherLink:
 
     async def ask(self, request: UserRequest) -> str:
         """Have the launcher of all users act as one of them → why it was not done, "" if it was. Raises LauncherError."""
-        if self._writer is None or self._paused or len(self._replies) >= REPLIES_MAX:
+        if self._frames is None or self._paused or len(self._replies) >= REPLIES_MAX:
             raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
         number = next(self._numbers)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -315,14 +327,14 @@ class LauncherLink:
         finally:
             self._replies.pop(number, None)
 
-    async def usage(self, keys: Sequence[str]) -> UsageEvent | None:
-        """Current usage of these tasks; None if the launcher does not answer in time."""
-        if self._writer is None or self._paused or len(self._usages) >= REPLIES_MAX:
+    async def usage(self, keys: Sequence[str], *, brief: bool = False, counters: bool = False) -> UsageEvent | None:
+        """Current usage of these tasks; None if the launcher does not answer in time. brief, counters: see `UsageRequest`."""
+        if self._frames is None or self._paused or len(self._usages) >= REPLIES_MAX:
             return None
         number = next(self._numbers)
         answer: asyncio.Future[UsageEvent] = asyncio.get_running_loop().create_future()
         self._usages[number] = answer
-        self._request(UsageRequest(number, list(keys)))
+        self._request(UsageRequest(number, list(keys), brief, counters))
         try:
             async with asyncio.timeout(USAGE_S_MAX):
                 return await answer
@@ -332,7 +344,7 @@ class LauncherLink:
             self._usages.pop(number, None)
 
     def _request(self, request: Request) -> None:
-        if self._writer is None or self._paused:
+        if self._frames is None or self._paused:
             return  # LauncherReady will report the state then
         self._requests.append(encode(request))
         if not self._flushing:
@@ -342,7 +354,7 @@ class LauncherLink:
     def _flush(self) -> None:
         self._flushing = False
         requests, self._requests = self._requests, []
-        if self._writer is None or self._writer.is_closing():  # the reader notices that it has gone
+        if self._frames is None or self._frames.transport.is_closing():  # `_read` notices that it has gone
             return
         batch: list[bytes] = []
         size = 0
@@ -356,23 +368,23 @@ class LauncherLink:
             self._write(batch)
 
     def _write(self, batch: list[bytes]) -> None:
-        assert self._writer is not None
-        self._writer.write(frame(batch))
+        assert self._frames is not None
+        self._frames.transport.write(frame(batch))
 
     # -- connection ----------------------------------------------------------------------------------------------------
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
+    async def _connect(self) -> tuple[EventFrames, LauncherReady]:
         """Connect, starting the launcher if nobody answers, and get the list."""
-        reader, writer = await open_or_start(self._process)
+        frames = await open_or_start(self._process)
         try:
-            listing = await fetch_list(reader, writer, self._note_facts)
+            listing = await fetch_list(frames, self._note_facts)
         except BaseException:
-            writer.close()
+            frames.transport.close()
             raise
-        self._writer = writer
-        return reader, listing
+        self._frames = frames
+        return frames, listing
 
-    async def _connect_again(self) -> tuple[asyncio.StreamReader, LauncherReady]:
+    async def _connect_again(self) -> tuple[EventFrames, LauncherReady]:
         """Connect, more than once: the launcher that accepted may have been ending. Raises LauncherError."""
         why = ""
         for _ in range(CONNECTS_MAX):
@@ -392,44 +404,44 @@ class LauncherLink:
         self.unenforced = tuple(hello.unenforced)
         self._protocol = hello.protocol
         self.memory = hello.memory
+        self.enforces_cores = hello.cores and self._enforce != "off"
+        if self._enforce != "off" and not hello.cores:
+            self.unenforced += (f'[cpus] enforce = "{self._enforce}": {NO_CORES}',)
         if self._service_of and not hello.system:
             raise LauncherError("this launcher serves one user only", why=f"it answers in {self._directory}")
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Read events until the launcher is lost; then reconnect, for ever."""
+    async def _read(self, frames: EventFrames) -> None:
+        """Have events delivered until the launcher is lost; then reconnect, for ever."""
         while True:
-            lost = await self._events_until_lost(reader)
+            frames.deliver_to(self._events)
+            lost = await frames.lost
             if self._closing:
                 return
+            if not isinstance(lost, LOST):
+                raise lost
             self._heartbeat.stop()
             is_there = await asyncio.to_thread(is_still_there, self._pid)
-            log.warning("launcher %s: error=%s", "connection broken" if is_there else "lost, starting another", lost)
+            state = "connection broken" if is_there else "lost, starting another"
+            log.warning("launcher %s: error=%s", state, str(lost) or type(lost).__name__)
             self._pid = 0
-            if self._writer is not None:
-                self._writer.close()
-            self._writer = None
+            self._frames = None
             self._paused = True
             self._requests.clear()
             for answer in self._replies.values():
                 if not answer.done():
                     answer.set_exception(LauncherError("the launcher went away"))
             self._put(LauncherLost(CONNECTION_BROKEN) if is_there else LauncherLost())
-            reader, ready = await self._reconnect()
+            frames, ready = await self._reconnect()
             self.log_facts()
             self._put(ready)
             self._heartbeat.start()
 
-    async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
-        try:
-            while True:
-                events = await read_frame(reader)
-                self._heartbeat.received()
-                for event in events:
-                    self._event(event)
-        except LOST as error:
-            return str(error) or type(error).__name__
+    def _events(self, events: list[LauncherEvent]) -> None:
+        self._heartbeat.received()
+        for event in events:
+            self._event(event)
 
-    async def _reconnect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
+    async def _reconnect(self) -> tuple[EventFrames, LauncherReady]:
         await asyncio.to_thread(self._process.wait, GONE_S)  # the connection broke a moment before it was gone
         while True:
             try:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -48,7 +48,7 @@ DATE_SET_S = 1.0
 """A larger difference between date and boot clock means that the date was set."""
 SHORTAGES = ("", "memory", "gpu memory")
 """Shortages that the model knows."""
-LOST = (OSError, asyncio.IncompleteReadError, LauncherProtocolError)
+LOST = (OSError, LauncherProtocolError)
 """Errors of reading from a launcher that is gone or malformed; OSError includes TimeoutError."""
 
 
@@ -58,9 +58,74 @@ class LauncherError(PeerloadError):
     code = "launcher"
 
 
-async def open_or_start(
-    process: LauncherProcess | LauncherService,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+class EventFrames(asyncio.Protocol):
+    """One connection to a launcher: the events of each frame are taken by `next_frame`, then delivered as they come. ``lost`` is its end."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._arrived = asyncio.Event()
+        self._deliver: Callable[[list[LauncherEvent]], None] | None = None
+        self.lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        """Why no more events can come: what is in LOST, or a bug."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._end(exc if isinstance(exc, OSError) else ConnectionResetError("the launcher closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """Deliver the events of whole frames."""
+        self._buffer += data
+        if self._deliver is None:
+            self._arrived.set()
+            return
+        try:
+            while not self.lost.done() and (events := self._next()) is not None:
+                self._deliver(events)
+        except Exception as error:  # noqa: BLE001 -- whoever waits for ``lost`` gets it, a bug too
+            self._end(error)
+
+    def _next(self) -> list[LauncherEvent] | None:
+        """The events of the first frame in the buffer, if it is whole. Raises LauncherProtocolError."""
+        buffer = self._buffer
+        if len(buffer) < HEADER_BYTES:
+            return None
+        size = int.from_bytes(buffer[:HEADER_BYTES], "big")
+        if size > FRAME_BYTES_MAX:
+            raise LauncherProtocolError(f"a frame of {size} bytes from the launcher")
+        if len(buffer) < HEADER_BYTES + size:
+            return None
+        body = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
+        del buffer[: HEADER_BYTES + size]
+        return decode_events(body)
+
+    def _end(self, why: Exception) -> None:
+        if not self.lost.done():
+            self.lost.set_result(why)
+        self._arrived.set()
+        self.transport.close()
+
+    async def next_frame(self) -> list[LauncherEvent]:
+        """The events of the next frame, before `deliver_to`. Raises what is in LOST."""
+        while (events := self._next()) is None:
+            if self.lost.done():
+                raise self.lost.result()
+            self._arrived.clear()
+            await self._arrived.wait()
+        return events
+
+    def deliver_to(self, deliver: Callable[[list[LauncherEvent]], None]) -> None:
+        """Call this with the events of each frame from now on."""
+        self._deliver = deliver
+        self.data_received(b"")
+
+
+async def open_or_start(process: LauncherProcess | LauncherService) -> EventFrames:
     """Connect; if nobody answers, have the launcher started and wait for it. Raises LauncherError."""
     directory, is_service = process.directory, bool(process.serves_node)
     deadline_s = time.monotonic() + START_S_MAX
@@ -84,22 +149,20 @@ async def open_or_start(
             await asyncio.sleep(SERVICE_LOOK_S if is_service else START_LOOK_S)
 
 
-async def _open(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _open(directory: Path) -> EventFrames:
     """Connect through a descriptor of the directory: a long path does not fit into a socket address."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        return await asyncio.open_unix_connection(
-            f"/proc/self/fd/{fd}/{SOCKET_NAME}", limit=FRAME_BYTES_MAX + HEADER_BYTES
-        )
+        path = f"/proc/self/fd/{fd}/{SOCKET_NAME}"
+        _, frames = await asyncio.get_running_loop().create_unix_connection(EventFrames, path)
     finally:
         os.close(fd)
+    return frames
 
 
-async def fetch_list(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Callable[[ListedEvent], None]
-) -> LauncherReady:
+async def fetch_list(launcher: EventFrames, met: Callable[[ListedEvent], None]) -> LauncherReady:
     """Get the list of everything the launcher knows; ``met`` gets its last part, which describes the launcher."""
-    writer.write(frame([encode(ListRequest())]))
+    launcher.transport.write(frame([encode(ListRequest())]))
     running: list[tuple[str, float, float]] = []
     ended: list[tuple[str, Exit]] = []
     frozen: list[str] = []
@@ -107,7 +170,7 @@ async def fetch_list(
     while more:
         async with asyncio.timeout(START_S_MAX):
             try:
-                events = await read_frame(reader)
+                events = await launcher.next_frame()
             except LauncherTooOld as error:
                 hint = f"end its tasks, and it:  kill {error.pid}"
                 raise LauncherError("the launcher is of an earlier version", why=str(error), hint=hint) from None
@@ -135,16 +198,9 @@ def exit_of(record: ExitRecord) -> Exit:
     LauncherProtocolError."""
     if record.out_of not in SHORTAGES:
         record = record.replace(out_of="")
-    fields = record.fields() | {"usage": record.usage.fields() if record.usage is not None else {}}
+    fields = record.fields()
+    fields["usage"] = record.usage.fields() if record.usage is not None else {}
     try:
         return msgspec.convert(fields, Exit)
     except msgspec.ValidationError as error:
         raise LauncherProtocolError(f"exit: {error}") from None
-
-
-async def read_frame(reader: asyncio.StreamReader) -> list[LauncherEvent]:
-    """The events of the next frame. Raises what is in LOST."""
-    size = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
-    if size > FRAME_BYTES_MAX:
-        raise LauncherProtocolError(f"a frame of {size} bytes from the launcher")
-    return decode_events(await reader.readexactly(size))

@@ -37,7 +37,7 @@ _WORDS = re.compile(
 
 
 def says_out_of_gpu_memory(stderr: bytes) -> bool:
-    """Whether the end of a program's stderr says that it had too little GPU memory."""
+    """True if the end of a program's stderr says that it had too little GPU memory."""
     return _WORDS.search(stderr) is not None
 
 

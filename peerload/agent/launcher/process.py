@@ -20,14 +20,14 @@ GONE_S = 0.2
 
 class LauncherProcess:
     """The launcher in ``directory``. An earlier agent may have started it. files_max: its limit of open files, 0 = the
-    agent's. store: the id of the database that it starts tasks for."""
+    agent's. store: the id of the database that it starts tasks for. cores: it enforces them as far as possible."""
 
     serves_node = ""
     """The launcher belongs to one agent."""
 
-    def __init__(self, directory: Path, files_max: int = 0, store: str = "") -> None:
+    def __init__(self, directory: Path, files_max: int = 0, store: str = "", *, cores: bool = False) -> None:
         self.directory = directory
-        self._store = store
+        self._flags = [*(["--store", store] if store else []), *(["--cores", "enforce"] if cores else [])]
         self._files_max = files_max
         self._popen: subprocess.Popen[bytes] | None = None
 
@@ -38,7 +38,7 @@ class LauncherProcess:
         self._popen = subprocess.Popen(
             command_line(
                 "server",
-                ["--directory", str(self.directory), *(["--store", self._store] if self._store else [])],
+                ["--directory", str(self.directory), *self._flags],
                 first=limit,
             ),
             stdin=subprocess.DEVNULL,
@@ -58,7 +58,7 @@ class LauncherProcess:
         return self._popen.poll() if self._popen is not None else None
 
     def has_failed(self) -> bool:
-        """Whether the process started here has failed, other than because another launcher is there already."""
+        """True if the process started here has failed, other than because another launcher is there already."""
         return self.exit_code() not in {None, ALREADY_RUNS}
 
     def wait(self, seconds_max: float | None = None) -> None:
@@ -121,7 +121,7 @@ def _limit(files_max: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; zombies do not."""
+    """True if a process runs; zombies do not."""
     if not pid:
         return False
     try:
@@ -132,7 +132,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is such a process of another user, hidden from our /proc."""
+    """True if there is such a process of another user, hidden from our /proc."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -143,7 +143,7 @@ def _is_hidden(pid: int) -> bool:
 
 
 def is_still_there(pid: int) -> bool:
-    """Whether a launcher that hung up is still there."""
+    """True if a launcher that hung up is still there."""
     wait_gone(pid, GONE_S)
     return is_alive(pid)
 

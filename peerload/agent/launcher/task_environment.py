@@ -7,6 +7,8 @@ those that assign devices are not.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -123,6 +125,20 @@ def _of_others(held: Given, config: Sequence[DeviceConfig]) -> dict[str, str]:
             if one.kind == kind:
                 found |= {name: value.replace(IDS, ids) for name, value in one.env.items()}
     return found
+
+
+TRACEPARENT = b"TRACEPARENT"
+TRACEPARENT_PARTS = 4
+_TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def child_traceparent(given: bytes, key: str) -> str:
+    """The W3C trace context of an attempt: the trace that its task was submitted in, and a span of its own, which its key gives.
+    "" if what was given is none."""
+    if not _TRACEPARENT.fullmatch(given):
+        return ""
+    span = hashlib.blake2b(given + key.encode(), digest_size=8).hexdigest()
+    return f"{given[:35].decode()}-{span}-{given[53:].decode()}"
 
 
 _decoder = msgspec.msgpack.Decoder(dict[bytes, bytes])

@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import aiomqtt
+import msgspec
 import paho.mqtt.client as mqtt  # which aiomqtt is made of
 
 from peerload.agent.event_loop import next_tick
@@ -64,7 +65,13 @@ class _Client(aiomqtt.Client):
     The library's own calls use `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation; these do not.
     """
 
-    def __init__(self, url: BrokerUrl, identifier: str, queue: Callable[..., Received[aiomqtt.Message]]) -> None:
+    def __init__(
+        self,
+        url: BrokerUrl,
+        identifier: str,
+        queue: Callable[..., Received[aiomqtt.Message]],
+        will: aiomqtt.Will | None = None,
+    ) -> None:
         quiet = logging.Logger("peerload.mqtt.library", logging.CRITICAL + 1)  # noqa: LOG001 -- it logs each retry
         super().__init__(
             url.host,
@@ -76,6 +83,7 @@ class _Client(aiomqtt.Client):
             queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", queue),
             protocol=aiomqtt.ProtocolVersion.V311,
             clean_session=True,
+            will=will,
             timeout=CONNECT_S,
             keepalive=KEEPALIVE_S,
             max_queued_incoming_messages=RECEIVED_MAX,
@@ -246,6 +254,8 @@ class MqttBus:
         self._worker: asyncio.Task[None] | None = None
         self._unavailable_logged = False
         self._floods = FloodFilter(security, identity.node)
+        self._shown: set[str] = set()
+        """Topics for other systems that are retained."""
         self.is_echoed = False
         """True if the broker in use passes on what this node publishes: its own State has come back."""
         self.unavailable_because = "it has not answered yet"
@@ -271,6 +281,21 @@ class MqttBus:
         if payload is None:
             return False
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
+        self._work.set()
+        return True
+
+    @property
+    def connects(self) -> int:
+        """How often a broker was connected."""
+        return self._counters[metrics.MQTT_CONNECTS]
+
+    def publish_json(self, name: str, payload: bytes) -> bool:
+        """Publish for other systems, retained, unsealed; b"" removes the topic. False: not queued."""
+        if self._client is None or len(self._outgoing) >= OUTGOING_MAX:
+            return False
+        topic = self._topics.json + name
+        (self._shown.add if payload else self._shown.discard)(topic)
+        self._outgoing.append(_Outgoing(topic, payload, True, "json"))
         self._work.set()
         return True
 
@@ -319,10 +344,17 @@ class MqttBus:
             with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await self._client.write(self._topics.state, b"", retain=True)
+                    for topic in self._shown:
+                        await self._client.write(topic, self._offline(topic), retain=True)
                     await self._client.flush()
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
+
+    def _offline(self, topic: str) -> bytes:
+        """The last word at a topic for other systems: nothing of tasks, of the node that it is gone."""
+        gone = {"v": 1, "node": self._topics.node, "state": "offline"}
+        return msgspec.json.encode(gone) if topic == f"{self._topics.json}node" else b""
 
     async def _reconnect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -348,7 +380,10 @@ class MqttBus:
         """Use this broker as long as it answers. Returns why the connection ended."""
         queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, self._floods)
         try:
-            client = _Client(url.known_as(self._config.mqtt_password_file), self._identifier, queue)
+            topic = f"{self._topics.json}node"
+            is_shown = self._config.mqtt_publish_state
+            will = aiomqtt.Will(topic, self._offline(topic), 0, retain=True) if is_shown else None
+            client = _Client(url.known_as(self._config.mqtt_password_file), self._identifier, queue, will)
         except ConfigError as error:
             return str(error)
         reason = "it closed the connection"

@@ -122,6 +122,7 @@ class Topics:
         self.node = node
         self.state = f"{ROOT}/{cluster}/{SITE}/{node}/state"
         self._to = f"{ROOT}/{cluster}/{SITE}/{node}/to/"
+        self.json = f"{ROOT}/{cluster}/{SITE}/{node}/json/"
         self.ask = f"{ROOT}/{cluster}/{SITE}/{node}/ask"
         self.subscriptions = (
             f"{ROOT}/{cluster}/+/+/state",

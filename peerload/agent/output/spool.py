@@ -16,6 +16,7 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
 import shutil
 import stat
 from collections import deque
@@ -70,7 +71,8 @@ class Spool:
         self._holes = HolePuncher()
         self._directory = state / "spool"
         self._scratch = state / "scratch"
-        self._scratch_name = str(self._scratch)
+        self._directory_name, self._scratch_name = str(self._directory), str(self._scratch)
+        self._dropped = self._scratch / ".dropped"
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         self.inotify: Inotify | None = None
@@ -87,6 +89,10 @@ class Spool:
     def paths(self, key: str) -> tuple[Path, Path]:
         """stdout and stderr of an attempt."""
         return self.path(key, 1), self.path(key, 2)
+
+    def names(self, key: str) -> tuple[str, str]:
+        """`paths` as they are written; to make a `Path` takes longer than to start a task may."""
+        return f"{self._directory_name}/{key}{_SUFFIX[1]}", f"{self._directory_name}/{key}{_SUFFIX[2]}"
 
     def input_path(self, key: str) -> Path:
         """The file that feeds the stdin of an attempt of another home."""
@@ -268,16 +274,26 @@ class Spool:
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
-    def drop_scratch(self, key: str) -> None:
-        """Remove the scratch directory of an attempt, if there is one."""
+    def drop_scratch(self, key: str) -> bool:
+        """Put the scratch directory of an attempt aside → whether there is one, which is left to `remove_dropped`."""
+        path = f"{self._scratch_name}/{key}"
         try:
-            mode = os.lstat(f"{self._scratch_name}/{key}").st_mode
+            os.lstat(path)
         except OSError:  # most tasks have none
-            return
-        if stat.S_ISDIR(mode):
-            _remove_tree(self._scratch / key)
-        else:  # its task has put a link in its place: what that leads to is none of ours
-            remove(self._scratch / key)
+            return False
+        self._dropped.mkdir(mode=0o700, exist_ok=True)
+        os.rename(path, self._dropped / f"{key}.{secrets.token_hex(4)}")  # noqa: PTH104 -- quick
+        return True
+
+    def remove_dropped(self) -> None:
+        """Remove what was put aside. It may be many files: for a thread."""
+        with contextlib.suppress(OSError):
+            for path in list(self._dropped.iterdir()):
+                if path.is_symlink():  # its task has put a link in its place: what that leads to is none of ours
+                    path.unlink()
+                else:
+                    remove(path)
+            self._dropped.rmdir()  # unless there is more by now
 
 
 def remove(path: Path) -> None:

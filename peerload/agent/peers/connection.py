@@ -211,7 +211,9 @@ class PeerConnection(asyncio.Protocol):
             if end - start - HEADER_BYTES < size:
                 break
             start += HEADER_BYTES
-            self._frame(bytes(self._buffer[start : start + size]))
+            with memoryview(self._buffer) as view:
+                raw = bytes(view[start : start + size])
+            self._frame(raw)
             start += size
         return end if self.is_closed else start
 
@@ -357,7 +359,7 @@ class PeerConnection(asyncio.Protocol):
         self._flush_planned = False
         if self._transport is None or self._transport.is_closing() or self.paused or not self._waiting:
             return
-        frames = b"".join(frame for _, frame in self._waiting)
+        frames = self._waiting[0][1] if len(self._waiting) == 1 else b"".join(frame for _, frame in self._waiting)
         self._waiting.clear()
         self._waiting_bytes = 0
         self._transport.write(frames)

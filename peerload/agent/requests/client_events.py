@@ -11,7 +11,7 @@ from peerload.agent.node_info import now
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from peerload.agent.completion.saving import OutputSaver
     from peerload.agent.control.core_requests import CoreRequests, Decisions
@@ -104,6 +104,8 @@ class ClientEvents:
     _saving: OutputSaver
     _output: TaskOutputs
     _figures: TaskFigures
+    _also: Sequence[Callable[[TaskChanged], None]]
+    """Others that learn of changes of tasks."""
 
     def answered(self, answer: Answer) -> None:
         """A request has its answer."""
@@ -118,6 +120,8 @@ class ClientEvents:
         self._attach.changed(action)
         self._saving.changed(action)
         self._figures.changed(action)
+        for call in self._also:
+            call(action)
         record = action.record
         self._watches.changed(record, running=action.running)
         if record.state.is_final and record.exit is not None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.sensors.energy import EnergySensors
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceGrant, DeviceState
 
@@ -44,15 +45,16 @@ class UsageReading(NamedTuple):
 class LiveUsage:
     """Readings of one agent, with the last of each task."""
 
-    def __init__(self, node: Node, launcher: LauncherLink, task_ids: TaskIds) -> None:
+    def __init__(self, node: Node, launcher: LauncherLink, task_ids: TaskIds, energy: EnergySensors) -> None:
         self._node = node
         self._launcher = launcher
         self._task_ids = task_ids
+        self._energy = energy
         self._lock = asyncio.Lock()
         self._last: dict[str, UsageReading] = {}
 
     async def readings(self, refs: Sequence[str]) -> list[dict[str, object]]:
-        """Read the usage of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes gpus, null for
+        """Read the usage of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes joules gpus, null for
         unknown. Raises NoSuchTask or BadRequest for an unknown task of this home."""
         keys = {key: task for ref in refs for key, task in [running_here(self._node, self._task_ids, ref)] if key}
         async with self._lock:  # concurrent requests share one reading
@@ -85,6 +87,7 @@ class LiveUsage:
             "cpus_busy": reading.cpus_busy,
             "memory_bytes": reading.memory_bytes if reading.memory_bytes >= 0 else None,
             "processes": reading.processes,
+            "joules": self._energy.so_far(key),
             "gpus": [_gpu(state, state.grants[key]) for state in self._node.ledger.devices.of_grant(key)],
         }
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from peerload.agent.views.agent import AgentView, DiagnosticsView
     from peerload.agent.views.metrics import MetricsView
     from peerload.agent.views.node import NodesView
+    from peerload.agent.views.samples import Samples
     from peerload.core.node import Node
     from peerload.wire import control
 
@@ -47,11 +48,13 @@ class StatusRequests:
         nodes: NodesView,
         diagnostics: DiagnosticsView,
         figures: MetricsView,
+        samples: Samples,
     ) -> None:
         self._node = node
         self._metrics = figures
         self.agent = agent
         self.nodes = nodes
+        self.samples = samples
         self._diagnostics = diagnostics
         self._policies: dict[str, list[str]] = {}
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.why import WhyRequest
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.store.disk_space import DiskSpace
 
     Work = Coroutine[Any, Any, None]
@@ -105,8 +106,12 @@ class RequestServer:
                 # 8. Its files, which are complete here.
                 await files.check(spec, terms)
                 # 9. The working directory, on the other nodes and here. A task without one here may run elsewhere.
-                await directories.ask(self._submissions.candidates(spec), spec.directory, spec.user)
+                nodes = self._submissions.candidates(spec)
+                await directories.ask(nodes, spec.directory, spec.user)
                 directory_here = await users.admitted(spec, terms)
+                # 10. A directory that is not the same on all of them travels, where the settings want that.
+                if directory_here and self._submissions.may_freeze(request):
+                    directories.check_same(nodes, spec, users.identity_of(spec.directory))
                 await self._submissions.queue(connection, request, submission, directory_here=directory_here)
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
@@ -139,6 +144,7 @@ class Verbs:
     node: NodeCommands
     cluster: ClusterCommands
     files: FileRequests
+    energy: EnergySensors
 
     def work(self, connection: Connection, request: control.Request) -> Work | None:  # noqa: C901, PLR0912, PLR0915 -- one line a verb
         """Carry a request out → the work that answers it; None if it was answered, or is the core's to answer. Raises
@@ -213,8 +219,16 @@ class Verbs:
                 connection.ok(request.id, {"nodes": self.status.nodes.objects()})
             case control.Policy():
                 connection.ok(request.id, self.status.policy())
+            case control.Power():
+                connection.ok(request.id, self.energy.power())
+            case control.PowerProfile():
+                connection.ok(request.id, self.energy.take_profile(request))
+            case control.Energy():
+                connection.ok(request.id, self.energy.totals(request.since))
             case control.Stats():
                 connection.ok(request.id, self.status.stats())
+            case control.Samples():
+                connection.ok(request.id, self.status.samples.told(request.since))
             case control.Checkup():
                 connection.ok(request.id, self.status.checkup(connection.caller))
             case control.Drain():

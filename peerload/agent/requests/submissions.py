@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.core_requests import CoreRequests
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.files.attempts import AttemptFiles
+    from peerload.agent.files.environments import Environments
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.stdin.stdin_store import StdinStore
@@ -64,19 +65,21 @@ class FileRequests:
     """Takes files of clients that are about to submit a task, and shows what is kept."""
 
     _files: AttemptFiles
+    _environments: Environments
 
     async def files(self, connection: Connection, request: control.Files) -> None:
         """Keep, look for or remove blocks."""
         if request.blocks:
             await self._files.keep(request.blocks)
         if request.gc:
-            reply: dict[str, object] = {"removed_bytes": await self._files.collect_garbage()}
+            removed = await asyncio.to_thread(self._environments.collect, everything=True)
+            reply: dict[str, object] = {"removed_bytes": removed + await self._files.collect_garbage()}
         elif request.manifest:
             reply = {"complete": await self._files.is_complete(request.manifest)}
         elif request.have or request.blocks:
-            reply = {"missing": await asyncio.to_thread(self._files.store.missing, request.have)}
+            reply = {"missing": await self._files.transfer.in_thread(self._files.store.missing, request.have)}
         else:
-            reply = self._files.usage()
+            reply = {**self._files.usage(), "environments": self._environments.usage()}
         connection.ok(request.id, reply)
 
 
@@ -96,12 +99,21 @@ class Submissions:
         """The other nodes that could run a task, as far as is known."""
         return self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
 
+    def may_freeze(self, request: control.Submit | control.Retry) -> bool:
+        """True if the client of a new submission can send its directory instead."""
+        is_new = isinstance(request, control.Submit) and request.freezes
+        return is_new and self._reads.store.submission_of(request.token) is None
+
     async def read(self, caller: Principal, request: control.Submit | control.Retry) -> Submission:
         """Read a submission, or the earlier one of tasks that are to be retried. Raises BadRequest, NoSuchTask."""
         if isinstance(request, control.Retry):
             return await self._read_retry(request)
         indices = members(request)
         terms = with_whole_ids(self._task_ids, request.spec, request.terms)
+        if terms.start_by and not self._node.state.prices:
+            why = f"no price of energy is known on {self._node.state.node}"
+            hint = "set one:  [energy] price_file in the config file"
+            raise BadRequest("the start cannot wait for cheaper energy", why=why, hint=hint)
         spec, terms = self._access.with_owner(caller, request.spec, terms)
         if output_files.patterns(terms):
             spec = msgspec.structs.replace(spec, followed=True)  # the output files get all of it

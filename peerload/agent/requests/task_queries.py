@@ -168,7 +168,10 @@ class TaskQueries:
             after = page.last
             damaged += views.damaged_objects(page.damaged)
             tasks = [
-                task_row(self._node, record, spec, self._user) | views.usage_object(record) | views.gpu_wishes(spec)
+                task_row(self._node, record, spec, self._user)
+                | views.usage_object(record)
+                | views.gpu_wishes(spec)
+                | views.travelling(spec, record.exit)
                 for record, spec in rows
             ]
             await send_page(self._quotas, connection, request.id, tasks)

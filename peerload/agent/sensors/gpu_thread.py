@@ -25,7 +25,7 @@ class GpuThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the last call has not returned."""
+        """True if the last call has not returned."""
         return self._done is not None and not self._done.done()
 
     async def do(self, call: Callable[[], Any], seconds_max: float) -> Any:  # noqa: ANN401 -- what the call returns

@@ -119,6 +119,8 @@ class GpuAverages:
             tuple(sorted(tenants.ours.items())[:RUNS_SEEN_MAX]),
             card.temperature_c or 0,
             card.is_throttled,
+            power_w=card.power_w,
+            energy_j=card.energy_j,
             mem_foreign_peak_bytes=self._foreign_peak(tenants, gap_s),
         )
 

@@ -82,7 +82,7 @@ class GpuHost(Protocol):
         """Ids of the devices that each attempt holds."""
 
     def wants_gpus(self) -> bool:
-        """Whether a task holds a GPU or waits for one."""
+        """True if a task holds a GPU or waits for one."""
 
     def gpu_changed(self, state: str, words: str) -> None:
         """Note that a GPU was found, or that its health has changed."""
@@ -136,6 +136,8 @@ class Gpus:
         self._read_s = 0.0
         self._gpus: dict[str, GpuAverages] = {}
         self._reported: dict[str, DeviceReading] = {}
+        self.power: dict[str, tuple[float, DeviceReading]] = {}
+        """By the address of each card, or its id: when it was read last (CLOCK_BOOTTIME), and the reading."""
         self._is_away = False
         self._has_failed = False
         self._seen: tuple[Device, ...] = ()
@@ -338,7 +340,7 @@ class Gpus:
         self._is_short = unusable > 0 or len(self._ever_seen) > len(gpus)
 
     def _is_missing(self, name: str, bdf: str, gpus: tuple[Device, ...]) -> bool:
-        """Whether a known device is no longer listed, nor its card as a whole or in slices."""
+        """True if a known device is no longer listed, nor its card as a whole or in slices."""
         is_listed = self._nvml is not None and bdf in self._nvml.places
         return not is_listed and all(gpu.id != name for gpu in gpus)
 
@@ -396,6 +398,8 @@ class Gpus:
             return
         gap_s, self._read_s = began_s - self._read_s, began_s
         readings = self._readings(cards, gap_s)
+        places = {device.id: device.bdf or device.id for device in self.devices}
+        self.power = {places[reading.id]: (read_s, reading) for reading in readings if reading.id in places}
         if is_asked or any(_has_changed(self._reported.get(reading.id), reading) for reading in readings):
             self._report(read_s, readings)
 

@@ -17,6 +17,8 @@ from peerload.model.events import LoadSampled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.sensors.energy import EnergySensors
+
 log = logging.getLogger("peerload.agent")
 
 SAMPLE_S = 2.0
@@ -29,9 +31,12 @@ FOREIGN_EVERY_S = 4.0
 CPUS_MIN = 0.01
 READ_BYTES_MAX = 1 << 18
 TICKS = os.sysconf("SC_CLK_TCK")
+IOWAIT = 4
+"""Place of this time in a line of /proc/stat; idle time stands before it."""
 REPORT_CPUS = 0.05
 """Smaller changes (in cores) are not reported."""
 REPORT_PRESSURE = 0.05
+REPORT_WATTS, REPORT_WATTS_SHARE = 2.0, 0.1
 REPORT_MEMORY_SHARE = 1 / 32
 """Smaller changes of the memory in use, as a share of all, are not reported."""
 
@@ -66,10 +71,16 @@ class HostSensors:
     """
 
     def __init__(
-        self, put: Callable[[LoadSampled], None], own_s: Callable[[], float | None], root: Path = Path("/")
+        self,
+        put: Callable[[LoadSampled], None],
+        own_s: Callable[[], float | None],
+        energy: EnergySensors | None = None,
+        root: Path = Path("/"),
     ) -> None:
         self._put = put
         self._own_s = own_s
+        self._energy = energy
+        self._all_busy_s = 0.0
         self._cores = Cores(root)
         self._memory = KernelFile(Path("/proc/meminfo"))
         self._cpu_pressure = KernelFile(root / "proc/pressure/cpu")
@@ -87,6 +98,8 @@ class HostSensors:
             await next_tick(SAMPLE_S)
             try:
                 self.sample()
+                if self._energy is not None:
+                    await self._energy.sample(self._cores.machine_s, self._all_busy_s)
             except OSError as error:  # such as too many open files: what was read last holds
                 if self._can_read:
                     log.warning("cannot read the load of this machine: error=%s", error)
@@ -99,6 +112,7 @@ class HostSensors:
         busy_s, passed_s = self._cores.since_last()
         if passed_s <= 0:
             return
+        self._all_busy_s += busy_s
         now = busy_s / passed_s
         before = now if self._average is None else self._average
         self._average = min(max(before + _weight(passed_s, AVERAGE_S) * (now - before), 0.0), self._cores.cpus)
@@ -111,6 +125,7 @@ class HostSensors:
             cpu_pressure=_waited(self._cpu_pressure.read()),
             mem_pressure=_waited(self._mem_pressure.read()),
             cpus=self._cores.cpus,
+            watts=self._energy.measured_watts if self._energy is not None else None,
         )
         if self._has_changed(sampled, mem_bytes):
             self._reported = sampled
@@ -136,6 +151,7 @@ class HostSensors:
             or abs(now.cpus_busy_foreign - last.cpus_busy_foreign) >= REPORT_CPUS
             or abs(now.cpu_pressure - last.cpu_pressure) >= REPORT_PRESSURE
             or abs(now.mem_pressure - last.mem_pressure) >= REPORT_PRESSURE
+            or abs((now.watts or 0.0) - (last.watts or 0.0)) >= REPORT_WATTS_SHARE * (last.watts or 0.0) + REPORT_WATTS
             or abs(now.mem_used_bytes - last.mem_used_bytes) >= mem_bytes * REPORT_MEMORY_SHARE
         )
 
@@ -154,6 +170,8 @@ class Cores:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._stat = KernelFile(root / "proc/stat")
+        self.machine_s = 0.0
+        """Busy seconds of all cores of the machine, whoever may use them."""
         self._mask = os.sched_getaffinity(0)
         self._lines_max = max(self._mask) + 2
         self.cpus, self._usage = float(len(self._mask)), None
@@ -177,7 +195,11 @@ class Cores:
     def _read(self) -> tuple[float, float, float]:
         """(busy, total) seconds of the cores in the mask since boot, and what the quota's cgroup has used."""
         busy = total = 0
-        for line in self._stat.read().split(b"\n", self._lines_max)[1 : self._lines_max]:
+        lines = self._stat.read().split(b"\n", self._lines_max)
+        if len(together := lines[0].split()[1:9]) > IOWAIT:
+            busy_ticks = [int(field) for number, field in enumerate(together) if number not in (IOWAIT - 1, IOWAIT)]
+            self.machine_s = sum(busy_ticks) / TICKS
+        for line in lines[1 : self._lines_max]:
             name, *fields = line.split(maxsplit=9)
             if not name.startswith(b"cpu"):
                 break

@@ -68,7 +68,8 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 
 class CardReading(msgspec.Struct, frozen=True):
-    """The reading of one device; None where it cannot report a value. busy: 0 … 1, of the last moments."""
+    """The reading of one device; None where it cannot report a value. busy: 0 … 1, of the last moments; power_w, energy_j (since the driver was loaded):
+    of the whole card, also for a slice."""
 
     id: str
     health: Health = Health.OK
@@ -78,6 +79,8 @@ class CardReading(msgspec.Struct, frozen=True):
     processes: tuple[GpuProcess, ...] | None = ()
     temperature_c: int | None = None
     is_throttled: bool = False
+    power_w: float | None = None
+    energy_j: float | None = None
 
 
 class _Card:
@@ -130,7 +133,7 @@ class Nvml:
 
     @property
     def awaits_slices(self) -> bool:
-        """Whether a card in MIG mode had no slices at the last search."""
+        """True if a card in MIG mode had no slices at the last search."""
         return any(slices == () for _, slices in self._shapes.values())
 
     def find(self) -> tuple[Device, ...]:
@@ -229,7 +232,7 @@ class Nvml:
         return found
 
     def _is_recut(self) -> bool:
-        """Whether the slices of a card have changed since they were found. A lost card cannot tell."""
+        """True if the slices of a card have changed since they were found. A lost card cannot tell."""
         for handle, known in self._shapes.values():
             self._library.codes.clear()
             now = _shape(self._slices(handle))
@@ -335,6 +338,10 @@ class Nvml:
         if bits is None:
             bits = self._library.ask("nvmlDeviceGetCurrentClocksThrottleReasons", card.whole)
         is_throttled = card.clocks.take(bits or 0, self._now_s())
+        power, energy = (
+            ask("nvmlDeviceGetPowerUsage", card.whole),
+            ask("nvmlDeviceGetTotalEnergyConsumption", card.whole),
+        )
         health, why = self._health(card)
         if memory is None and health is Health.OK and "memory" in card.device.capabilities:
             health, why = Health.UNKNOWN, "its memory cannot be read just now" + _codes(codes)
@@ -347,6 +354,8 @@ class Nvml:
             processes=processes,
             temperature_c=temperature,
             is_throttled=is_throttled,
+            power_w=None if power is None else power / 1000,
+            energy_j=None if energy is None else energy / 1000,
         )
 
     def _health(self, card: _Card) -> tuple[Health, str]:

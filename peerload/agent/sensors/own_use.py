@@ -24,7 +24,7 @@ _PARENT, _USED, _USED_WITH_CHILDREN = 1, slice(11, 13), slice(11, 15)
 
 
 CGROUP_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
-"""Where cgroups of version 2 are mounted: alone, or beside version 1 ("hybrid")."""
+"""Mount points of cgroups of version 2: alone, or beside version 1 ("hybrid")."""
 
 
 class OwnUse:

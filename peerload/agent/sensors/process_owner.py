@@ -45,7 +45,7 @@ class ProcessOwners:
         self._known: OrderedDict[tuple[int, bytes], tuple[str, float]] = OrderedDict()
 
     def is_contained(self) -> bool:
-        """Whether this process has a process namespace of its own, where the driver's pids may mean others."""
+        """True if this process has a process namespace of its own, where the driver's pids may mean others."""
         try:
             return str((self._proc / "self/ns/pid").readlink()) != INITIAL_NAMESPACE
         except OSError:
@@ -87,7 +87,7 @@ class ProcessOwners:
             parent, _, _ = self._stat(parent)
 
     def _is_elder(self, leader: int, start: bytes) -> bool:
-        """Whether this process is the leader that was there before, not a later one with its number."""
+        """True if this process is the leader that was there before, not a later one with its number."""
         _, _, begun = self._stat(leader)
         return bool(begun) and int(begun) <= int(start)
 

@@ -15,7 +15,7 @@ from peerload.model.actions import PutEvent
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from peerload.agent.run_state import RunState
     from peerload.agent.store.write_ahead import Outbox
@@ -32,17 +32,24 @@ class EventLog:
         self._run = run
         self._timer: asyncio.TimerHandle | None = None
         self._followers: set[asyncio.Event] = set()
+        self._noted: list[Callable[[PutEvent], None]] = []
         outbox.on_commit(self._committed)
+
+    def on_note(self, call: Callable[[PutEvent], None]) -> None:
+        """Call this with each event that is noted."""
+        self._noted.append(call)
 
     def note(self, event: PutEvent) -> None:
         """Keep an event."""
         self._outbox.note(event)
+        for call in self._noted:
+            call(event)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(NOTES_WITHIN_S, self.settle)
 
-    def record(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
+    def record(self, what: str, state: str, *, task: str = "", node: str = "", reason: str = "") -> None:
         """Keep an event that the core does not decide about, with the present time."""
-        self.note(PutEvent(time.time(), what, state, node=node, reason=reason))
+        self.note(PutEvent(time.time(), what, state, task=task, node=node, reason=reason))
 
     def settle(self) -> None:
         """Hand over what was noted."""

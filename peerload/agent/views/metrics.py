@@ -43,6 +43,7 @@ class TaskFigures:
         self._counters = counters
         self._wait, self._response = Histogram(TASK_SECONDS), Histogram(TASK_SECONDS)
         self._age = Histogram(AGE_SECONDS)
+        self._here, self._elsewhere = (labelled(metrics.TASKS_STARTED, place=place) for place in ("here", "elsewhere"))
         self.histograms = {
             metrics.TASK_WAIT: self._wait,
             metrics.TASK_RESPONSE: self._response,
@@ -56,8 +57,7 @@ class TaskFigures:
             self._counters[ENDED[record.state]] += 1
             self._response.observe(max(record.ended_at - record.submitted_at, 0.0))
         elif action.running and record.started_at:
-            place = "here" if record.node == self._node else "elsewhere"
-            self._counters[labelled(metrics.TASKS_STARTED, place=place)] += 1
+            self._counters[self._here if record.node == self._node else self._elsewhere] += 1
             self._wait.observe(max(record.started_at - record.submitted_at, 0.0))
 
     def decided(self, decision: Decided) -> None:

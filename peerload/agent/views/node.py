@@ -8,6 +8,7 @@ from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.agent.views.task import text
 from peerload.core.membership.membership import PeerState
 from peerload.model.devices import GPU, MIB, DeviceMode, Health
+from peerload.model.power import Quality
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from peerload.core.resources.devices import DeviceState
     from peerload.model.devices import Device
     from peerload.model.load import LoadReport
+    from peerload.model.power import PowerCurve
     from peerload.model.resources import Profile
 
 DECLINES_TOLD_MAX = 8
@@ -107,6 +109,8 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
             "mem_pressure",
             "tasks_running",
             "tasks_queued",
+            "watts",
+            "watts_quality",
         )
     )
     if report is not None:
@@ -121,6 +125,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
             "mem_pressure": report.mem_pressure,
             "tasks_running": report.running,
             "tasks_queued": report.waiting,
+            **_watts(profile.power, report),
         }
     return told | {
         "node": profile.node,
@@ -137,6 +142,16 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "labels": list(profile.labels),
         "speed": profile.speed,
     }
+
+
+def _watts(curve: PowerCurve | None, report: LoadReport) -> dict[str, object]:
+    """Power of a node now: by its sensor, else from its power curve and load."""
+    if report.watts is not None and not report.is_asleep:
+        return {"watts": report.watts, "watts_quality": Quality.MEASURED.value}
+    if curve is None:
+        return {"watts": None, "watts_quality": None}
+    watts = curve.off_w if report.is_asleep else curve.watts_at(report.cpus_busy)
+    return {"watts": watts, "watts_quality": Quality.ESTIMATED.value}
 
 
 _MODES = tuple(mode.name.lower() for mode in DeviceMode)
@@ -174,6 +189,7 @@ def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, ob
             facts["mem_foreign_bytes"] = foreign
             facts["mem_free_bytes"] = load.free_mib * MIB
             facts["tasks"] = load.tasks
+            facts["temperature_c"] = load.temperature_c or None
             facts["mode"] = _MODES[load.mode]
             facts["health"] = _HEALTHS[load.health]
         found.append(facts)

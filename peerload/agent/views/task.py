@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts.output_files import named
+from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent, variables_of
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import order_of
 from peerload.core.estimates.gpu_history import ANY_MODEL
@@ -14,6 +15,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.work import HomePhase
 from peerload.model.devices import GPU
 from peerload.model.task import Staged, TaskState, execution_key
+from peerload.text.tasks import instant_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,8 +86,18 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
     task = node.home.tasks.get(record.uid)
     names = device_names(node, record.node, devices_of(node, record))
     told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
-    waits = uncollected_reason(task) if task is not None else ""
+    waits = uncollected_reason(task) or deferral_text(node, task) if task is not None else ""
     return told | {"reason": waits} if waits else told
+
+
+def deferral_text(node: Node, task: HomeTask) -> str:
+    """Why and until when a task is put off for cheaper energy; "" if it is not."""
+    found = node.dispatch.deferral(task)
+    if found is None:
+        return ""
+    start_s, price, price_now = found
+    now = "it is not known now" if price_now is None else f"it is {price_now:g} now"
+    return f"put off until {instant_text(start_s)}, when energy costs {price:g} a kWh; {now}"
 
 
 def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | None:
@@ -126,6 +138,7 @@ def submit_options_object(terms: SubmitOptions, record: TaskRecord) -> dict[str,
         "after_ok": list(terms.after_ok),
         "retries": terms.retries,
         "failures": record.failures,
+        "start_by": terms.start_by or None,
     }
 
 
@@ -136,13 +149,17 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
     if task.phase is HomePhase.GATED:
         return node.eligibility.reason(task) or record.reason
     if task.phase is HomePhase.RESTING:
-        return record.reason
+        return deferral_text(node, task) or record.reason
     if task.stranded_because:
         return f"waits for another node: {task.stranded_because}"
     if task.phase is HomePhase.OFFERED:
         staging = task.offering.staging if task.offering is not None else None
-        percent = f": its files are on their way, {100 * staging[0] // max(staging[1], 1)} %" if staging else ""
-        return f"offered to {task.offered_to}{percent}"
+        if staging is None:
+            return f"offered to {task.offered_to}"
+        if staging.builds:
+            return f"offered to {task.offered_to}: its environment is being built"
+        percent = 100 * staging.done_bytes // max(staging.size_bytes, 1)
+        return f"offered to {task.offered_to}: its files are on their way, {percent} %"
     return "waits for room"
 
 
@@ -207,6 +224,9 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "terminal": None if spec.terminal is None else [spec.terminal.rows, spec.terminal.columns],
         "priority": spec.priority,
         "time_limit_s": spec.time_limit_s,
+        "est_s": spec.est_s or None,
+        "prefer": spec.prefer or None,
+        "overcommit": spec.request.overcommit,
         "guarantee": spec.guarantee.value,
         "lease": "auto" if spec.lease_auto else spec.lease_s or None,
         "parked": record.parked_ts > 0,
@@ -226,16 +246,31 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "out_of": (exit_.out_of or None) if exit_ is not None else None,
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
-        "files": _files(spec, exit_),
+        **travelling(spec, exit_),
+        "trace": _trace(spec, record),
     }
 
 
-def _files(spec: TaskSpec, exit_: Exit | None) -> dict[str, object] | None:
-    """The files of a task: what it starts with, and, when it has ended, what was fetched and what came home."""
-    if spec.files is None:
+def _trace(spec: TaskSpec, record: TaskRecord) -> dict[str, object] | None:
+    """The trace that a task was submitted in, and the span of its attempt; None without one."""
+    if TRACEPARENT not in spec.environment:
         return None
+    given = variables_of(spec.environment).get(TRACEPARENT, b"")
+    own = child_traceparent(given, execution_key(record.uid, record.attempt)).split("-")
+    if len(own) != TRACEPARENT_PARTS:
+        return None
+    parent = given.decode("ascii").split("-")[2]
+    return {"trace_id": own[1], "parent_id": parent, "span_id": own[2] if record.attempt else None}
+
+
+def travelling(spec: TaskSpec, exit_: Exit | None) -> dict[str, object]:
+    """The files of a task: what it starts with, and, when it has ended, what was fetched and what came home; and the lock of
+    its environment."""
+    lock = spec.lock.name if spec.lock is not None else None
+    if spec.files is None:
+        return {"files": None, "lock": lock}
     staged = exit_.staged if exit_ is not None and exit_.staged is not None else Staged()
-    return {
+    files = {
         "snapshot": spec.files.manifest.hex(),
         "bytes": spec.files.size_bytes,
         "count": spec.files.count,
@@ -245,6 +280,7 @@ def _files(spec: TaskSpec, exit_: Exit | None) -> dict[str, object] | None:
         "returned": staged.out_count,
         "kept_beside": staged.conflicts,
     }
+    return {"files": files, "lock": lock}
 
 
 def output_gone_object(store: StoreReader, record: TaskRecord) -> dict[str, object]:
@@ -331,6 +367,9 @@ def _usage(record: TaskRecord) -> dict[str, object]:
         "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
         "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
         "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
+        "joules": exit_.usage.joules if exit_ is not None else None,
+        "energy_quality": exit_.usage.energy_quality if exit_ is not None else None,
+        "energy_scope": exit_.usage.energy_scope or None if exit_ is not None else None,
     }
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import files, options
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client import environment
-from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, UsageError
+from peerload.client import files as travelling
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text import units
 from peerload.text.format import number_text, say, size_text
@@ -37,17 +38,27 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     """The flags that `run` and `submit` have in common."""
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c, --cpus N", help="cores, may be a fraction (default 1)", type=options.cpus)
+    reader.switch("--overcommit", help="run it also where it gets only 0.8 of its cores for sure")
     reader.flag("--mem 8G", help="memory it needs", type=units.size)
     add_device_flags(reader)
     add_flags(reader, is_map=verb == "map")
     reader.flag("-t, --time 2h", help="stop it after this (exit code 124)", type=units.duration)
+    reader.flag("--est 5m", help="how long it will take, as far as you know", type=units.duration)
+    reader.flag(
+        "--prefer", help="what its placement by energy saves: presets `energy`", choices=("time", "balanced", "energy")
+    )
+    reader.flag("--defer-until T", help="start when energy is cheapest, and by T: 8h, 06:00", type=options.instant)
     reader.flag("-J, --name", help="name of the task (default: from the command)")
     reader.flag("-w, --node NAME", help="run it on this node only")
     reader.flag("-x, --exclude NAME …", help="not on this node (repeatable)")
     reader.flag("-C, --label L …", help="only where this label is (repeatable)")
     reader.flag("-d, --chdir DIR", help="run in DIR (default: here); - is a fresh scratch directory")
     files.add_flags(reader)
-    reader.flag("--env K=V …", help="set a variable (repeatable)")
+    reader.flag(
+        "--env K=V|PATH …",
+        help="set a variable (repeatable); or run it in the environment of this lock file: requirements.txt, uv.lock,"
+        " pyproject.toml, conda-lock.yml",
+    )
     reader.flag(
         "--export NAME,… …", help="send these variables although they look like secrets; `none` sends only named ones"
     )
@@ -70,16 +81,18 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
 def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[str, Any], list[str]]:
     """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
     argv = _argv(flags.shell, words, verb)
+    locks = [word for word in flags.env if "=" not in word]
+    flags.env = [word for word in flags.env if "=" in word]
+    if len(locks) > 1:
+        raise UsageError(f"{verb}: --env names two environments: {printable(' '.join(locks))}", hint="--env PATH")
     check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
         say_if_quoted(words, verb)
-    variables, secret = environment.captured(
-        os.environb, flags.export, flags.env, moved=flags.chdir is not None or files.travel(flags)
-    )
+    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
-    request |= _given(mem_bytes=flags.mem, **device_request(flags, verb))
+    request |= _given(mem_bytes=flags.mem, overcommit=flags.overcommit, **device_request(flags, verb))
     placement = _given(
         node=flags.node,
         exclude=_listed(flags.exclude),
@@ -95,7 +108,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
             f"the name has {len(name)} characters; at most {NAME_CHARACTERS_MAX} are allowed",
             hint="a shorter one:  --name NAME",
         )
-    return {
+    spec = {
         "argv": argv,
         "directory": _directory(flags.chdir),
         "environment": environment.packed(variables),
@@ -106,8 +119,14 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         "placement": placement,
         "time_limit_s": flags.time or 0.0,
         "priority": flags.prio,
+        **_given(est_s=flags.est, prefer=flags.prefer),
         **_promise(flags, verb),
-    }, secret
+    }
+    if locks:
+        travelling.add_lock(spec, locks[0])
+    elif flags.shell is None:
+        travelling.add_script(spec)
+    return spec, secret
 
 
 def _promise(flags: Namespace, verb: str) -> dict[str, object]:
@@ -181,13 +200,20 @@ def _range(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def submit(
-    client: AgentConnection, spec: dict[str, Any], *, input_comes: bool = False, **more: object
+    client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any], *, input_comes: bool = False, **more: object
 ) -> dict[str, Any]:
     """Queue the task, or an array of tasks, and return the agent's reply. ``more``: the other fields of `Submit` (docs/wire.md),
     of which False, None and empty ones are left out; ``input_comes``: it reads more than this."""
     fields = {key: value for key, value in more.items() if value} | ({"input_ends": False} if input_comes else {})
+    token = os.urandom(16).hex()
     try:
-        return client.call("submit", token=os.urandom(16).hex(), spec=spec, **fields)
+        try:
+            return client.call(
+                "submit", token=token, spec=spec, terms=terms, freezes=travelling.may_freeze(spec), **fields
+            )
+        except SnapshotWanted:
+            files.freeze(client, spec, terms)
+            return client.call("submit", token=token, spec=spec, terms=terms, **fields)
     except NeverRunnable as error:
         raise mended(error, client, spec) from None
     except AgentSilent as error:
@@ -296,6 +322,7 @@ def terms(flags: Namespace, verb: str) -> dict[str, object]:
         "after_ok": after_ok,
         "retries": flags.retries,
         "tags": _tags(flags, verb),
+        "start_by": flags.defer_until,
     }
     return {key: value for key, value in given.items() if value} | completion_terms(flags, verb)
 
@@ -339,7 +366,11 @@ def add_completion_flags(reader: Options) -> None:
         help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",
     )
     reader.flag("-e, --error FILE", help="the same for its stderr; both may be one file")
-    reader.flag("--notify CMD", help="run this line in /bin/sh on this node when it has ended (an array: all of it)")
+    reader.flag(
+        "--notify CMD",
+        help="run this line in /bin/sh on this node when it has ended (an array: all of it);"
+        " or tell https://URL, ntfy:TOPIC or mail:ADDRESS",
+    )
 
 
 def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
@@ -355,6 +386,10 @@ def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
                 f"{verb}: --notify needs a command of at most {NOTIFY_BYTES_MAX} bytes",
                 hint="such as:  --notify 'notify-send \"$PEERLOAD_TASK_ID $PEERLOAD_STATE\"'",
             )
+        from peerload import notification
+
+        if why := notification.objection(flags.notify):
+            raise UsageError(f"{verb}: --notify {flags.notify!r} cannot be used: {why}")
         found["notify"] = command
     return found
 

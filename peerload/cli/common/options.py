@@ -95,6 +95,11 @@ class Options(argparse.ArgumentParser):
             "--"
         ] else command
 
+    @property
+    def takes_value(self) -> dict[str, bool]:
+        """The flags by name, and whether each takes a value."""
+        return self._takes_value
+
     def _unknown(self, words: str) -> NoReturn:
         """Raise the error for an unknown flag or a word too many, with the flag that may be meant."""
         from difflib import get_close_matches
@@ -150,6 +155,27 @@ def lease(text: str) -> float:
     if not LEASE_S_MIN <= seconds <= LEASE_S_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} is not between 1 second and 24 hours")
     return seconds
+
+
+def instant(text: str) -> float:
+    """Unix time in the future: so long from now (``8h``), a time of day (``06:00``), or a date, local unless it has a zone."""
+    from datetime import datetime, timedelta
+
+    now = datetime.now().astimezone()
+    try:
+        if "T" in text or "-" in text:
+            when = datetime.fromisoformat(text).astimezone()
+        elif ":" in text:
+            hour, minute = map(int, text.split(":"))
+            when = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            when += timedelta(days=when <= now)
+        else:
+            when = now + timedelta(seconds=duration(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 8h, 06:00, 2030-01-31T06:00") from None
+    if when <= now:
+        raise argparse.ArgumentTypeError(f"{text!r} is in the past")
+    return when.timestamp()
 
 
 def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as a type

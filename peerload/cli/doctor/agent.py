@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import stat
 import sys
 import time
 from pathlib import Path
 
-from peerload import __version__
+from peerload import __version__, notification
 from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
 from peerload.model.errors import AgentSilent
 from peerload.text.format import counted, size_text
@@ -57,6 +58,25 @@ def restart(facts: DoctorInput) -> Finding:
         says = f"changed since the agent was started: {', '.join(changed)}"
         return Finding(WARN, says, "peerload down && peerload up        what exactly:  peerload config show --origin")
     return Finding(OK, "the agent runs with those written down")
+
+
+def hooks(facts: DoctorInput) -> Finding:
+    """Check that the hooks of the node have their secret and their program for mail."""
+    settings = facts.config.hooks if facts.config is not None else None
+    if settings is None or not settings.targets():
+        return Finding(SKIP, "none are set")
+    if path := settings.secret_file:
+        try:
+            mode = os.stat(path).st_mode  # noqa: PTH116
+        except OSError as error:
+            return Finding(FAIL, f"secret_file {path} cannot be read: {error.strerror}", "webhooks are not sent")
+        if mode & 0o077:
+            return Finding(WARN, f"others may read the secret {path}", f"chmod go= {path}")
+    is_mailing = any(notification.kind_of(target) == "mail" for target in settings.targets())
+    if is_mailing and shutil.which(settings.sendmail or "sendmail", path=notification.SENDMAIL_PATH) is None:
+        says = f"there is no {settings.sendmail or 'sendmail in ' + notification.SENDMAIL_PATH}: no mail is sent"
+        return Finding(FAIL, says, "sudo apt install msmtp-mta        or  [hooks] sendmail")
+    return Finding(OK, f"{counted(len(settings.targets()), 'target')}; what failed:  peerload events --what hook")
 
 
 def agent(facts: DoctorInput) -> Finding:

@@ -14,13 +14,14 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from peerload.cli.common import files
 from peerload.cli.common.task_messages import say_declining, say_unknown
 from peerload.cli.map.inputs import BadInput
 from peerload.cli.map.show import MapResult, MapView
 from peerload.cli.map.template import shown
 from peerload.client.connection import AgentConnection
 from peerload.client.protocol import OutputGaps, refusal
-from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.text.format import counted, say, size_text
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ class Mapping:
         self.failed_batches: dict[str, None] = {}
         self.incomplete: dict[str, str] = {}
         self.incomplete_count = 0
+        self.kept_beside = 0
 
     # -- context -------------------------------------------------------------------------------------------------------
 
@@ -340,9 +342,13 @@ class Mapping:
         """Handle a refusal: a full queue is tried again, anything else ends the map."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
-        if body.get("code") == "slow-down" and not self._stops:
+        code = body.get("code")
+        if code in (SlowDown.code, SnapshotWanted.code) and not self._stops:
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
-            self._retry_at_s = time.monotonic() + FULL_RETRY_S
+            self._retry_at_s = time.monotonic() + FULL_RETRY_S if code == SlowDown.code else 0.0
+            if code == SnapshotWanted.code and self._fields.pop("freezes", False):
+                with AgentConnection(self._socket_path) as client:
+                    files.freeze(client, self._fields["spec"], self._fields["terms"])
             return
         self._number -= len(batch.left) if self._number == len(batch.left) else 0
         self._give_up(refusal(body))
@@ -356,6 +362,7 @@ class Mapping:
         self.done += 1
         is_cancelled = body.get("state") == "cancelled"
         line = shown(task.argv)
+        self.kept_beside += int(body.get("kept_beside") or 0)
         if body.get("state") == "done":
             self.succeeded += 1
         elif is_cancelled:

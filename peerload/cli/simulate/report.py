@@ -37,7 +37,7 @@ METRICS = {
 }
 """Key → what it is called where it is measured."""
 SHARES = ("idle_while_waiting", "utilization")
-"""Those that are never more than 1."""
+"""Measures that are never more than 1."""
 
 
 def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) 
     shown = {key: _rounded(interval.value if interval else None) for key, interval in measured.items()}
     one_queue = outcome.one_queue
     return {
-        "policy": scenario.policy,
+        "policy": scenario.label,
         "nodes": scenario.nodes,
         "load": _rounded(scenario.offered_load),
         "tasks": scenario.tasks,
@@ -73,6 +73,7 @@ def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) 
         "homes_max_over_min": _rounded(largest),
         "homes_variation": _rounded(variation),
         "homes": [_rounded(mean) for mean in outcome.homes] if len(outcome.homes) <= HOMES_TOLD_MAX else None,
+        "means": [_rounded(mean) for mean in outcome.means],
         "intervals": {key: _ends(interval, 1.0 if key in SHARES else math.inf) for key, interval in measured.items()},
     }
 
@@ -92,10 +93,14 @@ def _ends(interval: Interval | None, most: float) -> list[float | None]:
 def _arrivals(scenario: Scenario) -> str:
     if scenario.trace is not None:
         return f"trace:{scenario.trace.source}"
+    if scenario.modulation is not None:
+        return str(scenario.modulation)
     return f"hotspot:{scenario.hot}" if scenario.hot else "poisson"
 
 
 def _service(scenario: Scenario) -> str:
+    if scenario.classes:
+        return f"{len(scenario.classes)} classes"
     if scenario.service is not None:
         return str(scenario.service)
     return "trace" if scenario.is_in_seconds else "exp"

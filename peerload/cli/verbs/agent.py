@@ -44,7 +44,7 @@ def agent(words: list[str]) -> int:
 
 LAUNCHER_HELP = """\
 usage: peerload launcher --system [--directory DIR] [--sockets DIR] [--agent-user NAME] [--config FILE]
-                                  [--config-directory DIR] [--units KIND] [--memory KIND]
+                                  [--config-directory DIR] [--units KIND] [--memory KIND] [--powercap DIR]
 
 Start the tasks of all users of this machine, for the agent of its service. Runs as root, by a service of its own.
 """

@@ -30,7 +30,7 @@ STATES = "held queued leased running done failed cancelled unknown"
 _WAITING, _UNFINISHED = ("queued", "held", "leased"), ("held", "queued", "leased", "running", "unknown")
 _ENDED = ("done", "failed", "cancelled", "unknown")
 TASKS: dict[str, tuple[str, ...]] = {
-    "show": (), "why": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED, "signal": ("running",),
+    "show": (), "why": (), "trace": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED, "signal": ("running",),
     "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": _UNFINISHED, "resume": (),
 }  # fmt: skip
 """Verbs that take ids, with the states of the tasks offered (none: all)."""
@@ -51,7 +51,7 @@ VALUES = {
     "--chdir": DIRECTORIES, "-d": DIRECTORIES, "--cluster": DIRECTORIES, "--export": FILES, "--config": FILES,
     "--record": FILES, "--socket": FILES, "--output": FILES, "-o": FILES, "--error": FILES, "-e": FILES,
     "--from": FILES, "--wheels": DIRECTORIES, "--prefix": DIRECTORIES, "--root": DIRECTORIES, "--each-line": FILES, "--param-file": FILES, "--joblog": FILES, "--speeds": FILES, "--plot": FILES, "--csv": FILES,
-    "--gpu-wait": "queue schedule", "--gpu-share": "auto exclusive time", "--lease": "auto", "--signal": SIGNALS,
+    "--gpu-wait": "queue schedule", "--prefer": "time balanced energy", "--gpu-share": "auto exclusive time", "--lease": "auto", "--signal": SIGNALS,
     "--broker": "mosquitto amqtt", "--model": "reference live", "--what": "task attempt node agent launcher disk gpu store",
 }  # fmt: skip
 """The values of flags."""

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Iterator
 
-HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "EXIT")
-RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "GPUS", "GPU MEM")
+HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "EXIT")
+RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "GPUS", "GPU MEM", "FETCHED", "STAGED IN", "RETURNED")
 GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
 """Columns that are shown if any task requested GPUs: their number, the peak memory of one GPU, and the model."""
+FILE_HEADINGS = ("FETCHED", "STAGED IN", "RETURNED")
+"""Columns that are shown if files travelled with any task."""
 LIMIT = 1000
 """Default bound of the list; an export has no bound."""
 LIMIT_MAX = 1_000_000
@@ -102,9 +104,12 @@ def _say_left_out(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
 def _lines(shown: list[dict[str, Any]]) -> list[str]:
     if not shown and sys.stdout.isatty():
         return ["no tasks have ended        unfinished ones:  peerload ls"]
-    has_gpus, columns = any(task.get("gpus") for task in shown), terminal_columns()
-    headings = (*HEADINGS, *GPU_HEADINGS) if has_gpus else HEADINGS
-    rows = [_row(task) + (_gpu_cells(task) if has_gpus else []) for task in shown]
+    has_gpus, has_files = any(task.get("gpus") for task in shown), any(task.get("files") for task in shown)
+    columns = terminal_columns()
+    headings = (*HEADINGS, *(GPU_HEADINGS if has_gpus else ()), *(FILE_HEADINGS if has_files else ()))
+    rows = [
+        _row(task) + (_gpu_cells(task) if has_gpus else []) + (_file_cells(task) if has_files else []) for task in shown
+    ]
     paint = {"STATE": tasks.STATE_COLOURS}
     return table(headings, rows, RIGHT, columns=columns, gives_way=("NAME", "NODE", "GPU"), paint=paint)
 
@@ -120,6 +125,13 @@ def _gpu_cells(task: dict[str, Any]) -> list[str]:
     ]
 
 
+def _file_cells(task: dict[str, Any]) -> list[str]:
+    files = task.get("files")
+    if not files:
+        return ["-", "-", "-"]
+    return [size_text(files["fetched_bytes"]), duration_text(files["staging_s"]), size_text(files["returned_bytes"])]
+
+
 def _row(task: dict[str, Any]) -> list[str]:
     usage = task.get("usage") or {}
     ran = task.get("duration_s") is not None
@@ -133,6 +145,7 @@ def _row(task: dict[str, Any]) -> list[str]:
         duration_text(task.get("duration_s")),
         duration_text(usage.get("user_s", 0.0) + usage.get("system_s", 0.0)) if ran else "-",
         size_text(usage.get("memory_bytes_max")) if ran else "-",
+        "-" if usage.get("joules") is None else f"{number_text(usage['joules'], 1)} J {usage.get('energy_quality')}",
         tasks.exit_text(task),
     ]
 

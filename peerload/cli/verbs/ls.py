@@ -227,7 +227,25 @@ def why(words: list[str]) -> int:
     return 0
 
 
-WHAT = ("task", "attempt", "node", "agent", "join", "cluster", "launcher", "disk", "gpu", "chore", "store", "security")
+WHAT = (
+    "task",
+    "attempt",
+    "node",
+    "agent",
+    "join",
+    "cluster",
+    "launcher",
+    "disk",
+    "energy",
+    "gpu",
+    "files",
+    "environment",
+    "chore",
+    "hook",
+    "web",
+    "store",
+    "security",
+)
 EVENTS_MAX = 100_000
 
 

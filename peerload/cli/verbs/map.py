@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import command, files, options
 from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.common.task_messages import exit_code_of
-from peerload.cli.map.inputs import opened, split
+from peerload.cli.map.inputs import opened, refuse_late_flags, split
 from peerload.cli.map.joblog import Joblog
 from peerload.cli.map.run import Halt, Mapping
 from peerload.cli.map.show import Bar, MapResult, MapView, Outputs, failure_text
 from peerload.cli.map.template import CommandTemplate, shown
 from peerload.client.connection import AgentConnection
+from peerload.client.files import may_freeze
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text
@@ -39,6 +40,7 @@ EPILOG = """\
 The flags end at the first word that is not a flag. One word is a line for /bin/sh, in which inputs are quoted (put no quotes
 around {} yourself); several words are a command and its arguments.
   :::  a b c     these inputs            ::::  FILE     the lines of FILE (- is standard input)
+  :::  -- -x     words that look like flags of map; without the -- these are refused
   :::+, ::::+    are paired with the source before; other sources are combined, each value with each
 Without a source, inputs are the lines of standard input.
   {}  the input   {.}  without its extension   {/}  its last part   {//}  its directory   {/.}  last part, no extension
@@ -50,7 +52,9 @@ caused it; 125 if the output of a task is incomplete."""
 
 def main(words: list[str]) -> int:
     """Run the verb."""
-    flags, rest = _reader().read_command(words)
+    reader = _reader()
+    flags, rest = reader.read_command(words)
+    refuse_late_flags(words[: len(words) - len(rest)], rest, reader.takes_value)
     line, sources = split(rest)
     shell = flags.shell is not None or len(line) == 1
     if not line and flags.shell is None:
@@ -65,7 +69,8 @@ def main(words: list[str]) -> int:
     fields = _fields(flags, spec)
     if not flags.dry_run:
         with AgentConnection(flags.socket) as client:  # without an agent an existing log is not touched
-            files.send(client, spec, fields["terms"], files.prepare(flags, "map", spec, fields["terms"]))
+            files.send(client, spec, fields["terms"], files.prepare(flags, spec, fields["terms"]))
+        fields |= {"freezes": True} if may_freeze(spec) else {}
     joblog = _joblog(flags)
     if flags.dry_run:
         return _dry_run(flags, template, inputs, joblog)
@@ -216,6 +221,9 @@ def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, A
 def _report(mapping: Mapping) -> int:
     """Report failures on stderr, and what to type next → the exit code."""
     _name_failures(mapping)
+    if mapping.kept_beside:
+        kept = counted(mapping.kept_beside, "output")
+        say(f"kept beside what was changed here meanwhile: {kept}", "find them:  find . -name '*.peerload-*'")
     hint = _retry_hint(mapping)
     if mapping.signal:
         say(f"cancelled {counted(mapping.cancelled, 'task')}; {mapping.succeeded} had succeeded", hint)

@@ -51,7 +51,8 @@ def main(words: list[str]) -> int:
 
 
 def _ls(flags: Namespace) -> int:
-    from peerload.policy import describe, registry
+    from peerload.policy import registry
+    from peerload.policy.preset import BASELINE
 
     in_force = _in_force(flags)
     if flags.json:
@@ -61,8 +62,10 @@ def _ls(flags: Namespace) -> int:
     lines = ["presets"]
     width = max(len(name) for name in registry.presets())
     for name in registry.presets():
-        mark = "*" if name == chosen else " "
-        lines.append(f"{mark} {name.ljust(width)}  {describe.preset(name).description}")
+        mark, preset = "*" if name == chosen else " ", registry.load_preset(name)
+        note = " (baseline)" if BASELINE in preset.classes else ""
+        note = " (baseline; only simulated)" if preset.is_central else note
+        lines.append(f"{mark} {name.ljust(width)}  {preset.description}{note}")
     if in_force is None:
         lines += ["", "no agent is running here, so no preset is in force"]
     else:
@@ -198,6 +201,7 @@ def preset_lines(preset: PresetDescription) -> list[str]:
     from peerload.policy.parameters import shown
 
     lines = [*_wrapped(f"{preset.name}: {preset.description or 'no description'}"), f"  {printable(preset.file)}"]
+    lines += [f"  {', '.join(preset.classes)}"] * bool(preset.classes)
     for chosen in preset.chosen:
         lines += ["", *_chosen_lines(chosen)]
     lines += ["", f"location.memory = {shown(preset.memory)}"]

@@ -57,7 +57,7 @@ def run(words: list[str]) -> int:
     if stdin is not None or flags.pty:
         spec["takes_input"] = True
     spec["followed"] = True
-    found = files.prepare(flags, "run", spec, terms)
+    found = files.prepare(flags, spec, terms)
     if flags.dry_run:
         return command.print_dry_run(spec, secret, flags, **(files.described(found, spec) | terms))
     unsaved = 0
@@ -73,9 +73,9 @@ def run(words: list[str]) -> int:
             reply = command.submit(
                 client,
                 spec,
+                terms,
                 wait_for_node=flags.wait_for_node,
                 attended=not flags.keep,
-                terms=terms,
                 input_comes=stdin is not None,
             )
             task_messages.warn_if_stranded(client, reply, spec)

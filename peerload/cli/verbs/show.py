@@ -60,6 +60,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("learned", _learned(task)),
         ("placement", _placement(task.get("placement"))),
         ("priority", task.get("priority") or ""),
+        ("energy", _energy(task)),
         ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
         ("promise", _promise(task)),
         ("group", task.get("group") or ""),
@@ -76,6 +77,8 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("GPUs now", gpus_text(task["live"]) if task.get("live") else ""),
         ("used", _usage(usage) if task.get("ended_at") else ""),
         ("output", _output(task)),
+        ("files", _files(task.get("files"), ended=bool(task.get("ended_at")))),
+        ("environment", task.get("lock") or ""),
         ("-o", task.get("output_file") or ""),
         ("-e", task.get("error_file") or ""),
         ("notify", task.get("notify") or ""),
@@ -103,6 +106,19 @@ def _output(task: dict[str, Any]) -> str:
     return f"{sizes}; removed {tasks.instant_text(task['output_gone_at'])} ({task.get('output_gone_why')})"
 
 
+def _files(files: object, *, ended: bool) -> str:
+    """``3 files, 1.2 MiB; 1.2 MiB fetched, there after 0.4 s; 2 came back, 10 KiB; 1 of them kept beside``."""
+    if not isinstance(files, dict):
+        return ""
+    parts = [f"{counted(files['count'], 'file')}, {size_text(files['bytes'])}"]
+    if ended:
+        parts.append(f"{size_text(files['fetched_bytes'])} fetched, there after {duration_text(files['staging_s'])}")
+        back = f"{files['returned']} came back, {size_text(files['returned_bytes'])}"
+        parts += [back] if files["returned"] else []
+        parts += [f"{files['kept_beside']} of them kept beside"] if files["kept_beside"] else []
+    return "; ".join(parts)
+
+
 def _owed(owed: dict[str, Any]) -> str:
     what = "its output files" if owed.get("what") == "files" else "the notice"
     tries = int(owed.get("tries") or 0)
@@ -120,6 +136,12 @@ def _state(task: dict[str, Any]) -> str:
     return tasks.state_text(task, time.time()) + (
         "" if ended == "-" else f", exit {ended}".replace("exit signal", "signal")
     )
+
+
+def _energy(task: dict[str, Any]) -> str:
+    est = duration_text(task["est_s"]) if task.get("est_s") else ""
+    by = tasks.instant_text(task["start_by"]) if task.get("start_by") else ""
+    return _pairs({"prefer": task.get("prefer"), "estimate": est, "start by": by})
 
 
 def _promise(task: dict[str, Any]) -> str:
@@ -201,12 +223,15 @@ def _usage(usage: dict[str, Any]) -> str:
     if not usage:
         return ""
     cpu = f"{number_text(usage.get('user_s'))} s user, {number_text(usage.get('system_s'))} s system"
-    most = f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"
-    if not usage.get("gpu_memory_bytes_max"):
-        return most
-    return (
-        f"{most}, {size_text(usage['gpu_memory_bytes_max'])} of one GPU ({usage.get('gpu_model') or 'model not known'})"
-    )
+    parts = [f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"]
+    if usage.get("gpu_memory_bytes_max"):
+        model = usage.get("gpu_model") or "model not known"
+        parts.append(f"{size_text(usage['gpu_memory_bytes_max'])} of one GPU ({model})")
+    if usage.get("joules") is not None:
+        parts.append(
+            f"{number_text(usage['joules'], 1)} J {usage.get('energy_quality')}, of {usage.get('energy_scope')}"
+        )
+    return ", ".join(parts)
 
 
 TASKS_MAX = 64
@@ -250,6 +275,7 @@ def usage_text(usage: Mapping[str, Any], ran_s: float | None) -> str:
     memory_bytes, processes = _number(usage.get("memory_bytes")), _number(usage.get("processes"))
     parts += [size_text(memory_bytes)] if memory_bytes is not None else []
     parts += [counted(int(processes), "process").replace("processs", "processes")] if processes else []
+    parts += [f"{number_text(joules, 1)} J so far"] if (joules := _number(usage.get("joules"))) is not None else []
     return ", ".join(parts) + (f"; {cpu_s:.1f} s of cpu in all" if cpu_s is not None else "")
 
 

@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
     spec, secret = command.specification(flags, rest, "submit")
     each = _each(flags, spec)
     terms = command.terms(flags, "submit")
-    found = files.prepare(flags, "submit", spec, terms)
+    found = files.prepare(flags, spec, terms)
     if flags.dry_run:
         shown = {"each": _shown(each)} if each else {}
         return command.print_dry_run(
@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
         task_messages.say_left_out(secret)
         files.send(client, spec, terms, found)
         reply = command.submit(
-            client, spec, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each, terms=terms
+            client, spec, terms, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each
         )
         try:
             _print_id(client, reply, spec, ranges, flags, is_each=bool(each))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from peerload.core.resources.admission import why_never
 from peerload.core.work import HomePhase
-from peerload.energy.price import cheapest_start
-from peerload.model import metrics
+from peerload.energy.price import cheapest_start, integral, price_at
+from peerload.model import metrics, timers
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 
@@ -75,15 +75,40 @@ class TaskDispatch:
 
     def _rests_for_price(self, task: HomeTask) -> bool:
         """Have a task rest that may start later, until its cheapest hours. → whether it does."""
-        state, start_by = self._state, task.terms.start_by
-        now = state.now.wall_s
-        if start_by <= now or not state.prices:
-            return False
-        duration_s = task.spec.est_s or state.history.expected_s(state.history.keys(task.spec)) or state.history.mean_s
-        start_s = cheapest_start(state.prices, now, start_by, duration_s)
+        start_s = self._cheapest_start(task)
+        now = self._state.now.wall_s
         if start_s > now:
             self._home.rest(task, start_s - now)
         return start_s > now
+
+    def _cheapest_start(self, task: HomeTask) -> float:
+        state, start_by = self._state, task.terms.start_by
+        now = state.now.wall_s
+        if start_by <= now or not state.prices:
+            return 0.0
+        return cheapest_start(state.prices, now, start_by, self._duration_s(task))
+
+    def _duration_s(self, task: HomeTask) -> float:
+        history = self._state.history
+        return task.spec.est_s or history.expected_s(history.keys(task.spec)) or history.mean_s
+
+    def deferral(self, task: HomeTask) -> tuple[float, float, float | None] | None:
+        """When (Unix s) a task that is put off for its price will start, the mean price of a kWh then, and now; None if it is not
+        put off."""
+        start_s = self._cheapest_start(task) if task.phase is HomePhase.RESTING else 0.0
+        if start_s <= self._state.now.wall_s:
+            return None
+        duration_s, prices = self._duration_s(task), self._state.prices
+        price = integral(prices, start_s, start_s + duration_s) / duration_s
+        return start_s, price, price_at(prices, self._state.now.wall_s)
+
+    def prices_changed(self, prices: tuple[tuple[float, float], ...]) -> None:
+        """Other prices are known: tasks that are put off arrive again."""
+        put_off = [task for task in self._home.tasks.values() if self.deferral(task) is not None]
+        self._state.prices = prices
+        for task in put_off:
+            self._state.clear_timer(timers.Rest.of(task.uid))
+            self._home.rested(task)
 
     def judge_again(self) -> None:
         """This node has other devices than before. Its own tasks that wait for some wait here if it can run them now, else

@@ -116,10 +116,11 @@ class ExecutorHandoff:
         if guest is None:
             guest = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
             self._table.add(guest)
-            if offer.spec.files is not None:
+            if offer.spec.is_staged:
                 guest.is_staging = True
+                others = tuple(node for node in offer.sources if node not in (self._state.node, src))
                 self._state.actions.append(
-                    StageFiles(guest.key, guest.task, guest.uid, guest.attempt, guest.home, guest.spec)
+                    StageFiles(guest.key, guest.task, guest.uid, guest.attempt, guest.home, guest.spec, others)
                 )
         guest.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
         guest.ts = self._state.now.boot_s
@@ -173,7 +174,7 @@ class ExecutorHandoff:
             self._state.identity.machine_boot,
             self._state.store,
             guest.spec.needs_feeding,
-            guest.spec.files is not None,
+            guest.spec.is_staged,
         )
         self._state.send(guest.home, accept)
         left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
@@ -549,6 +550,6 @@ class ExecutorHandoff:
 
     def _remove(self, guest: RemoteTask) -> None:
         """An attempt that was not started leaves, with the files that came for it."""
-        if guest.spec.files is not None:
+        if guest.spec.is_staged:
             self._state.actions.append(ForgetTask(guest.key, output=False))
         self._table.remove(guest)

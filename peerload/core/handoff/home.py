@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.handoff.file_holders import FileHolders
 from peerload.core.handoff.leases import HomeLeases, TaskParking, granted
+from peerload.core.resources.admission import why_never
 from peerload.core.resources.effective_request import asked_of
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering
@@ -21,6 +23,7 @@ from peerload.model.messages import (
     Commit,
     Decline,
     Died,
+    Need,
     NotStarted,
     Offer,
     Result,
@@ -60,6 +63,7 @@ class HomeHandoff:
         self.retries = Retries(state, home, self.memory, self.lost_attempts)
         self.parking = TaskParking(state, membership, home)
         self.leases = HomeLeases(state, home, self.lost_attempts, self.parking)
+        self.holders = FileHolders(membership)
         self._mediator = home.mediator
 
     # -- offering ------------------------------------------------------------------------------------------------------
@@ -94,6 +98,7 @@ class HomeHandoff:
                 self._home.migrations_max(task),
                 only,
                 load_tasks_max,
+                self.holders.sources(task, node),
             ),
         )
         self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
@@ -112,10 +117,11 @@ class HomeHandoff:
         if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
             self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
             return
-        if task.spec.files is not None and not message.files:  # as above
+        if task.spec.is_staged and not message.files:  # as above
             self._declined(task, offering, f"{src} is of an earlier version, and takes no files")
             return
         self._membership.circuit_breaker.accepted(src)
+        self.holders.has(src, task)
         self._home.withdraw(task)
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
@@ -149,7 +155,7 @@ class HomeHandoff:
         offering = task.offering if task is not None else None
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
         if task is not None and offering is not None and is_answer:
-            task.offering = offering._replace(staging=(message.done_bytes, message.size_bytes))
+            task.offering = offering._replace(staging=message)
             self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
             return
         self._state.count(metrics.MESSAGES_FROM_NON_EXECUTOR)
@@ -180,11 +186,19 @@ class HomeHandoff:
         if task is None or offering is None or not is_answer:
             self._state.count(metrics.DECLINES_WITHOUT_OFFER)
             return
-        if message.code == "staging":
-            self._home.fail(task, f"staging: {message.reason}")
+        if message.code == "staging" or (message.code == "environment" and not self._may_be_built(task)):
+            self._home.fail(task, f"{message.code}: {message.reason}")
             return
         self._membership.circuit_breaker.declined(src, message.code, accepts=message.report.accepts)
         self._declined(task, offering, message.reason)
+
+    def _may_be_built(self, task: HomeTask) -> bool:
+        """True if some node has not failed to build the environment of a task yet."""
+        spec, here = task.spec, self._state.node
+        if not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here):
+            return True
+        nodes = self._membership.could_run(Need(spec.request, spec.placement), here)
+        return any(not self._membership.declined_code(node, spec) for node in nodes)
 
     def _declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         self._home.withdraw(task)
@@ -310,6 +324,7 @@ class HomeHandoff:
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
             self._home.take_out(task, src)
         exit_ = message.exit
+        self.holders.took(exit_.staged)
         files = exit_.staged.outputs if exit_.staged is not None and task.spec.files is not None else b""
         if message.inline:
             came = len(message.stdout), len(message.stderr)

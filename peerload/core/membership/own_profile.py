@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.model.devices import GPU
+from peerload.model.power import PowerCurve
 
 if TYPE_CHECKING:
     from peerload.core.resources.admission import Ledger
@@ -25,6 +26,8 @@ class OwnProfile:
     def change(self, **changes: object) -> None:
         """These fields are now so."""
         profile = self._state.profile
+        if isinstance(power := changes.get("power"), PowerCurve):
+            changes["power"] = self._state.config.limited(power)
         profile = msgspec.structs.replace(profile, version=profile.version + 1, **changes)
         self._state.profile = self._ledger.profile = profile
 

@@ -14,10 +14,13 @@ from peerload.core.resources.devices import CROWDED, DeviceRequest
 from peerload.core.resources.placement import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
+from peerload.model.resources import BUILDERS, OVERCOMMIT_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from peerload.core.work import Work
+    from peerload.model.power import PowerCurve
     from peerload.model.resources import Placement, Profile, ResourceRequest
 
 EPSILON = 1e-9
@@ -28,6 +31,21 @@ TRIED_MAX = 64
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
     """The reason why a node could never run the task; "" if it could. ``home``: the task's home node."""
+    if reason := _why_not_placed(profile, placement, home):
+        return reason
+    if profile.slots < 1:
+        return "it takes no tasks (0 slots)"
+    if request.cpus > profile.cpus + EPSILON:
+        return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
+    if profile.power is not None and profile.power.exceeds_cap(request.cpus):
+        return f"{under_cap_text(profile.power, profile.cpus)}, asked {request.cpus:g}"
+    if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
+        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
+    return _why_no_devices(profile, request) if request.takes_devices else ""
+
+
+def _why_not_placed(profile: Profile, placement: Placement, home: str) -> str:
+    """The reason as far as the wishes of its user go."""
     if placement.node is not None and placement.node != profile.node:
         return f"the task is for {placement.node}"
     if placement.local and profile.node != home:
@@ -38,13 +56,14 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
         missing = [label for label in placement.labels if label not in profile.labels]
         if missing:
             return f"no label {', '.join(missing)}"
-    if profile.slots < 1:
-        return "it takes no tasks (0 slots)"
-    if request.cpus > profile.cpus + EPSILON:
-        return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
-    if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
-        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
-    return _why_no_devices(profile, request) if request.takes_devices else ""
+    if placement.builder and placement.builder not in profile.builders:
+        return f"it has nothing that builds its environment: {BUILDERS[placement.builder]}"
+    return ""
+
+
+def under_cap_text(power: PowerCurve, cpus: float) -> str:
+    """Cores that its power cap leaves to tasks."""
+    return f"{power.threads_under_cap(cpus):g} cpus under its power cap ({power.cap_w:g} W)"
 
 
 def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
@@ -282,7 +301,7 @@ class Ledger:
         count, cpus = len(self.running) + len(self.inbound), self.cpus_running + self.cpus_inbound
         for waiting, number in self._waiting_for_devices.items():
             others += [waiting] * number
-            cpus += waiting.cpus * number
+            cpus += self.cores_of(waiting) * number
         return self._fits(request, count, cpus) and self._has_devices(request, others, leaves_kept=True)
 
     def _has_devices(
@@ -319,7 +338,7 @@ class Ledger:
         """True if it could be started now if these attempts held nothing."""
         keys = list(keys)
         held = [self.running[key][0] for key in keys]
-        count, cpus = len(self.running) - len(held), self.cpus_running - sum(one.cpus for one in held)
+        count, cpus = len(self.running) - len(held), self.cpus_running - sum(map(self.cores_of, held))
         mem_bytes = self._mem_bytes - sum(one.mem_bytes for one in held)
         return self._fits(request, count, cpus, mem_bytes) and (
             not request.takes_devices or self._has_devices(request, without=keys)
@@ -330,12 +349,30 @@ class Ledger:
         used_bytes = self._mem_bytes if mem_bytes is None else mem_bytes
         if profile.slots_fixed and count >= profile.slots:
             return False
-        if cpus + request.cpus > profile.cpus + EPSILON:
+        cpus += self.cores_of(request)
+        if cpus > profile.cpus + EPSILON:
             return False
-        power = profile.power
-        if power is not None and power.cap_w and power.watts_at(cpus + request.cpus) > power.cap_w:
+        if self.exceeds_cap(cpus):
             return False
         return not profile.mem_bytes or used_bytes + request.mem_bytes <= profile.mem_bytes
+
+    def cores_of(self, request: ResourceRequest) -> float:
+        """Cores that a task has for sure while it runs here."""
+        if request.overcommit and self.profile.enforces_cores:
+            return request.cpus * OVERCOMMIT_SHARE
+        return request.cpus
+
+    def recount(self, waiting: Iterable[Work]) -> None:
+        """Other cores count for the same requests than before."""
+        self.cpus_running = sum((self.cores_of(request) for request, _ in self.running.values()), 0.0)
+        self.cpus_inbound = sum(map(self.cores_of, self.inbound.values()), 0.0)
+        requests = (work.spec.request for work in waiting)
+        self._cpus_waiting = sum((self.cores_of(one) for one in requests if not one.takes_devices), 0.0)
+        self._changed()
+
+    def exceeds_cap(self, cpus: float) -> bool:
+        """True if this node would take more power than tasks may have it take, with so many cores busy."""
+        return self.profile.power is not None and self.profile.power.exceeds_cap(cpus)
 
     def start(
         self,
@@ -356,7 +393,7 @@ class Ledger:
                 )
             self.running[key] = (request, is_local)
             self.running_local += is_local
-            self.cpus_running += request.cpus
+            self.cpus_running += self.cores_of(request)
             self._mem_bytes += request.mem_bytes
             self.room_version += 1
             self._changed()
@@ -369,7 +406,7 @@ class Ledger:
         self.devices.end(key, self.now_s)
         request, is_local = held
         self.running_local -= is_local
-        self.cpus_running = self.cpus_running - request.cpus if self.running else 0.0
+        self.cpus_running = self.cpus_running - self.cores_of(request) if self.running else 0.0
         self._mem_bytes -= request.mem_bytes
         self.room_version += 1
         self._changed()
@@ -403,7 +440,7 @@ class Ledger:
             self._gpus_waiting = self._gpus_waiting + gpus if self._device_waiters else 0.0
         else:
             waits = self.waiting > self._device_waiters
-            self._cpus_waiting = self._cpus_waiting + by * request.cpus if waits else 0.0
+            self._cpus_waiting = self._cpus_waiting + by * self.cores_of(request) if waits else 0.0
         self._changed()
 
     def expect(self, uid: bytes, request: ResourceRequest) -> None:
@@ -411,7 +448,7 @@ class Ledger:
         before = self.inbound.get(uid)
         if before != request:
             self.inbound[uid] = request
-            self.cpus_inbound += request.cpus - (before.cpus if before is not None else 0.0)
+            self.cpus_inbound += self.cores_of(request) - (self.cores_of(before) if before is not None else 0.0)
             self._changed()
 
     def expect_no_more(self, uid: bytes) -> bool:
@@ -419,6 +456,6 @@ class Ledger:
         request = self.inbound.pop(uid, None)
         if request is None:
             return False
-        self.cpus_inbound = self.cpus_inbound - request.cpus if self.inbound else 0.0
+        self.cpus_inbound = self.cpus_inbound - self.cores_of(request) if self.inbound else 0.0
         self._changed()
         return True

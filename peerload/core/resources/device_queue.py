@@ -111,7 +111,7 @@ class DeviceQueue:
         return prefer if request.gpus else None, tuple(kind for kind, _ in request.devices)
 
     def _asks(self, work: Work) -> tuple[Key, float, Mapping[str, int]]:
-        """What it asks, alike for all that ask the same now; how long it runs at most, as far as that is known; what is
+        """Key of its request, alike for all that ask the same now; how long it runs at most, as far as that is known; what is
         known of its need."""
         request, models = work.spec.request, self._ledger.devices.models
         run_s = self._state.run_s_max(work, models)

@@ -94,7 +94,7 @@ class DeviceRequest:
 
 
 def grantable_bytes(device: Device, config: GpuConfig) -> int:
-    """What tasks may have of a device's memory, all together."""
+    """Bytes of a device's memory that tasks may have, all together."""
     return max(int(device.mem_bytes * config.memory_share_max) - config.reserve_bytes, 0)
 
 
@@ -178,7 +178,7 @@ class DeviceState:
 
     @property
     def grantable_bytes(self) -> int:
-        """What tasks may have of its memory, all together."""
+        """Bytes of its memory that tasks may have, all together."""
         return grantable_bytes(self.device, self._config)
 
     # -- what was read -------------------------------------------------------------------------------------------------
@@ -272,6 +272,7 @@ class DeviceState:
             foreign_mib=min((reading.mem_foreign_bytes + self.unknown_bytes) // _MIB, SMALL_MAX),
             tasks=count,
             free_percent=int(share * 100 + EPSILON),
+            temperature_c=min(reading.temperature_c, 255),
         )
 
     def _left(self, now_s: float) -> tuple[int, float]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.core.resources.foreign_load import foreign_slots
 from peerload.core.sharing.view import Observed, View
+from peerload.energy.price import price_at
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
@@ -159,6 +160,8 @@ class Information:
     def accepts(self) -> bool:
         """True if a task of another home is welcome, as far as the load tells."""
         below = self.thresholds().accept_below
+        if self._ledger.exceeds_cap(self._ledger.cpus_requested + 1.0):
+            return False
         return self.level() < below * self._slots and (below > 1.0 or self._ledger.load_tasks < self._slots)
 
     def wants(self, expected: int = 0) -> bool:
@@ -236,6 +239,8 @@ class Information:
             cpus_foreign=sensed.cpus_busy_foreign,
             slots_foreign=ledger.foreign_slots,
             is_asleep=self._state.is_asleep,
+            watts=sensed.watts,
+            price=price_at(self._state.prices, self._state.now.wall_s),
             **gpus,
         )
 
@@ -343,7 +348,7 @@ class Information:
             self._state.set_timer_in(quiet_s, timers.Announcement())
 
     def _audience(self) -> Sequence[str] | None:
-        """Whom the information policy has an announcement go to; None: everybody, as of a policy without an opinion."""
+        """Nodes that the information policy sends an announcement to; None: everybody, as of a policy without an opinion."""
         choose = getattr(self._state.policies.information, "audience", None)
         if choose is None:
             return None

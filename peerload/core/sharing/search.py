@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.load import LoadReport
     from peerload.model.messages import Need
+    from peerload.model.power import TaskCost
     from peerload.policy.api import Probe
 
 STEPS_MAX = 256
@@ -31,12 +32,15 @@ class Search:
     receiver may ask (None: as the policy says); pending: who was asked and has not answered; offered: who was offered
     the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; holds: the task could start at home and must not, since its
     home sends although it has room (``send_at`` below one task per slot), or has no GPU for it that is as good as another node's;
-    wants_good_gpus: it looks for such GPUs; asks_others: whether a
-    receiver's goes on after the first answer; remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
+    wants_good_gpus: it looks for such GPUs; compared: costs that the policy's last step rests on; asks_others: whether a
+    receiver's goes on after the first answer; because: why the node that was offered the task was chosen before all others;
+    remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
     in s)."""
 
     __slots__ = (
         "asks_others",
+        "because",
+        "compared",
         "holds",
         "id",
         "inputs",
@@ -65,8 +69,10 @@ class Search:
         self.asks_others = True
         self.holds = False
         self.wants_good_gpus = False
+        self.because = ""
         self.is_broadcast = False
         self.is_late = False
+        self.compared: tuple[TaskCost, ...] = ()
 
     def add(self, node: str, *, accepts: bool, report: LoadReport | None = None, price_s: float = 0.0) -> None:
         """Add an answer, or that there was none."""
@@ -103,7 +109,7 @@ class Searches:
         return self._open.get(task.search or -1)
 
     def askable(self, search: Search, step: Probe, peers: Sequence[str]) -> list[str]:
-        """Whom the policy wants asked and may be: eligible, not asked yet, and within the bound."""
+        """Nodes to ask: named by the policy, eligible, not asked yet, and within the bound."""
         room = self._state.config.probes_per_search_max - len(search.replies)
         asked = {reply.node for reply in search.replies}
         return [node for node in step.nodes if node in peers and node not in asked][: max(room, 0)]
@@ -139,7 +145,7 @@ class Searches:
         self._state.clear_timer(timers.Probe.of(search.id))
 
     def timed_out(self, search_id: int) -> Search | None:
-        """Whoever has not answered by now does not accept."""
+        """Take all that have not answered by now for refusals."""
         search = self._open.get(search_id)
         if search is None:
             return None
@@ -156,7 +162,9 @@ class Searches:
         kind = "location.receiver" if task is None else "location.sender"
         policy = self._state.policies.names[kind]
         self._state.actions.append(
-            Decided(task.task if task is not None else "", policy, tuple(search.inputs), choice, reason)
+            Decided(
+                task.task if task is not None else "", policy, tuple(search.inputs), choice, reason, search.compared
+            )
         )
 
     def leave_footprints(self, search: Search) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
 from peerload.core.tasks.queue import MOVABLE
+from peerload.energy.price import price_at
 from peerload.model import metrics
 from peerload.model.messages import Need
 from peerload.policy.api import KnownReport, TaskView
@@ -86,7 +87,7 @@ class View:
 
     @property
     def peers(self) -> Sequence[str]:
-        """Whom it is about."""
+        """Nodes that may be asked."""
         return self._membership.eligible(ANYTHING, "") if self._peers is None else self._peers
 
     @property
@@ -113,7 +114,7 @@ class View:
 
     @property
     def gpu_load(self) -> float:
-        """The same, of the GPUs."""
+        """Load index of the GPUs."""
         policy_load = getattr(self._state.policies.load, "gpu_load", None)
         if policy_load is not None:
             try:
@@ -223,8 +224,13 @@ class View:
 
     @property
     def backlog(self) -> int:
-        """What waits here, and what has no place."""
+        """Tasks that wait here, and tasks that have no place."""
         return len(self._queue) + len(self._stranded)
+
+    @property
+    def price(self) -> float | None:
+        """Of a kWh here now."""
+        return price_at(self._state.prices, self._state.now.wall_s)
 
     def profile(self, node: str) -> Profile | None:
         """That of this node, or of a peer."""

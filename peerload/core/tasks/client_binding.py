@@ -101,7 +101,7 @@ class ClientBinding:
         self._state.actions.append(Answer(event.request, {"attended": is_attended}))
 
     def detach(self, event: events.DetachRequested) -> None:
-        """Whoever attends it now: it runs on without any of them."""
+        """Detach a task from all its clients: it runs on without them."""
         task = self._home.by_id.get(event.task)
         if task is not None and task.record.attended and not task.record.state.is_final:
             for client in self._attending.pop(task.uid, {}):

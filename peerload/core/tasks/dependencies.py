@@ -1,4 +1,4 @@
-"""What tasks of this home wait for: other tasks and arrays, of this home or of another, that have to have ended, or to have
+"""Dependencies of tasks of this home: other tasks and arrays, of this home or of another, that have to have ended, or to have
 succeeded.
 
 What has become of one is made durable with the end itself (or with the word of its home), and forgotten with the last task
@@ -201,7 +201,7 @@ class Dependencies:
         return [f"{name} ({self._stands(name)})" for name in names_of(terms) if not self._fate(name).is_over]
 
     def reason(self, terms: SubmitOptions) -> str:
-        """The same in one line."""
+        """The dependencies in one line."""
         left = self.waits_for(terms)
         more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
         return f"waits for {', '.join(left[:NAMED_MAX])}{more}" if left else ""

@@ -33,7 +33,7 @@ WATCHERS_MAX = 100
 
 
 ENDING = "ending"
-"""What is said of one that has ended, which is not on the disk yet."""
+"""State of a task that has ended, while its end is not durable yet."""
 
 
 class RemoteStatusQuery(Dependents):
@@ -217,7 +217,7 @@ class RemoteStatusQueries:
         return task in self._watched or task.rpartition(".")[0] in self._watched
 
     def found(self, event: TasksFound) -> None:
-        """What is on disk of some tasks: whoever waits for them hears it.
+        """Status of tasks as it is on disk: it is sent to the nodes that wait for them.
 
         That all of it has ended is told only as the disk has it, together with what has failed. If more has ended since then,
         that is looked up as well: until its end was told, the watch is kept."""

@@ -88,7 +88,7 @@ class AccountResolver:
         return found
 
     def is_unassigned(self, uid: int) -> bool:
-        """Whether a guest may have this uid. Raises AccountPending, AccountUnanswered."""
+        """True if a guest may have this uid. Raises AccountPending, AccountUnanswered."""
         first = uid - uid % UNASSIGNED_AT_ONCE
         found = self._answer(("unassigned", str(first)), "")
         return uid in found and is_unassigned(uid, asks=False)

@@ -117,7 +117,7 @@ class UsersPolicy:
         return found
 
     def maps_to(self, name: str) -> bool:
-        """Whether users of other nodes may be mapped to this account, and so submit as it."""
+        """True if users of other nodes may be mapped to this account, and so submit as it."""
         return self.users == SAME_NAME or (not isinstance(self.users, str) and name in self.users.values())
 
 
@@ -242,7 +242,7 @@ class GuestIds:
 
 
 def is_unassigned(uid: int, *, asks: bool = True) -> bool:
-    """Whether no account, group or service has this number. asks: ask the account database, too, which may block."""
+    """True if no account, group or service has this number. asks: ask the account database, too, which may block."""
     if asks:
         try:
             pwd.getpwuid(uid)

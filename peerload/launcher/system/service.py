@@ -12,7 +12,9 @@ import socket
 import struct
 import sys
 
+from peerload.launcher.cgroup_limits import CgroupLimits
 from peerload.launcher.fs_credentials import AgentCredentials
+from peerload.launcher.powercap import PLACE, Powercap
 from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, LauncherProtocolError
 from peerload.launcher.record_log import log_line
@@ -20,7 +22,6 @@ from peerload.launcher.server import ignore_signals, locked_launcher
 from peerload.launcher.system import sandbox
 from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, agent_ids
 from peerload.launcher.system.accounts import Entry, GuestIds, LauncherAccount, account_named, check_uid
-from peerload.launcher.system.cgroup_limits import CgroupLimits
 from peerload.launcher.system.deferred_requests import DeferredRequests
 from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.seccomp import guest_filter
@@ -65,6 +66,7 @@ FLAGS = {
     "--config-directory": DIRECTORY,
     "--units": "",
     "--memory": "",
+    "--powercap": PLACE,
 }
 """Flags and their defaults."""
 NO_FILTER = "guests may make all system calls: there is no filter for this kind of machine"
@@ -73,8 +75,11 @@ NO_FILTER = "guests may make all system calls: there is no filter for this kind 
 class MultiUserService:
     """directory, sockets: the launcher's own, owned by root. agent: uid and gid of the agent's user."""
 
-    def __init__(self, directory: str, sockets: str, agent: tuple[int, int], policies: PolicyFiles) -> None:
-        """Raises PolicyError."""
+    def __init__(
+        self, directory: str, sockets: str, agent: tuple[int, int], policies: PolicyFiles, powercap: str = PLACE
+    ) -> None:
+        """powercap: directory of the energy counters. Raises PolicyError."""
+        self.powercap = Powercap(powercap)
         self.sockets = sockets
         self.access = AgentCredentials(*agent)
         self._directory = directory
@@ -95,6 +100,7 @@ class MultiUserService:
         """See `MultiUser`. Finds out what works here."""
         self._limits = CgroupLimits(self._directory, units, root_name)
         self.unenforced += self._limits.unenforced
+        self.enforces_cores = self._limits.enforces_cores
         self.reports = ChildReports(epoll)
         self.fork_server = ForkServer(self._kernel, self.access, self.reports)
         self.helpers = UserHelpers(epoll, events, self.fork_server, own_children)
@@ -139,7 +145,7 @@ class MultiUserService:
                 self.helpers.empty(path, account, lambda path=path: self._scratch_emptied("", path))  # type: ignore[misc]
 
     def admits(self, connection: socket.socket) -> bool:
-        """Whether the agent is at the other end, according to the kernel."""
+        """True if the agent is at the other end, according to the kernel."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
         if uid != self.access.uid:
@@ -261,7 +267,7 @@ class MultiUserService:
             order.allowed = policy.exec_allow
             order.environment = _without_code(order.environment, home)
         try:
-            self._limits.enter(key, policy.task_processes_max, request.cpus)
+            self._limits.enter(key, policy.task_processes_max, request.cpus, request.cpus_max)
             return self.fork_server.spawn(order)
         finally:
             self._limits.leave()
@@ -329,7 +335,7 @@ def _environment(
 
 
 def _is_foreign(request: SpawnRequest | UserRequest) -> bool:
-    """Whether it is a task of another node, or of another node's user who has submitted it here."""
+    """True if it is a task of another node, or of another node's user who has submitted it here."""
     return request.home != request.node or (request.uid < 0 and ":" in request.user)
 
 
@@ -350,7 +356,7 @@ def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, byt
     return {**kept, b"PATH": PATH_DEFAULT, b"HOME": os.fsencode(home)}
 
 
-def prepared(directory: str, sockets: str, user: str, files: PolicyFiles) -> MultiUserService:
+def prepared(directory: str, sockets: str, user: str, files: PolicyFiles, powercap: str = PLACE) -> MultiUserService:
     """The service of a launcher in these directories (made if absent), for the agent that runs as ``user``. Raises
     PolicyError if somebody else could write there, ProcessLookupError if there is no such user, OSError."""
     ids = agent_ids(user)
@@ -358,12 +364,12 @@ def prepared(directory: str, sockets: str, user: str, files: PolicyFiles) -> Mul
         os.makedirs(path, mode=mode, exist_ok=True)  # noqa: PTH103 -- as above
         check_root_owned(path)
         os.chmod(path, mode)  # noqa: PTH101 -- as above
-    return MultiUserService(directory, sockets, ids, files)
+    return MultiUserService(directory, sockets, ids, files, powercap)
 
 
 def main() -> None:
     """``[--directory DIR] [--sockets DIR] [--agent-user NAME] [--config FILE] [--config-directory DIR] [--units KIND]
-    [--memory KIND]``: run the launcher of a machine, as root, until it is told to stop."""
+    [--memory KIND] [--powercap DIR]``: run the launcher of a machine, as root, until it is told to stop."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     if len(sys.argv) % 2 == 0 or flags.keys() - FLAGS.keys():
         sys.exit(f"usage: launcher --system {' '.join(f'[{flag} …]' for flag in FLAGS)}")
@@ -377,7 +383,8 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS_MAX), hard))
     try:
-        system = prepared(directory, os.path.abspath(given["--sockets"]), given["--agent-user"], files)  # noqa: PTH100 -- as above
+        sockets = os.path.abspath(given["--sockets"])  # noqa: PTH100 -- as above
+        system = prepared(directory, sockets, given["--agent-user"], files, given["--powercap"])
     except (PolicyError, OSError) as error:
         sys.exit(f"the launcher does not start: {error}")
     launcher = locked_launcher(directory, given["--units"], given["--memory"], system)

@@ -21,9 +21,9 @@ from peerload.agent.accounts.as_user import (
     FileSystemStalled,
 )
 from peerload.agent.event_loop import STEP_S
-from peerload.model.errors import SlowDown
+from peerload.model.errors import SlowDown, SnapshotWanted
 from peerload.model.messages import DirectoryRequest, DirectoryTold, Message
-from peerload.model.task import SCRATCH
+from peerload.model.task import SCRATCH, TaskSpec
 from tests.each import each
 from tests.support import PATIENCE_S
 
@@ -215,3 +215,34 @@ def test_an_answer_to_no_question_is_not_believed_and_few_are_kept() -> None:
         assert not others.nodes._asked
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("answer", "identity", "differs"),
+    [
+        (DirectoryTold(b"/data", code="directory"), "a", True),
+        (DirectoryTold(b"/data", identity="b"), "a", True),
+        (DirectoryTold(b"/data", identity="a"), "a", False),
+        (DirectoryTold(b"/data"), "a", False),
+        (DirectoryTold(b"/data", identity="b"), "", False),
+        (DirectoryTold(b"/data", code="stalled"), "a", False),
+        (DirectoryTold(b"/other", code="directory"), "a", False),
+    ],
+)
+def test_a_directory_travels_where_a_node_says_that_it_is_not_the_same_there(
+    answer: DirectoryTold, identity: str, differs: bool
+) -> None:
+    async def story(*, freezes: bool) -> bool:
+        queries = DirectoryQueries(lambda *_: None, freezes=freezes)
+        asking = asyncio.create_task(queries.ask(["z"], answer.directory, ""))
+        await asyncio.sleep(0)
+        assert queries.answer_received("z", answer)
+        await asking
+        try:
+            queries.check_same(["y", "z"], TaskSpec((b"true",), b"/data"), identity)
+        except SnapshotWanted:
+            return True
+        return False
+
+    assert asyncio.run(story(freezes=True)) is differs
+    assert not asyncio.run(story(freezes=False))

@@ -27,6 +27,7 @@ REQUESTS: tuple[p.Request, ...] = (
     p.StdinRequest("a-1", 10, ends=True),
     p.ResizeRequest("a-1", 24, 80),
     p.UsageRequest(1, ["a-1"]),
+    p.UsageRequest(1, [], brief=True, counters=True),
     p.ListenRequest(),
     p.StopRequest(),
     p.DirectoryCheck(b"/", "h", "u", 7, 1, "n"),
@@ -46,6 +47,7 @@ EVENTS: tuple[p.LauncherEvent, ...] = (
     p.StdinFed("a-1", 5, is_closed=False),
     p.UserReply(1, "why"),
     p.UsageEvent(1, 2.0, {"a-1": p.TaskUsage(0.5, -1, 2)}),
+    p.UsageEvent(1, 2.0, {}, [("/sys/x", "package-0", 5, 9, 0)]),
     p.PongEvent(),
 )
 

@@ -247,8 +247,13 @@ class Disk:
         pulls: Any = SimpleNamespace(end=lambda _key: None)
         inbox: Any = SimpleNamespace(put=put)
         node: Any = SimpleNamespace(ledger=SimpleNamespace(devices=SimpleNamespace(holding={})))
-        files: Any = SimpleNamespace(has=lambda _key: False)
-        records = ExitRecords(info, spool, disk, files)
+
+        async def settled(_key: str, exit_: Exit) -> Exit:
+            return exit_
+
+        files: Any = SimpleNamespace(has=lambda _key: False, settled=settled)
+        energy: Any = SimpleNamespace(ended=lambda _key, exit_: exit_)
+        records = ExitRecords(info, spool, disk, files, energy)
         return ExitSettler(records, inbox, node, pulls, output, cast("Any", None), RunState())
 
     def ended(self, spool: Spool, output: TaskOutputs, event: events.TaskEnded) -> list[str]:

@@ -162,10 +162,11 @@ def test_what_was_reported_dead_before_its_turn_to_be_spawned_is_not_spawned() -
     order = x.done(actions.SpawnTask)
     spawned: list[str] = []
     info: Any = SimpleNamespace(config=SimpleNamespace(node="x", device=(), mode="system"), counters=Counter())
-    spool: Any = SimpleNamespace(paths=lambda key: (f"{key}.out", f"{key}.err"))
+    spool: Any = SimpleNamespace(names=lambda key: (f"{key}.out", f"{key}.err"))
     stdin: Any = SimpleNamespace(source=lambda _action: None)
     launcher: Any = SimpleNamespace(spawn=lambda action, *_: spawned.append(action.key))
-    starter = TaskStarter(info, x.node, spool, stdin, launcher, cast("Any", None))
+    environments: Any = SimpleNamespace(variables=lambda *_: {})
+    starter = TaskStarter(info, x.node, spool, stdin, launcher, environments, cast("Any", None))
     starter.start(order)
     assert spawned == [KEY]
     x.when(events.LauncherLost())

@@ -66,7 +66,7 @@ class Clock:
         _write(root / "proc/self/cgroup", "0::/a\n")
         _write(root / "sys/fs/cgroup/a/cpu.max", quota)
         self._write()
-        self.sensors = HostSensors(self.told.append, lambda: self.own_s, root)
+        self.sensors = HostSensors(self.told.append, lambda: self.own_s, root=root)
 
     def _write(self) -> None:
         lines = [f"cpu{n} {' '.join(map(str, ticks))} 0 0" for n, ticks in enumerate(self.ticks)]

@@ -127,9 +127,10 @@ def test_directories_that_lie_too_deep_in_one_another_stop_nobody(tmp_path: Path
         here = below
     os.close(here)
     try:
-        spool.drop_scratch(KEY)
+        assert spool.drop_scratch(KEY)
+        spool.remove_dropped()
     finally:
-        subprocess.run(["rm", "-rf", scratch], check=True)
+        subprocess.run(["rm", "-rf", scratch.parent], check=True)
 
 
 @each("put", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])

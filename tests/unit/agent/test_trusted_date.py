@@ -195,10 +195,11 @@ async def _listed(ran_s: float = 0.0) -> tuple[str, float, float]:
     task = protocol.ListedTask("a-1", WALL_S, 7.0, 0.0, False, ran_s)
     event = protocol.ListedEvent(1, False, [task], [], protocol.VERSION, "r1", "bare", [], "rlimit", False)
     body = protocol.frame([protocol.encode(event)])
-    reader = asyncio.StreamReader()
-    reader.feed_data(body)
-    writer: Any = SimpleNamespace(write=lambda _frame: None)
-    ready = await connect.fetch_list(reader, writer, lambda _event: None)
+    frames = connect.EventFrames()
+    transport: Any = SimpleNamespace(write=lambda _frame: None)
+    frames.connection_made(transport)
+    frames.data_received(body)
+    ready = await connect.fetch_list(frames, lambda _event: None)
     (running,) = ready.running
     return running
 

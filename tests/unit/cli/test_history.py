@@ -47,8 +47,20 @@ def test_a_list_for_people_and_for_programs(agent: FakeAgent) -> None:
     has(agent, PAST[:2], [PAST[3] | {"user": "somebody-else"}], truncated=True)
     done = peerload("history", "--since", "1970-01-02", "--limit", "3", agent=agent)
     heading, first, second = done.stdout.decode().splitlines()
-    assert heading.split() == ["ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "EXIT"]
-    assert first.split()[-6:] == ["1.0s", "2.5s", "1.8s", "3", "MiB", "0"]
+    assert heading.split() == [
+        "ID",
+        "NAME",
+        "STATE",
+        "NODE",
+        "ENDED",
+        "WAITED",
+        "RAN",
+        "CPU",
+        "MEMORY",
+        "ENERGY",
+        "EXIT",
+    ]
+    assert first.split()[-6:] == ["2.5s", "1.8s", "3", "MiB", "-", "0"]
     assert second.split()[-4:] == ["-", "-", "-", "0"]
     assert b"only the newest 3" in done.stderr
     assert b"1 task of other users" in done.stderr

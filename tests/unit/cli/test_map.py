@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.cli.map import inputs as map_inputs
-from peerload.cli.map.inputs import BadInput, LineReader, MapInputs, opened, split
+from peerload.cli.map.inputs import BadInput, LineReader, MapInputs, opened, refuse_late_flags, split
 from peerload.cli.map.joblog import HEADER, Joblog
 from peerload.cli.map.run import Halt
 from peerload.cli.map.show import MapResult, Outputs, bar_text
@@ -38,6 +38,44 @@ def taken(inputs: MapInputs) -> list[tuple[bytes, ...]]:
         elif inputs.descriptor is not None:
             inputs.read()
     return found
+
+
+# -- flags among the inputs ---------------------------------------------------------------------------------------------
+
+FLAGS = {"--out": True, "--snapshot": False, "-j": True}
+
+
+@each(
+    ("head", "rest", "line"),
+    [
+        (
+            ["--snapshot"],
+            ["./convert {} out/{/}", ":::", "in/a.png", "in/b.png", "--out", "out/*"],
+            "--snapshot --out 'out/*' './convert {} out/{/}' ::: in/a.png in/b.png ",
+        ),
+        ([], ["c", ":::", "1", "2", "3", "4", "--out=x"], "--out=x c ::: 1 2 3 … "),
+        (["-j", "2", "--"], ["c", ":::", "1", "--snapshot", ":::", "2"], "-j 2 --snapshot -- c ::: 1 ::: 2 "),
+        ([], ["c", "::::", "f", "--out"], "--out c :::: f "),
+    ],
+)
+def test_a_flag_among_the_inputs_is_refused_with_the_line_to_type(head: list[str], rest: list[str], line: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        refuse_late_flags(head, rest, FLAGS)
+    assert f"peerload map {line}" in refused.value.hint
+
+
+@each(
+    ("rest", "inputs"),
+    [
+        (["c", ":::", "--", "--out", "x"], ["--out", "x"]),
+        (["c", ":::", "--", "--"], ["--"]),
+        (["c", "--out", ":::", "-j", "--verbose", "--outer=1"], ["-j", "--verbose", "--outer=1"]),
+        (["c", ":::", "a", "--"], ["a", "--"]),
+    ],
+)
+def test_other_words_are_inputs(rest: list[str], inputs: list[str]) -> None:
+    refuse_late_flags([], rest, FLAGS)
+    assert split(rest)[1] == [(":::", inputs)]
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

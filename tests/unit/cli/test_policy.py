@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, fixture_agent, peerload  # noqa: F401 -- one is a fixture
@@ -91,10 +92,27 @@ def test_a_preset_is_shown_kind_by_kind() -> None:
     (probes,) = (line.split() for line in text.splitlines() if line.startswith("  probes "))
     assert probes[:3] == ["probes", "3", "3"]
     told = json.loads(peerload("policy", "show", "threshold", "--json").stdout)
-    assert set(told) == {"v", "name", "description", "file", "memory", "chosen", "reference", "doubts"}
+    assert set(told) == {"v", "name", "description", "classes", "file", "memory", "chosen", "reference", "doubts"}
     (sender,) = [one for one in told["chosen"] if one["member"]["kind"] == "location.sender"]
     assert (sender["member"]["name"], sender["values"], sender["written"]) == ("threshold", {"probes": 3}, True)
     assert sender["member"]["sources"] == ["ELZ86"]
+
+
+def test_baselines_are_marked_and_an_agent_refuses_those_that_need_a_head() -> None:
+    from peerload.config.check import _look_at
+
+    text = peerload("policy", "ls").stdout.decode()
+    marked = {line.split()[0] for line in text.splitlines() if "(baseline" in line}
+    central = {line.split()[0] for line in text.splitlines() if "only simulated" in line}
+    assert {"central-jsq", "central-fcfs"} == central < marked
+    for name in registry.presets():
+        if name in central:
+            with pytest.raises(ConfigError, match="head node"):
+                registry.live_preset(registry.preset_source(name))
+            with pytest.raises(ConfigError, match="head node"):
+                _look_at("policy", name)
+        else:
+            assert registry.live_preset(registry.preset_source(name)).name == name
 
 
 def test_what_the_reference_model_changes_is_shown() -> None:

@@ -287,7 +287,7 @@ def test_nodes_tells_what_only_policies_use_if_it_is_asked_for(agent: FakeAgent)
         set(peerload("nodes", *words, agent=agent).stdout.decode().splitlines()[0].split())
         for words in ((), ("--wide",))
     )
-    assert wide - plain == {"OTHER", "LOAD", "REGION", "INCARNATION"}
+    assert wide - plain == {"OTHER", "WATTS", "LOAD", "REGION", "INCARNATION"}
 
 
 def test_nodes_tells_what_other_programs_keep_busy(agent: FakeAgent) -> None:

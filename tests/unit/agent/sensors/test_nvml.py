@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from peerload.agent.sensors.gpu_health import HELD_DOWN_S, RECOVERED_S, GpuFaults
@@ -55,7 +56,9 @@ def test_a_card_is_described_as_far_as_it_tells(machine: Machine, pynvml: object
         "memory", "utilization", "temperature", "proc_list", "energy_counter", "power", "ecc",
     }  # fmt: skip
     reading = only(nvml)
-    assert reading == CardReading(
+    assert reading.power_w == 70.0
+    assert reading.energy_j is not None
+    assert msgspec.structs.replace(reading, power_w=None, energy_j=None) == CardReading(
         "nvidia:GPU-aa", busy=0.0, mem_used_bytes=0, processes=(), temperature_c=33, is_throttled=False
     )
     nvml.close()

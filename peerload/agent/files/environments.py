@@ -1,0 +1,362 @@
+"""Environments of tasks: each lock is built once on this node, before the task starts, and kept.
+
+STATE/environments/<key>/ has the files of the lock in `lock/`, the environment in `env/`, and `built` when it is complete, with
+its size as text. STATE/environments/uses/<attempt> names the environment of an attempt. The builder is a process of the
+launcher, beside the tasks; one that outlives its agent is ended by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cloudpickle  # noqa: TID251 -- only its place on the disk is of interest
+
+import peerload
+from peerload.agent.launcher.task_environment import variables_of
+from peerload.environments import builders
+from peerload.files import manifest as manifests
+from peerload.files.place import make_tree
+from peerload.model.actions import SpawnTask
+from peerload.model.errors import PeerloadError, StagingFailed
+from peerload.model.events import FilesStaged, LauncherReady, TaskEnded, TaskLost
+from peerload.model.messages import Staging
+from peerload.model.task import Exit, TaskSpec, how_it_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from peerload.agent.files.attempts import AttemptFiles
+    from peerload.agent.inbox import Inbox
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.store.event_log import EventLog
+    from peerload.environments.builders import Plan
+    from peerload.model.actions import StageFiles
+    from peerload.model.config import AgentConfig
+    from peerload.model.events import Event
+
+log = logging.getLogger("peerload.files")
+
+PREFIX = "build-"
+SIGKILL = 9
+KILLED_WITHIN_S = 10.0
+FAILED_S = 60.0
+"""A lock that could not be built is not tried again within this."""
+LAST_BYTES = 4000
+LAST_LINES, LAST_CHARACTERS = 4, 320
+"""The part of a builder's output that is repeated in the reason."""
+TELL_EVERY_S = 1.0
+DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
+
+
+class BuildFailed(StagingFailed):
+    """The environment of a task cannot be built on this node."""
+
+    code = "environment"
+
+
+class _Build:
+    """One build that is under way, and how many attempts wait for it."""
+
+    def __init__(self, work: asyncio.Task[None]) -> None:
+        self.work = work
+        self.waiting = 0
+
+
+class Environments:
+    """The environments of one agent, by the key of their plan."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        files: AttemptFiles,
+        launcher: LauncherLink,
+        spool: Spool,
+        links: PeerLinks,
+        inbox: Inbox,
+        event_log: EventLog,
+    ) -> None:
+        self._config = config
+        self._files = files
+        self._launcher = launcher
+        self._spool = spool
+        self._links = links
+        self._inbox = inbox
+        self._event_log = event_log
+        self._root = Path(config.state) / "environments"
+        self._noted = self._root / "uses"
+        self._client = self._root / "client"
+        self._uses: dict[str, str] = {}
+        self._builds: dict[str, _Build] = {}
+        self._staging: dict[str, asyncio.Task[None]] = {}
+        self._ends: dict[str, asyncio.Future[Exit]] = {}
+        self._failed: dict[str, tuple[float, str]] = {}
+        self._noted.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._noted.iterdir():
+            self._uses[path.name] = path.read_text(encoding="ascii")
+
+    # -- before the start ----------------------------------------------------------------------------------------------
+
+    def is_ready(self, action: SpawnTask) -> bool:
+        """True if an attempt needs no environment, or has it."""
+        return action.spec.lock is None or (action.key in self._uses and self._is_built(self._uses[action.key]))
+
+    def offered(self, action: StageFiles) -> None:
+        """Bring environment and files of an offered attempt here, then tell the core."""
+        if action.spec.lock is None:
+            self._files.offered(action)
+        else:
+            self._begin(action.key, self._stage_offered(action))
+
+    async def _stage_offered(self, action: StageFiles) -> None:
+        work = asyncio.ensure_future(self._prepare(action))
+        try:
+            while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
+                told = Staging(action.task, action.uid, action.attempt, builds=True)
+                self._links.send(action.home, told)
+            work.result()
+        except (PeerloadError, OSError, TimeoutError) as error:
+            code = error.code if isinstance(error, BuildFailed) else "busy"
+            log.info("environment not built: task=%s code=%s error=%s", action.task, code, error)
+            self._inbox.put(FilesStaged(action.key, code, str(error)))
+        else:
+            if action.spec.files is None:
+                self._inbox.put(FilesStaged(action.key))
+            else:
+                self._files.offered(action)
+        finally:
+            work.cancel()
+
+    async def stage_own(self, action: SpawnTask) -> None:
+        """Put environment and files of a task of this home in place. Raises PeerloadError, OSError; CancelledError if it is
+        ended."""
+        if not self.is_ready(action):
+            await self._begin(action.key, self._prepare(action))
+        if action.spec.files is not None and not self._files.is_ready(action.key):
+            await self._files.stage_own(action)
+
+    def ended_early(self, key: str) -> bool:
+        """Stop waiting for the environment of an attempt. False if it does not."""
+        work = self._staging.get(key)
+        return work is not None and work.cancel()
+
+    def _begin(self, key: str, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = self._staging[key] = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda _: self._staging.pop(key, None))
+        return task
+
+    async def _prepare(self, action: StageFiles | SpawnTask) -> None:
+        lock = action.spec.lock
+        assert lock is not None
+        if self._config.mode == "system":
+            raise BuildFailed("environments are not built by the service for all users yet")
+        plan = await asyncio.to_thread(builders.plan_of, lock, str(self._client))
+        if isinstance(plan, str):
+            raise BuildFailed(plan)
+        self._use(action.key, plan.key)
+        try:
+            if self._is_built(plan.key):
+                os.utime(self._built(plan.key))
+                return
+            await self._files.bring_manifest(lock.manifest, action.home)
+            build = self._builds.get(plan.key) or self._start(plan, action)
+            build.waiting += 1
+            try:
+                await asyncio.shield(build.work)
+            finally:
+                build.waiting -= 1
+                if not build.waiting:
+                    build.work.cancel()
+        except BaseException:
+            self.forget(action.key)
+            raise
+
+    def _start(self, plan: Plan, action: StageFiles | SpawnTask) -> _Build:
+        failed_s, why = self._failed.get(plan.key, (0.0, ""))
+        if why and time.monotonic() - failed_s < FAILED_S:
+            raise BuildFailed(why)
+        build = self._builds[plan.key] = _Build(asyncio.get_running_loop().create_task(self._build(plan, action)))
+        build.work.add_done_callback(lambda _: self._builds.pop(plan.key))
+        return build
+
+    # -- the builder ---------------------------------------------------------------------------------------------------
+
+    async def _build(self, plan: Plan, action: StageFiles | SpawnTask) -> None:
+        lock = action.spec.lock
+        assert lock is not None
+        began_s = time.monotonic()
+        directory = self._root / plan.key
+        await asyncio.to_thread(self._make_directory, directory, lock.manifest)
+        key = f"{PREFIX}{plan.key}-{secrets.token_hex(4)}"
+        try:
+            exit_, late = await self._run(key, plan, directory, action)
+            said = self._spool.read_tail(key, 2, LAST_BYTES) or self._spool.read_tail(key, 1, LAST_BYTES)
+        finally:
+            self._launcher.forget(key)
+            self._spool.drop(key)
+        took_s = time.monotonic() - began_s
+        if late or exit_.exit_code:
+            lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+            last = "; ".join(lines[-LAST_LINES:])[-LAST_CHARACTERS:]
+            why = f"{lock.name} cannot be built ({late or how_it_ended(exit_)})" + (f": {last}" if last else "")
+            self._failed[plan.key] = time.monotonic(), why
+            self._event_log.record("environment", "failed", task=action.task, reason=why)
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            raise BuildFailed(why)
+        size = await asyncio.to_thread(_size_of, directory)
+        self._built(plan.key).write_text(f"{size} {lock.name}", encoding="utf-8")
+        self._failed.pop(plan.key, None)
+        what = f"{lock.name}: {size / (1 << 20):.1f} MiB in {took_s:.1f} s"
+        self._event_log.record("environment", "built", task=action.task, reason=what)
+        await asyncio.to_thread(self.collect)
+
+    async def _run(self, key: str, plan: Plan, directory: Path, action: StageFiles | SpawnTask) -> tuple[Exit, str]:
+        """Run the builder → its exit, and why it was ended, "" if it was not."""
+        limit_s = self._config.files.build_s_max
+        spec = TaskSpec(plan.argv, os.fsencode(directory), action.spec.environment, user=action.spec.user)
+        own = variables_of(action.spec.environment)
+        extra = {b"PYTHONPATH": b"", b"PYTHONHOME": b"", b"PATH": own.get(b"PATH", DEFAULT_PATH)}
+        if not await asyncio.to_thread(os.path.isdir, own.get(b"HOME", b"")):
+            extra[b"HOME"] = os.fsencode(directory)
+        end = self._ends[key] = asyncio.get_running_loop().create_future()
+        stdout, stderr = self._spool.paths(key)
+        run = SpawnTask(key, action.task, 1, action.home, spec)
+        try:
+            self._launcher.spawn(run, stdout, stderr, extra)
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await asyncio.shield(end), ""
+            except TimeoutError:
+                self._launcher.signal(key, SIGKILL)
+            async with asyncio.timeout(KILLED_WITHIN_S):
+                return await end, f"it was ended after {limit_s:g} s"
+        except asyncio.CancelledError:
+            self._launcher.signal(key, SIGKILL)
+            raise
+        finally:
+            del self._ends[key]
+
+    def _make_directory(self, directory: Path, manifest: bytes) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        (directory / "lock").mkdir(mode=0o700, parents=True)
+        store = self._files.store
+        make_tree(directory / "lock", manifests.decode(manifest, store.read), (), store.read_some)
+        self._client.mkdir(mode=0o700, exist_ok=True)
+        for module in (peerload, cloudpickle):
+            place = Path(str(module.__file__)).parent
+            link = self._client / place.name
+            if not link.is_symlink() or link.readlink() != place:
+                link.unlink(missing_ok=True)
+                link.symlink_to(place)
+
+    def heard(self, event: Event) -> bool:
+        """Take an event about a builder. False if it is about something else."""
+        key = getattr(event, "key", "")
+        if not isinstance(key, str) or not key.startswith(PREFIX):
+            return False
+        end = self._ends.get(key)
+        if isinstance(event, TaskEnded | TaskLost) and end is None:
+            self._launcher.forget(key)
+            self._spool.drop(key)
+        elif isinstance(event, TaskEnded) and end is not None and not end.done():
+            end.set_result(event.exit)
+        elif isinstance(event, TaskLost) and end is not None and not end.done():
+            end.set_exception(PeerloadError("the builder was lost", why=event.reason))
+        return True
+
+    def listed(self, ready: LauncherReady) -> LauncherReady:
+        """The list of a launcher without builders. Those of an earlier agent are ended."""
+        running = {key for key, *_ in ready.running if key.startswith(PREFIX)}
+        ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
+        for key in self._ends.keys() - running:
+            self.heard(TaskEnded(key, ended[key]) if key in ended else TaskLost(key, "the launcher went away"))
+        for key in (running | ended.keys()) - self._ends.keys():
+            self._launcher.signal(key, SIGKILL)
+            self._launcher.forget(key)
+            self._spool.drop(key)
+        return ready.without(running | ended.keys())
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def variables(self, key: str, own: Mapping[bytes, bytes]) -> dict[str, str]:
+        """The variables of an attempt with an environment; {} without. own: those that the task brings."""
+        used = self._uses.get(key)
+        if used is None:
+            return {}
+        place = str(self._root / used / "env")
+        is_conda = Path(place, "conda-meta").is_dir()
+        found = {"CONDA_PREFIX" if is_conda else "VIRTUAL_ENV": place}
+        found |= {"PYTHONHOME": ""} if b"PYTHONHOME" in own else {}
+        return found | {"PATH": f"{place}/bin:{os.fsdecode(own.get(b'PATH', DEFAULT_PATH))}"}
+
+    def _built(self, key: str) -> Path:
+        return self._root / key / "built"
+
+    def _is_built(self, key: str) -> bool:
+        return self._built(key).exists()
+
+    def _use(self, attempt: str, key: str) -> None:
+        self._uses[attempt] = key
+        (self._noted / attempt).write_text(key, encoding="ascii")
+
+    def forget(self, attempt: str) -> None:
+        """An attempt needs its environment no longer."""
+        if self._uses.pop(attempt, None) is not None:
+            (self._noted / attempt).unlink(missing_ok=True)
+
+    def keep_only(self, knows: Callable[[str], bool]) -> None:
+        """Forget attempts that are not known any more, and what an earlier agent has not built to the end."""
+        for attempt in [attempt for attempt in self._uses if not knows(attempt)]:
+            self.forget(attempt)
+        for path in self._root.iterdir():
+            if path not in (self._noted, self._client) and not (path / "built").exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def usage(self) -> list[dict[str, object]]:
+        """The environments that are kept, the one used last first."""
+        found: list[dict[str, object]] = []
+        for path in self._root.glob("*/built"):
+            size, _, name = path.read_text(encoding="utf-8").partition(" ")
+            used_at, key = path.stat().st_mtime, path.parent.name
+            in_use = key in self._uses.values() or key in self._builds
+            found.append({"id": key, "name": name, "bytes": int(size), "used_at": used_at, "in_use": in_use})
+        return sorted(found, key=lambda one: -float(str(one["used_at"])))
+
+    def collect(self, *, everything: bool = False) -> int:
+        """Remove environments that no attempt uses, the one used least recently first, until the cache is within its limit
+        (everything: all of them) → the number of bytes that were removed. For a thread."""
+        kept = self.usage()
+        store = self._files.store.usage()
+        total = store.size_bytes + sum(int(str(one["bytes"])) for one in kept)
+        removed = 0
+        for one in reversed(kept):
+            if not one["in_use"] and (everything or total - removed > store.limit_bytes):
+                removed += int(str(one["bytes"]))
+                path = self._root / str(one["id"])
+                (path / "built").unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+        return removed
+
+    async def close(self) -> None:
+        """Stop waiting; builders are ended."""
+        work = [*self._staging.values(), *(build.work for build in self._builds.values())]
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+
+def _size_of(directory: Path) -> int:
+    """The bytes of all files in it."""
+    return sum(
+        os.lstat(os.path.join(above, name)).st_size  # noqa: PTH118 -- quick
+        for above, _, names in os.walk(directory)
+        for name in names
+    )

@@ -1,0 +1,475 @@
+"""Energy of this node: joules from the best power sensor and from its GPUs, divided among tasks, other programs and idling.
+
+Joules are read at each sample of the load. A window, in which they are divided, is longer where many tasks run, since the launcher
+has to read the processor time of each. What is counted goes to STATE/energy.db every KEPT_EVERY samples, without a sync: a killed
+agent loses nothing but who had the joules of the last seconds, since the counters went on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from peerload.agent.node_info import now
+from peerload.agent.sensors.own_use import read_text_of
+from peerload.agent.sensors.power import (
+    Hwmon,
+    Model,
+    PowercapCounters,
+    PowerCommand,
+    Source,
+    processor,
+    store_profile,
+)
+from peerload.energy.accounting import BUCKET_S, JOULES_PER_WH, Book, Part, Totals
+from peerload.energy.meter import Counter, Drift, IdlePower, Integral
+from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
+from peerload.launcher.powercap import Powercap
+from peerload.launcher.protocol import USAGE_KEYS_MAX
+from peerload.model.errors import BadRequest, StoreError
+from peerload.model.events import PowerMeasured
+from peerload.model.power import Quality, estimated_curve
+from peerload.security.private_files import machine_boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from peerload.agent.sensors.gpus import Gpus
+    from peerload.core.node import Node
+    from peerload.launcher.powercap import Reading
+    from peerload.launcher.protocol import UsageEvent
+    from peerload.model.config import AgentConfig
+    from peerload.model.instant import Instant
+    from peerload.model.power import PowerCurve
+    from peerload.model.task import Exit
+    from peerload.wire.control import PowerProfile as PowerProfileRequest
+
+log = logging.getLogger("peerload.agent")
+
+DATABASE = "energy.db"
+TASKS_PER_SAMPLE = 32
+"""Running tasks whose processor time is read at each sample; of more it is read less often."""
+SCAN_EVERY = 5
+"""Samples from one reading of processor times to the next where the launcher has to scan /proc for them."""
+KEPT_EVERY = 5
+PRUNED_EVERY = 1800
+_COLUMNS = "since, until, joules, tasks_joules, other_joules, idle_joules, gap_s, quality, scope, source"
+
+
+class Launcher(Protocol):
+    """The launcher, as far as energy needs it. units: how tasks are contained."""
+
+    units: str
+
+    async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
+        """Usage of these tasks; None if the launcher does not answer."""
+
+
+class Kept(msgspec.Struct):
+    """What the next agent goes on with. boot: of the machine; at_s, wall_at: when the last window ended, by boot clock and date."""
+
+    boot: str = ""
+    at_s: float = 0.0
+    machine_s: float = 0.0
+    own_s: float = 0.0
+    book: Book = msgspec.field(default_factory=Book)
+    counters: dict[str, Counter] = {}
+    cards: dict[str, Counter] = {}
+    idle: dict[str, IdlePower] = {}
+
+
+class EnergyStore:
+    """STATE/energy.db: totals of each minute, and what the next agent goes on with. One that cannot be used is begun anew."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises sqlite3.Error if not even a new one can be made."""
+        try:
+            self._database = self._opened(path)
+        except sqlite3.DatabaseError as error:
+            log.warning("energy accounts are lost, a new file is begun: path=%s error=%s", path, error)
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
+            self._database = self._opened(path)
+
+    @staticmethod
+    def _opened(path: Path) -> sqlite3.Connection:
+        path.touch(mode=0o600)
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=NORMAL")
+        database.executescript(
+            "CREATE TABLE IF NOT EXISTS totals (since REAL PRIMARY KEY, until REAL, joules REAL, tasks_joules REAL,"
+            " other_joules REAL, idle_joules REAL, gap_s REAL, quality TEXT, scope TEXT, source TEXT);"
+            "CREATE TABLE IF NOT EXISTS kept (key INTEGER PRIMARY KEY, body BLOB);"
+        )
+        return database
+
+    def kept(self) -> Kept:
+        """What the agent before has left."""
+        row = self._database.execute("SELECT body FROM kept").fetchone()
+        try:
+            return msgspec.json.decode(row[0], type=Kept) if row else Kept()
+        except msgspec.DecodeError as error:
+            log.warning("energy accounts of running tasks are lost: error=%s", error)
+            return Kept()
+
+    def write(self, kept: bytes, totals: Totals | None, keep_since: float = 0.0) -> None:
+        """Write in one transaction. keep_since: what ended before is removed."""
+        self._database.execute("BEGIN")
+        self._database.execute("INSERT OR REPLACE INTO kept VALUES (0, ?)", (kept,))
+        if totals is not None:
+            row = tuple(msgspec.to_builtins(getattr(totals, name)) for name in _COLUMNS.split(", "))
+            self._database.execute("INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        if keep_since:
+            self._database.execute("DELETE FROM totals WHERE until < ?", (keep_since,))
+        self._database.execute("COMMIT")
+
+    def totals(self, since: float, besides: float = -1.0) -> list[Totals]:
+        """Totals that end later, in their order, one for each source. besides: without those that begin then."""
+        rows = self._database.execute(
+            "SELECT min(since), max(until), sum(joules), sum(tasks_joules), sum(other_joules), sum(idle_joules), sum(gap_s),"
+            " quality, scope, source FROM totals WHERE until > ? AND since <> ? GROUP BY quality, scope, source ORDER BY 1",
+            (since, besides),
+        )
+        return [msgspec.convert(dict(zip(_COLUMNS.split(", "), row, strict=True)), Totals) for row in rows]
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+
+class EnergySensors:
+    """The energy of one node."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        node: Node,
+        gpus: Gpus,
+        launcher: Launcher,
+        store: EnergyStore,
+        put: Callable[[PowerMeasured], None],
+        clock: Callable[[], Instant] = now,
+    ) -> None:
+        self._now = clock
+        self._put = put
+        self._counted = [0.0, 0.0]
+        self._config = config
+        self._node = node
+        self._gpus = gpus
+        self._launcher = launcher
+        self._store = store
+        self._powercap = Powercap(config.energy.powercap, lambda: clock().boot_s)
+        self.command = PowerCommand(config.energy.power_cmd)
+        self._hwmon = Hwmon(config.energy.hwmon)
+        self._counters, self._platform = PowercapCounters(), PowercapCounters(is_platform=True)
+        self._model = Model("node")
+        self._sources: tuple[Source, ...] = (self.command, self._hwmon, self._counters, self._model)
+        self._active: Source = self._model
+        self._integrals: dict[str, Integral] = {}
+        self._drift = Drift()
+        self.is_stale = False
+        self._kept = self._restored()
+        self._sampled_s = self._kept.at_s
+        self._samples = 0
+        self._joules = self._gap_s = 0.0
+        self._used_sources: dict[Source, None] = {}
+        self._cards: dict[str, Part] = {}
+        self._bucket: Totals | None = None
+        self.watts: float | None = None
+        self.quality = Quality.ESTIMATED
+
+    def _restored(self) -> Kept:
+        """What the agent before has left, less what means nothing after a start of the machine."""
+        kept, boot = self._store.kept(), machine_boot_id()
+        if kept.boot != boot:
+            return Kept(boot, self._now().boot_s, -1.0, -1.0, idle=kept.idle)
+        self._counters.counters = kept.counters
+        self._counters.known_s = self._now().boot_s
+        return kept
+
+    @property
+    def curve(self) -> PowerCurve:
+        """The power curve of this node."""
+        profile = self._node.state.profile
+        return profile.power or estimated_curve(round(profile.cpus))
+
+    # -- samples -------------------------------------------------------------------------------------------------------
+
+    async def sample(self, machine_s: float, own_s: float) -> None:
+        """Take a sample. machine_s: processor seconds of all cores so far; own_s: of those that this node may use."""
+        if self._kept.machine_s < 0:
+            self._kept.machine_s, self._kept.own_s = machine_s, own_s
+        self._samples += 1
+        keys = list(self._node.ledger.running)
+        every = SCAN_EVERY if self._launcher.units == "bare" else 1
+        is_due = self._samples % max(every, -(-len(keys) // TASKS_PER_SAMPLE)) == 0
+        cpu_s, readings = await self._launchers(keys if is_due else [])
+        readings = self._powercap.read() if readings is None else readings
+        at_s = self._now().boot_s
+        passed_s, self._sampled_s = at_s - self._sampled_s, at_s
+        self._hwmon.read(at_s)
+        busy = (own_s - self._kept.own_s) / max(at_s - self._kept.at_s, 1e-3)
+        self._take_host(at_s, passed_s, readings, busy)
+        self._take_cards(at_s, passed_s)
+        may_catch_up = self._active is self._counters and self._counters.known_s < at_s  # then it is one window
+        if is_due and cpu_s is not None and not may_catch_up:
+            self._close_window(at_s, machine_s, own_s, cpu_s)
+        if self._samples % KEPT_EVERY == 0:
+            await self._keep()
+
+    async def _launchers(self, keys: list[str]) -> tuple[dict[str, float] | None, list[Reading] | None]:
+        """Processor seconds of these attempts (None: the launcher does not answer), and energy counters where it reads them."""
+        found: dict[str, float] = {}
+        is_root = self._config.mode == "system"
+        readings: list[Reading] | None = None
+        for first in range(0, len(keys) or is_root, USAGE_KEYS_MAX):
+            counters = is_root and not first
+            told = await self._launcher.usage(keys[first : first + USAGE_KEYS_MAX], brief=True, counters=counters)
+            if told is None:
+                return None, readings
+            found |= {key: used.cpu_s for key, used in told.of.items() if used.cpu_s >= 0}
+            readings = [(path, name, *rest) for path, name, *rest in told.counters] if counters else readings  # type: ignore[misc]
+        return found, readings
+
+    def _take_host(self, at_s: float, passed_s: float, readings: list[Reading], busy: float) -> None:
+        """Add what the best sensor that works has told."""
+        told = {
+            self.command: self.command.take(at_s),
+            self._hwmon: self._hwmon.take(at_s),
+            self._counters: self._counters.take(at_s, readings),
+        }
+        self._platform.take(at_s, readings)
+        self._model.told(at_s, self.curve.watts_at(busy) * passed_s, passed_s)
+        before, self._active = self._active, next(one for one in self._sources if one.is_alive(at_s))
+        if self._active in told:
+            joules, gap_s = told[self._active]
+        else:
+            joules, gap_s = self.curve.watts_at(busy) * passed_s, 0.0
+        if before is not self._active:
+            self._active.told(at_s, 0.0, 0.0)
+            if before is not self._model:
+                log.warning(
+                    "power sensor is silent: source=%s reason=%s now=%s", before.name, before.why, self._active.name
+                )
+                gap_s += max(at_s - passed_s - before.known_s, 0.0)
+        self._counted = [self._counted[0] + joules, self._counted[1] + gap_s]
+        self._joules += joules
+        self._gap_s += min(gap_s, at_s - self._kept.at_s)
+        self._used_sources[self._active] = None
+        if self._active.watts is not None:
+            self.watts, self.quality = self._active.watts, self._active.quality
+
+    def _take_cards(self, at_s: float, passed_s: float) -> None:
+        """Add what the GPUs have told, and who held them. A slice of a card has a share of all of it."""
+        holders: dict[str, dict[str, None]] = {}
+        places = {device.id: device.bdf or device.id for device in self._gpus.devices}
+        for key, names in self._node.ledger.devices.holding.items():
+            for name in names:
+                holders.setdefault(places.get(name, name), {})[key] = None
+        cards_w = 0.0
+        for place, (read_s, reading) in self._gpus.power.items():
+            if reading.energy_j is not None:
+                counter = self._kept.cards.setdefault(place, Counter())
+                told = counter.take(read_s, reading.energy_j)
+                name, quality = "nvml", Quality.MEASURED
+            elif reading.power_w is not None:
+                integral = self._integrals.setdefault(place, Integral())
+                integral.read(read_s, reading.power_w)
+                told = integral.take(at_s)
+                name, quality = "nvml", Quality.DERIVED
+            else:
+                continue
+            held = holders.get(place, {})
+            idle = self._kept.idle.setdefault(place, IdlePower())
+            if not held and not reading.foreign and reading.power_w is not None:
+                idle.take(reading.power_w, 0.0, 1.0)
+            cards_w += reading.power_w or 0.0
+            before = self._cards.get(place) or Part("gpu", name, quality, 0.0, 0.0, 0.0, {}, 0.0)
+            used = dict(before.used)
+            for key in held:
+                used[key] = used.get(key, 0.0) + passed_s / len(held)
+            busy = before.busy + (passed_s if held or reading.foreign else 0.0)
+            joules, gap_s = before.joules + told.joules, before.gap_s + told.gap_s
+            self._cards[place] = Part(
+                "gpu", name, Quality.worst((before.quality, quality)), joules, gap_s, idle.watts, used, busy
+            )
+        if self.watts is not None and self._active.scope != "node":
+            self.watts += cards_w
+
+    def _close_window(self, at_s: float, machine_s: float, own_s: float, cpu_s: Mapping[str, float]) -> None:
+        kept = self._kept
+        seconds = at_s - kept.at_s
+        if seconds <= 0:
+            return
+        sources = tuple(self._used_sources)
+        is_model = self._model in sources
+        busy_s = max(own_s - kept.own_s if is_model else machine_s - kept.machine_s, 0.0)
+        joules = self._joules
+        if any(one.scope == "node" for one in sources) and not is_model:  # what the GPUs draw is in it
+            joules = max(joules - sum(card.joules for card in self._cards.values()), 0.0)
+        quality = Quality.worst(tuple(one.quality for one in sources))
+        idle_w = self._idle_watts(joules, max(seconds - self._gap_s, 0.0), busy_s / seconds, is_model=is_model)
+        scope = "+".join(dict.fromkeys(one.scope for one in sources))
+        source = "+".join(dict.fromkeys(one.name for one in sources))
+        used = kept.book.used_since(cpu_s)
+        host = Part(scope, source, quality, joules, self._gap_s, idle_w, used, busy_s)
+        totals = kept.book.window(
+            at_s, self._now().wall_s, seconds, (host, *self._cards.values()), self._node.ledger.running
+        )
+        self._joules = self._gap_s = 0.0
+        self._used_sources, self._cards = {}, {}
+        kept.at_s, kept.machine_s, kept.own_s = at_s, machine_s, own_s
+        if self._bucket is None:
+            self._bucket = totals
+        else:
+            self._bucket.add(totals)
+
+    def _idle_watts(self, joules: float, known_s: float, busy: float, *, is_model: bool) -> float:
+        """Power that the host would draw idle. Notes when its measured curve is stale."""
+        curve = self.curve
+        if is_model or curve.quality is not Quality.ESTIMATED:
+            if is_model or known_s <= 0 or self.is_stale:
+                return curve.watts[0]
+            self.is_stale = self._drift.take(joules, curve.watts_at(busy) * known_s, known_s)
+            if self.is_stale:
+                log.warning(
+                    "power profile is stale: measured power drifts from it; measure again: peerload power profile"
+                )
+                self._put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
+            return curve.watts[0]
+        idle = self._kept.idle.setdefault(self._active.scope, IdlePower())
+        if known_s > 0 and joules > 0:
+            share = min(busy / (os.cpu_count() or 1), 1.0)
+            typical = curve.watts_at(share * curve.threads)
+            idle.take(joules / known_s, share, curve.watts[0] / typical if typical else 1.0)
+        return idle.watts
+
+    # -- ends of attempts ----------------------------------------------------------------------------------------------
+
+    def ended(self, key: str, exit_: Exit) -> Exit:
+        """The exit of an attempt with its joules, as far as they are known."""
+        if not 0 < exit_.started_at < exit_.ended_at:
+            return exit_
+        curve, usage = self.curve, exit_.usage
+        rate = curve.watts_at(1.0) - curve.watts[0]
+        at_s = self._now().boot_s
+        task = self._kept.book.finish(key, usage.user_s + usage.system_s, at_s, rate)
+        if task is None:
+            return exit_
+        with_energy = {"joules": round(task.joules, 3), "energy_quality": task.quality, "energy_scope": task.scope}
+        return msgspec.structs.replace(exit_, usage=msgspec.structs.replace(usage, **with_energy))
+
+    def so_far(self, key: str) -> float | None:
+        """Joules of a running attempt until the last window; None if there was none."""
+        task = self._kept.book.tasks.get(key)
+        return task.joules if task is not None and task.is_known else None
+
+    # -- what is kept and shown ----------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        kept = self._kept
+        kept.counters = self._counters.counters
+        totals, keep_since = self._bucket, 0.0
+        if totals is not None and totals.until - totals.since >= BUCKET_S:
+            self._bucket = None
+        if self._samples % PRUNED_EVERY == 0:
+            keep_since = self._now().wall_s - self._config.ended_kept_s
+        try:
+            await asyncio.to_thread(self._store.write, msgspec.json.encode(kept), totals, keep_since)
+        except sqlite3.Error as error:
+            log.warning("energy accounts cannot be kept: error=%s", error)
+
+    async def close(self) -> None:
+        """Keep what there is, and close the database."""
+        await self._keep()
+        self._store.close()
+
+    def totals(self, since: float) -> dict[str, object]:
+        """The answer to `energy`: this node since then (Unix s), the quality that of its worst part."""
+        newest = self._bucket
+        found = self._store.totals(since, -1.0 if newest is None else newest.since)
+        found += [newest] if newest is not None and newest.until > since else []
+        total = None
+        for one in found:
+            if total is None:
+                total = msgspec.structs.replace(one)
+            else:
+                total.add(one)
+        told: dict[str, Any] = {"node": self._config.node, "since": since, "until": self._now().wall_s}
+        if total is None:
+            names = ("joules", "wh", "tasks_joules", "other_joules", "idle_joules", "quality", "scope", "source")
+            return told | dict.fromkeys(names) | {"gap_s": None}
+        told |= {name: getattr(total, name) for name in _COLUMNS.split(", ")}
+        return told | {"wh": total.joules / JOULES_PER_WH, "quality": total.quality.value}
+
+    @property
+    def measured_watts(self) -> float | None:
+        """Power as sensors read it; None if there is none."""
+        return None if self._active is self._model else self.watts
+
+    def power(self) -> dict[str, object]:
+        """The answer to `power`."""
+        shown = [*self._sources, self._platform] if self._platform.watts is not None else self._sources
+        sources = [
+            {
+                "name": one.name,
+                "scope": one.scope,
+                "quality": one.quality.value,
+                "watts": one.watts,
+                "why": one.why or None,
+            }
+            for one in shown
+        ]
+        for place, (_, reading) in self._gpus.power.items():
+            quality = (Quality.MEASURED if reading.energy_j is not None else Quality.DERIVED).value
+            sources.append(
+                {"name": f"nvml {place}", "scope": "gpu", "quality": quality, "watts": reading.power_w, "why": None}
+            )
+        curve = self.curve
+        return {
+            "node": self._config.node,
+            "watts": self.watts,
+            "quality": self.quality.value if self.watts is not None else None,
+            "scope": self._active.scope,
+            "source": self._active.name,
+            "sources": sources,
+            "joules": self._counted[0],
+            "gap_s": self._counted[1],
+            "at_s": self._sampled_s,
+            "levels": levels_of(os.cpu_count() or 1),
+            "curve": msgspec.to_builtins(curve) | {"quality": curve.quality.value, "stale": self.is_stale},
+        }
+
+    def take_profile(self, request: PowerProfileRequest) -> dict[str, object]:
+        """Store a power profile of this machine, and tell other nodes its curve → the profile. Raises BadRequest."""
+        cpu = processor()
+        try:
+            if request.document:
+                profile = decoded(request.document, cpu)
+            else:
+                levels = [Level(*one) for one in request.measured]
+                curve = fitted(levels, request.cores, request.threads)
+                governor = read_text_of(Path(self._config.energy.cpufreq, "policy0/scaling_governor"))
+                profile = PowerProfile(
+                    curve, cpu, governor=governor, source=self._active.name, scope=self._active.scope
+                )
+                numbers, watts, sd, _ = zip(*levels, strict=True)
+                profile = msgspec.structs.replace(profile, levels=numbers, watts=watts, sd=sd, date=self._now().wall_s)
+        except (BadProfile, ValueError) as error:
+            raise BadRequest(
+                "this power profile cannot be used", why=str(error), hint="measure:  peerload power profile"
+            ) from None
+        try:
+            store_profile(Path(self._config.state), profile)
+        except OSError as error:
+            raise StoreError("the power profile cannot be kept", why=str(error.strerror)) from None
+        self.is_stale, self._drift = False, Drift()
+        self._put(PowerMeasured(profile.curve))
+        return dict(msgspec.to_builtins(profile))

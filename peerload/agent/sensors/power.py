@@ -1,0 +1,309 @@
+"""Power sensors of the host, the best first: a command of the administrator, hwmon, powercap, the load of the machine.
+
+Each tells the joules since it was asked before, and is asked at every sample. The first that has told anything lately counts;
+the others are shown. No library: see docs/adr/0040-energy-measured.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.agent.event_loop import next_tick
+from peerload.agent.sensors.own_use import read_text_of
+from peerload.energy.meter import HOLD_S, Counted, Counter, Integral
+from peerload.energy.profile import BadProfile, decoded
+from peerload.launcher.powercap import FORBIDDEN, zones
+from peerload.model.power import Quality, estimated_curve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from peerload.energy.profile import PowerProfile
+    from peerload.launcher.powercap import Reading
+    from peerload.model.config import AgentConfig, EnergySettings
+    from peerload.model.power import PowerCurve
+
+log = logging.getLogger("peerload.agent")
+
+PROFILE_FILE = "power.json"
+PROFILE_BYTES_MAX = 64 << 10
+COMMAND_EVERY_S = 10.0
+COMMAND_S_MAX = 5.0
+OUTPUT_BYTES_MAX = 4096
+ENDED_LOOKS = 50
+ENDED_LOOK_S = 0.01
+SILENT_S = 10.0
+"""A counter that tells nothing for so long is no source any more; what it missed is a gap."""
+WATTS_MAX = 1e6
+NOT_THE_MACHINE = re.compile(r"amdgpu|radeon|nouveau|i915|xe|nvme|BAT|AC|ADP|ucsi", re.IGNORECASE)
+"""hwmon chips whose power is that of one device, or flows into the machine."""
+WHOLE_MACHINE = ("power_meter", "acpi_power_meter", "corsairpsu")
+FORBIDDEN_TEXT = "only root may read it; what helps:  peerload doctor"
+_WATTS = re.compile(rb"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(?:W|watts?)?\s*", re.IGNORECASE)
+
+
+class Source:
+    """A sensor of power. why: why it tells nothing, "" if it does; watts: the last reading."""
+
+    name = ""
+    quality = Quality.MEASURED
+    silent_s = SILENT_S
+
+    def __init__(self, scope: str, why: str = "") -> None:
+        self.scope = scope
+        self.why = why
+        self.watts: float | None = None
+        self.known_s = float("-inf")
+
+    def told(self, at_s: float, joules: float, seconds: float) -> None:
+        """Note that it has told something."""
+        self.known_s, self.why = at_s, ""
+        if seconds > 0:
+            self.watts = joules / seconds
+
+    def is_alive(self, at_s: float) -> bool:
+        """Whether it has told anything lately. One that has not starts again from nothing."""
+        if at_s - self.known_s <= self.silent_s:
+            return True
+        self.watts = None
+        return False
+
+
+class _OfReadings(Source):
+    """A sensor that tells watts now and then."""
+
+    silent_s = HOLD_S
+
+    def __init__(self, scope: str, why: str = "") -> None:
+        super().__init__(scope, why)
+        self._integral = Integral()
+
+    def has_read(self, at_s: float, watts: float) -> None:
+        """Take a reading."""
+        self._integral.read(at_s, watts)
+        self.known_s, self.watts, self.why = at_s, watts, ""
+
+    def take(self, at_s: float) -> Counted:
+        """Joules since the last call."""
+        return self._integral.take(at_s)
+
+
+class PowerCommand(_OfReadings):
+    """`power_cmd`, run as a child every COMMAND_EVERY_S with a time limit. It holds up nothing."""
+
+    name = "power_cmd"
+
+    def __init__(self, command: str) -> None:
+        super().__init__("node", "" if command else "not set")
+        self._command = command
+        self._left: subprocess.Popen[bytes] | None = None
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        while self._command:
+            if self._left is not None and self._left.poll() is None:
+                self.why = "it was killed and has not ended"
+            else:
+                await self.ask()
+            await next_tick(COMMAND_EVERY_S)
+
+    async def ask(self) -> None:
+        """Run the command once."""
+        try:
+            output = await self._output()
+        except OSError as error:
+            self.why = str(error.strerror or error)
+        else:
+            watts = watts_of(output) if isinstance(output, bytes) else output
+            if isinstance(watts, float):
+                self.has_read(time.clock_gettime(time.CLOCK_BOOTTIME), watts)
+            else:
+                self.why = watts
+
+    async def _output(self) -> bytes | str:
+        """What it prints, or why that is not known. Raises OSError."""
+        process = self._left = subprocess.Popen(  # noqa: ASYNC220 -- 1 ms, by vfork; the administrator's own command
+            ["/bin/sh", "-c", self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        loop, fd, output = asyncio.get_running_loop(), process.stdout.fileno(), bytearray()
+        ended = loop.create_future()
+        os.set_blocking(fd, False)
+
+        def readable() -> None:
+            part = os.read(fd, OUTPUT_BYTES_MAX)
+            output.extend(part)
+            if (not part or len(output) > OUTPUT_BYTES_MAX) and not ended.done():
+                ended.set_result(None)
+
+        loop.add_reader(fd, readable)
+        try:
+            async with asyncio.timeout(COMMAND_S_MAX):
+                await ended
+                while len(output) <= OUTPUT_BYTES_MAX and process.poll() is None:  # noqa: ASYNC110 -- nothing tells of its end
+                    await asyncio.sleep(ENDED_LOOK_S)
+        except TimeoutError:
+            return f"it has not ended within {COMMAND_S_MAX:g} s"
+        finally:
+            loop.remove_reader(fd)
+            process.stdout.close()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for _ in range(ENDED_LOOKS):
+                if process.poll() is not None:
+                    break
+                await asyncio.sleep(ENDED_LOOK_S)
+        has_told = not process.returncode or len(output) > OUTPUT_BYTES_MAX
+        return bytes(output) if has_told else f"it ended with exit code {process.returncode}"
+
+
+def watts_of(output: bytes) -> float | str:
+    """The watts that a command has printed, or why these are none."""
+    found = _WATTS.fullmatch(output[: OUTPUT_BYTES_MAX + 1])
+    watts = float(found[1]) if found is not None else 0.0
+    if 0.0 < watts <= WATTS_MAX:
+        return watts
+    shown = output[:40].decode("ascii", "replace").strip()
+    return f"it prints {shown!r}, not a number of watts"
+
+
+class Hwmon(_OfReadings):
+    """A chip of hwmon that measures the power of the whole machine (`power1_input`, microwatts)."""
+
+    name = "hwmon"
+
+    def __init__(self, place: str) -> None:
+        super().__init__("node", "no chip measures the power of the machine")
+        self._place = Path(place)
+        self._file: Path | None = None
+        self._find_in = 0
+
+    def read(self, at_s: float) -> None:
+        """Take a reading; look for a chip now and then where there is none."""
+        if self._file is None:
+            self._find_in -= 1
+            if self._find_in >= 0:
+                return
+            self._find_in = 30
+            self._file = self._found()
+            if self._file is None:
+                return
+        try:
+            text = self._file.read_text(encoding="ascii").strip()
+            watts = int(text) / 1e6
+        except (OSError, ValueError):
+            self._file, self.why = None, "it cannot be read"
+            return
+        if 0.0 < watts <= WATTS_MAX:
+            self.has_read(at_s, watts)
+        else:
+            self.why = f"it tells {text!r}"
+
+    def _found(self) -> Path | None:
+        chips = []
+        for file in sorted(self._place.glob("hwmon*/power1_input")):
+            chip = read_text_of(file.parent / "name")
+            if not NOT_THE_MACHINE.match(chip):
+                chips.append((chip not in WHOLE_MACHINE, file))
+        return min(chips)[1] if chips else None
+
+
+class PowercapCounters(Source):
+    """The zones of powercap that are added up: packages and memory; or the one of the whole platform."""
+
+    name = "powercap"
+
+    def __init__(self, *, is_platform: bool = False) -> None:
+        super().__init__("platform" if is_platform else "package", "there are no energy counters")
+        self._is_platform = is_platform
+        self.counters: dict[str, Counter] = {}
+        self._asked_s = 0.0
+
+    def take(self, at_s: float, readings: Iterable[Reading]) -> Counted:
+        """Joules since the last call."""
+        zones = [reading for reading in readings if (reading[1] == "psys") is self._is_platform]
+        is_told = any(value >= 0 for _, _, value, _, _ in zones)
+        if is_told:
+            self.scope = (
+                "platform"
+                if self._is_platform
+                else "+".join(sorted({name.partition("-")[0] for _, name, *_ in zones}, reverse=True))
+            )
+        before_s, self._asked_s = self._asked_s, at_s
+        if before_s - self.known_s > SILENT_S:
+            self.counters = {}
+        joules = gap_s = 0.0
+        for path, _, value, most, rated in zones:
+            counter = self.counters.setdefault(path, Counter(at_s=at_s))
+            part = counter.take(at_s, value / 1e6 if value >= 0 else None, most / 1e6, rated / 1e6)
+            joules, gap_s = joules + part.joules, max(gap_s, part.gap_s)
+        for path, counter in list(self.counters.items()):
+            if is_told and min(before_s, at_s) - counter.at_s > SILENT_S:  # without this zone the sum is not known
+                gap_s = max(gap_s, at_s - counter.at_s)
+                del self.counters[path]
+        if is_told:
+            self.told(at_s, joules, at_s - before_s if joules else 0.0)
+        elif zones:
+            self.why = FORBIDDEN_TEXT if any(value == FORBIDDEN for _, _, value, _, _ in zones) else "it cannot be read"
+        return Counted(joules, gap_s)
+
+
+class Model(Source):
+    """Power by the load alone: from the curve that the node tells."""
+
+    name = "model"
+    quality = Quality.ESTIMATED
+
+
+def rated_watts(settings: EnergySettings) -> float:
+    """Sum of the long-term power limits of the processor packages; 0 = not known."""
+    packages = [path for path, name in zones(settings.powercap).items() if name.startswith("package")]
+    found = [read_text_of(Path(path, "constraint_0_max_power_uw")) for path in packages]
+    return sum(int(text) for text in found if text.isdecimal()) / 1e6
+
+
+def processor(root: Path = Path("/")) -> str:
+    """Name of the processor of this machine, and its number of threads."""
+    found = re.search(r"^(?:model name|Processor|cpu model)\s*: (.+)$", _cpu_info(root), re.MULTILINE)
+    return f"{found[1].strip() if found is not None else platform.machine()}, {os.cpu_count()} threads"
+
+
+def _cpu_info(root: Path) -> str:
+    with contextlib.suppress(OSError), (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        return file.read(OUTPUT_BYTES_MAX)
+    return ""
+
+
+def own_curve(config: AgentConfig, threads: int) -> PowerCurve:
+    """The measured power curve of this machine, else an estimated one. One that cannot be used is logged."""
+    path = Path(config.state) / PROFILE_FILE
+    try:
+        return decoded(path.read_bytes()[:PROFILE_BYTES_MAX], processor()).curve
+    except FileNotFoundError:
+        pass
+    except (OSError, BadProfile) as error:
+        log.warning("cannot use the stored power profile: path=%s error=%s", path, error)
+    return estimated_curve(threads, peak_w=rated_watts(config.energy))
+
+
+def store_profile(state: Path, profile: PowerProfile) -> None:
+    """Keep a profile for the next start. Raises OSError."""
+    new = state / f"{PROFILE_FILE}.new"
+    new.write_bytes(msgspec.json.encode(profile))
+    new.replace(state / PROFILE_FILE)

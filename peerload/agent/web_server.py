@@ -1,0 +1,90 @@
+"""The web server (`[web] listen`) as a child of the agent: started, watched, started again with a bound, ended with the agent.
+
+Its standard input is a pipe whose other end only the agent has: where the agent is killed, the server reads the end and stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from peerload.agent.node_info import child_environment
+
+if TYPE_CHECKING:
+    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.store.event_log import EventLog
+
+log = logging.getLogger("peerload.agent")
+
+STARTS_MAX = 6
+"""Starts in a row that may end soon; then it is given up until the agent starts again."""
+LIVED_S_MIN = 60.0
+"""One that lived for so long did not end soon."""
+PAUSE_S = 1.0
+"""Pause before the second start; it doubles."""
+STOP_S_MAX = 3.0
+
+
+class WebServer:
+    """The server of one agent."""
+
+    def __init__(self, info: NodeInfo, journal: EventLog) -> None:
+        self._info = info
+        self._journal = journal
+
+    def _words(self) -> list[str]:
+        config = self._info.config
+        words = [
+            sys.executable,
+            "-P",
+            "-m",
+            "peerload",
+            "web",
+            "--socket",
+            config.socket,
+            "--listen",
+            config.web.listen,
+        ]
+        words += ["--tokens", os.path.join(config.state, "web")]  # noqa: PTH118
+        for flag, value in (("--tls-cert", config.web.tls_cert), ("--tls-key", config.web.tls_key)):
+            words += [flag, value] if value else []
+        return words + [word for name in config.web.host for word in ("--host", name)]
+
+    async def run(self) -> None:
+        """Keep one running, until cancelled."""
+        loop, starts = asyncio.get_running_loop(), 0
+        while starts < STARTS_MAX:
+            began_s = loop.time()
+            code = await self._serve()
+            starts = 1 if loop.time() - began_s > LIVED_S_MIN else starts + 1
+            state = "ended" if starts < STARTS_MAX else "abandoned"
+            log.warning("web server ended: exit_code=%d starts=%d", code, starts)
+            self._journal.record(
+                "web", state, reason=f"exit code {code}, start {starts} in a row; its log is the agent's"
+            )
+            await asyncio.sleep(PAUSE_S * 2.0**starts if starts < STARTS_MAX else 0)
+
+    async def _serve(self) -> int:
+        """Start one, and wait for its end → exit code. Its standard output, where a code for one browser goes, is nowhere."""
+        own = child_environment() | {"PEERLOAD_WEB_CHILD": "1"}
+        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        try:
+            process = await asyncio.create_subprocess_exec(*self._words(), stdin=pipe, stdout=null, env=own, cwd="/")
+        except OSError as error:
+            log.warning("cannot start the web server: error=%s", error)
+            return -1
+        try:
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                try:
+                    async with asyncio.timeout(STOP_S_MAX):
+                        await process.wait()
+                except TimeoutError:
+                    process.kill()

@@ -1,0 +1,122 @@
+"""Placement that does not look at loads: fixed, in turn, or by chance with shares that follow from capacities and arrival
+rates ([RM]; [TT85], [GC05], [GCL02] for the shares, which `peerload.policy.flows` computes)."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from peerload.policy.api import ANY_LOAD, Keep, Transfer
+from peerload.policy.flows import SHARES
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping, Sequence
+
+    from peerload.policy.api import NodeView, Reply, TaskView
+
+
+def _step(view: NodeView, replies: Sequence[Reply], to: str) -> Transfer | Keep:
+    if to == view.node:
+        return Keep("the task belongs here")
+    return Keep(f"{to} has declined") if replies else Transfer(to, ANY_LOAD)
+
+
+def _nodes(view: NodeView) -> list[str]:
+    return sorted({*view.peers, view.node})
+
+
+class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fixed map, by the order of the nodes' names: from the home to the node ``shift`` places behind it, or from the task's
+    class, which is what it asks for, to a node.
+
+    Good: no message and no knowledge; a class finds its files and caches on its node.
+    Bad: whatever arrives at one home waits at one node.
+    """
+
+    by: Annotated[Literal["home", "class"], Meta(description="what decides: the home, or what the task asks for")] = (
+        "home"
+    )
+    shift: Annotated[int, Meta(ge=0, le=1000, description="places between home and node; 0: the home itself")] = 1
+
+    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
+        """Look the node up."""
+        del rng
+        nodes, request = _nodes(view), task.request
+        place = nodes.index(view.node) + self.shift
+        if self.by == "class":
+            asked = f"{request.cpus:g} {request.mem_bytes} {request.gpus} {task.placement.labels}"
+            place = zlib.crc32(asked.encode()) + self.shift
+        return _step(view, replies, nodes[place % len(nodes)])
+
+
+class RoundRobin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Each home gives its tasks to all nodes in turn, by their numbers; it begins with itself.
+
+    Good: no message and no knowledge; smoother than chance.
+    Bad: slow nodes get as many tasks as fast ones, and nothing is done about a queue.
+    """
+
+    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
+        """Name the next node."""
+        del rng
+        nodes = _nodes(view)
+        turn = sum(map(int, re.findall(r"\d+", task.task.rpartition("/")[2]))) - 1  # of an array: ws1/7.2
+        return _step(view, replies, nodes[(nodes.index(view.node) + turn) % len(nodes)])
+
+
+class _Known:
+    """Shares of this home, and what they follow from. works: the work that arrives at each home per mean service time."""
+
+    def __init__(self) -> None:
+        self.works: Mapping[str, float] = {}
+        self.transfer = 0.0
+        self.peers: Sequence[str] | None = None
+        self.nodes: list[str] = []
+        self.sums: list[float] = []
+
+
+class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """Each task goes to a node drawn by chance, with fixed shares. ``by``: "proportional" to slots times speed; "optimal", the
+    least mean response of all [TT85]; "nash", at which no home gains by another split [GC05]; "bargaining", the Nash
+    bargaining solution, with equal mean response at all nodes in use [GCL02]. Nodes count as M/M/1 of their capacity.
+    The simulator tells the rates of arrival; an agent takes each home to get the same, ``load`` in all.
+
+    Good: no message; the best that is possible without looking at loads.
+    Bad: needs the rates in advance, and a wrong rate overloads a node.
+    """
+
+    by: Annotated[
+        Literal["proportional", "optimal", "nash", "bargaining"], Meta(description="what the shares are to achieve")
+    ] = "proportional"
+    load: Annotated[float, Meta(ge=0.01, le=0.99, description="load of the system where nobody tells the rates")] = 0.7
+
+    @cached_property
+    def _known(self) -> _Known:
+        return _Known()
+
+    def inform(self, works: Mapping[str, float], transfer: float) -> None:
+        """A-priori knowledge: the work that arrives at each home per mean service time, and the time of a transfer."""
+        self._known.works, self._known.transfer, self._known.peers = works, transfer, None
+
+    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
+        """Draw a node."""
+        del task
+        if replies:
+            return Keep(f"{replies[-1].node} has declined")
+        known = self._known
+        if known.peers != view.peers:
+            known.peers, known.nodes = view.peers, _nodes(view)
+            profiles = [view.profile(node) for node in known.nodes]
+            rates = tuple(max(one.slots, 1) * one.speed if one is not None else 1.0 for one in profiles)
+            each = self.load * sum(rates) / len(rates)
+            works = tuple(known.works.get(node, 0.0) if known.works else each for node in known.nodes)
+            shares = SHARES[self.by](rates, works, known.transfer)[known.nodes.index(view.node)]
+            known.sums = list(accumulate(shares))
+        return _step(view, replies, rng.choices(known.nodes, cum_weights=known.sums)[0])

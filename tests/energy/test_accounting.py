@@ -1,0 +1,294 @@
+"""Energy accounts of a node: tasks + other + idle = node, over wraps and a kill -9, with a clock of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from peerload.agent.sensors import energy
+from peerload.agent.sensors.energy import EnergySensors, EnergyStore
+from peerload.energy.meter import DRIFT_S, Drift, IdlePower
+from peerload.launcher.protocol import TaskUsage, UsageEvent
+from peerload.model.config import AgentConfig, EnergySettings
+from peerload.model.devices import DeviceReading
+from peerload.model.instant import Instant
+from peerload.model.power import PowerCurve, Quality
+from peerload.model.resources import ResourceRequest
+from peerload.model.task import Exit, Usage
+from tests.core.given import Given
+from tests.each import each
+from tests.fakes.power_tree import PowerTree
+
+SAMPLE_S = 2.0
+CORES = 8
+IDLE_W, CORE_W = 20.0, 9.0
+CURVE = PowerCurve((IDLE_W, IDLE_W + CORES * CORE_W), CORES, CORES, quality=Quality.MEASURED)
+
+
+class Machine:
+    """A machine with eight cores, each of which draws CORE_W while it is busy, and the agent on it. Tasks and other programs use
+    what the test says; its launcher tells of the tasks that run."""
+
+    units = "cgroup2"
+
+    def __init__(self, root: Path, curve: PowerCurve | None = CURVE, range_uj: int = 262_143_000_000) -> None:
+        self.root = root
+        self.at_s = self.busy_s = self.drawn_j = self.uncounted_j = 0.0
+        self.tree = PowerTree(root, range_uj)
+        self.cpu_s: dict[str, float] = {}
+        self.gpus: Any = SimpleNamespace(devices=(), power={})
+        self.x = Given()
+        self.ledger = self.x.node.ledger
+        self.x.node.own_profile.change(power=curve)
+        self.is_silent = False
+        self.put: list[Any] = []
+        self.start()
+
+    def start(self, **settings: Any) -> None:
+        """Start the agent, after a kill -9 if one ran."""
+        places: dict[str, Any] = {"powercap": str(self.tree.powercap), "hwmon": str(self.tree.hwmon)} | settings
+        config = AgentConfig(node="n1", state=str(self.root), socket="s", energy=EnergySettings(**places))
+        store = EnergyStore(self.root / "energy.db")
+        clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
+        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put.append, clock)
+
+    async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
+        assert brief
+        assert not counters
+        of = {key: TaskUsage(self.cpu_s[key], -1, -1) for key in keys if key in self.cpu_s}
+        return None if self.is_silent else UsageEvent(1, self.at_s, of)
+
+    def passes(self, seconds: float, other_cores: float = 0.0, **busy: float) -> None:
+        """Let time pass in which these tasks keep so many cores busy."""
+        cores = other_cores + sum(busy.values())
+        for key, used in busy.items():
+            self.cpu_s[key] = self.cpu_s.get(key, 0.0) + used * seconds
+        self.busy_s += cores * seconds
+        self.at_s += seconds
+        joules = (IDLE_W + CORE_W * cores) * seconds
+        self.drawn_j += joules
+        self.uncounted_j += joules
+
+    async def sample(self) -> None:
+        if self.tree.counted_uj:
+            self.tree.draw(self.uncounted_j)
+        self.uncounted_j = 0.0
+        await self.agent.sample(self.busy_s, self.busy_s)
+
+    def runs(self, key: str) -> None:
+        self.ledger.running[key] = (ResourceRequest(), True)
+        self.cpu_s[key] = 0.0
+
+    def ends(self, key: str) -> Usage:
+        """→ what its exit tells."""
+        used_s = self.cpu_s.pop(key)
+        exit_ = self.agent.ended(key, Exit(0, started_at=1.0, ended_at=2.0, usage=Usage(user_s=used_s)))
+        self.ledger.running.pop(key, None)
+        return exit_.usage
+
+    def told(self, since: float = 0.0) -> dict[str, Any]:
+        return self.agent.totals(since)
+
+
+def test_joules_are_conserved_over_wraps_and_a_kill(tmp_path: Path) -> None:
+    """Ten minutes, 200 tasks, three wraps, one kill -9 with ten seconds of downtime."""
+    asyncio.run(_conserved(tmp_path))
+
+
+async def _conserved(root: Path) -> None:
+    dice = random.Random(7)
+    machine = Machine(root, range_uj=8_500_000_000)
+    machine.tree.zone("intel-rapl:0", "package-0", tdp_w=100.0)
+    lasts = [dice.choice((0.3, 1.0, 4.0, 9.0, 30.0)) * dice.uniform(0.5, 1.5) for _ in range(200)]
+    left: dict[str, float] = {}
+    told: dict[str, Usage] = {}
+    await machine.sample()
+    first_j = machine.drawn_j
+    tick_s, ticks, kill_at = 0.1, 6000, 2731
+    for tick in range(1, ticks + 1):
+        while len(told) + len(left) < 200 and len(left) < CORES and dice.random() < 0.2:
+            key = f"t{len(told) + len(left)}"
+            machine.runs(key)
+            left[key] = lasts[len(told) + len(left)]
+        machine.passes(tick_s, 0.25 * (tick // 100 % 3), **dict.fromkeys(left, 0.9))
+        for key in [key for key, seconds in left.items() if seconds <= tick_s]:
+            del left[key]
+            used_s = machine.cpu_s[key]
+            told[key] = machine.ends(key)
+            if used_s >= 5.0:
+                joules = told[key].joules
+                assert joules == pytest.approx(used_s * CORE_W, rel=0.03), key
+                assert (told[key].energy_quality, told[key].energy_scope) == (Quality.DERIVED, "package")
+        left = {key: seconds - tick_s for key, seconds in left.items()}
+        if tick == kill_at:
+            machine.start()
+        if tick % 20 == 0 and not kill_at <= tick < kill_at + 100:
+            await machine.sample()
+    node = machine.told()
+    assert len(told) == 200
+    drawn_j = machine.drawn_j - first_j
+    assert drawn_j > 3 * 8_500
+    assert node["joules"] == pytest.approx(drawn_j, rel=1e-3)
+    parts = node["tasks_joules"] + node["other_joules"] + node["idle_joules"]
+    assert parts == pytest.approx(node["joules"], rel=1e-6)
+    assert node["idle_joules"] == pytest.approx(600 * IDLE_W, rel=0.01)
+    assert node["tasks_joules"] == pytest.approx(sum(usage.joules or 0.0 for usage in told.values()), rel=0.01)
+    assert (node["gap_s"], node["quality"], node["source"]) == (0.0, "measured", "powercap")
+
+
+def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        await machine.sample()
+        machine.runs("a")
+        for _ in range(10):
+            machine.passes(SAMPLE_S, a=2.0)
+            await machine.sample()
+        usage = machine.ends("a")
+        assert usage.joules == pytest.approx(20 * 2 * CORE_W)
+        assert usage.energy_quality is Quality.ESTIMATED
+        node = machine.told()
+        assert node["joules"] == pytest.approx(20 * (IDLE_W + 2 * CORE_W))
+        assert (node["quality"], node["source"]) == ("estimated", "model")
+        assert machine.agent.measured_watts is None
+
+    asyncio.run(run())
+
+
+def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        zone = machine.tree.zone("intel-rapl:0", "package-0", tdp_w=200.0)
+        for _ in range(3):
+            machine.passes(SAMPLE_S)
+            await machine.sample()
+        assert machine.agent.power()["source"] == "powercap"
+        (zone / "energy_uj").rename(zone / "away")
+        machine.tree.counted_uj.clear()
+        for _ in range(10):
+            machine.passes(SAMPLE_S)
+            await machine.sample()
+        told = machine.agent.power()
+        assert (told["source"], told["quality"]) == ("model", "estimated")
+        node = machine.told()
+        assert node["quality"] == "estimated"
+        assert node["gap_s"] == pytest.approx(10.0)
+        assert node["joules"] == pytest.approx((4.0 + 10.0) * IDLE_W)
+        (zone / "away").rename(zone / "energy_uj")
+        machine.tree.counted_uj["intel-rapl:0"] = 0
+        for _ in range(8):
+            machine.passes(SAMPLE_S)
+            await machine.sample()
+        assert machine.agent.power()["source"] == "powercap"
+
+    asyncio.run(run())
+
+
+def test_idle_power_is_learned_where_no_curve_was_measured(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path, msgspec.structs.replace(CURVE, quality=Quality.ESTIMATED))
+        machine.tree.zone("intel-rapl:0", "package-0")
+        for _ in range(5):
+            machine.passes(SAMPLE_S)
+            await machine.sample()
+        for _ in range(5):
+            machine.passes(SAMPLE_S, other_cores=4.0)
+            await machine.sample()
+        node = machine.told()
+        assert node["idle_joules"] == pytest.approx(18 * IDLE_W, rel=0.01)
+        assert node["other_joules"] == pytest.approx(10 * 4 * CORE_W, rel=0.01)
+
+    asyncio.run(run())
+
+
+@each(
+    ("readings", "joules", "gap_s", "quality"),
+    [
+        ([(0, 100.0, 0), (2, 100.0, 200), (4, 100.0, 400)], 400.0, 0.0, "measured"),
+        ([(0, 100.0, None), (2, 100.0, None), (4, 100.0, None)], 400.0, 0.0, "derived"),
+        ([(0, 100.0, 900), (2, 100.0, 10), (4, 100.0, 210)], 200.0, 2.0, "measured"),
+        ([(0, 100.0, 0), (2, None, None), (4, 100.0, 400)], 400.0, 0.0, "measured"),
+        ([(0, 100.0, 0), (2, None, None), (4, None, None)], 0.0, 0.0, "measured"),
+    ],
+)
+def test_energy_of_a_gpu_goes_to_who_holds_it(
+    readings: list[tuple[float, float | None, float | None]], joules: float, gap_s: float, quality: str, tmp_path: Path
+) -> None:
+    """Energy counted, missing (power is integrated), backwards, missing once, and lost."""
+
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.zone("intel-rapl:0", "package-0", tdp_w=200.0)
+        await machine.sample()
+        machine.passes(SAMPLE_S)
+        await machine.sample()
+        machine.runs("a")
+        machine.ledger.devices.holding["a"] = ("gpu0",)
+        for at_s, power_w, energy_j in readings:
+            read_s = machine.at_s
+            machine.gpus.power = {"gpu0": (read_s, DeviceReading("gpu0", power_w=power_w, energy_j=energy_j))}
+            await machine.sample()
+            assert at_s is not None
+            machine.passes(SAMPLE_S)
+        del machine.ledger.devices.holding["a"]
+        node = machine.told()
+        host_j = machine.drawn_j - SAMPLE_S * IDLE_W
+        assert node["joules"] - host_j == pytest.approx(joules, abs=1.0)
+        assert node["gap_s"] == gap_s
+        if joules:
+            assert node["tasks_joules"] == pytest.approx(joules, abs=1.0)
+            assert "gpu" in node["scope"]
+            assert node["quality"] == quality
+
+    asyncio.run(run())
+
+
+def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "energy.db").write_bytes(b"no database at all, but long enough to look at " * 100)
+    store = EnergyStore(tmp_path / "energy.db")
+    assert store.totals(0.0) == []
+    store.write(b"[]", None)
+    assert store.kept() == energy.Kept()
+    store.close()
+    with sqlite3.connect(tmp_path / "energy.db") as database:
+        assert database.execute("SELECT count(*) FROM totals").fetchone() == (0,)
+
+
+def test_a_silent_launcher_makes_the_window_longer(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        await machine.sample()
+        machine.runs("a")
+        machine.is_silent = True
+        for _ in range(5):
+            machine.passes(SAMPLE_S, a=1.0)
+            await machine.sample()
+        machine.is_silent = False
+        machine.passes(SAMPLE_S, a=1.0)
+        await machine.sample()
+        assert machine.told()["tasks_joules"] == pytest.approx(12 * CORE_W)
+
+    asyncio.run(run())
+
+
+def test_a_curve_is_stale_after_ten_minutes_of_drift() -> None:
+    drift = Drift()
+    assert not any(drift.take(109.0, 100.0, 2.0) for _ in range(1000))
+    taken = [drift.take(112.0, 100.0, 2.0) for _ in range(1000)]
+    assert taken.index(True) == pytest.approx(DRIFT_S / 2, abs=5)
+    assert not all(drift.take(100.0, 100.0, 2.0) for _ in range(5))
+
+
+def test_idle_power_is_that_of_the_lowest_load() -> None:
+    idle = IdlePower()
+    for share, watts in ((0.9, 200.0), (0.5, 120.0), (0.0, 40.0), (0.7, 160.0)):
+        idle.take(watts, share, 1.0 if not share else 0.5)
+    assert idle.watts == 40.0

@@ -1,0 +1,88 @@
+"""Price files: what is read, and each mistake with its line; the feed that reads them again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+
+from peerload.agent.energy.price_feed import PriceFeed
+from peerload.config.check import mistakes_in
+from peerload.energy.prices import read_prices
+from peerload.model.errors import ConfigError
+from peerload.model.events import PricesRead
+
+DAY = """start,end,value
+2030-01-31T06:00Z,2030-01-31T07:00:00+00:00,420
+2030-01-31T07:00Z,2030-01-31T09:00Z,-3.5
+"""
+SIX_S = 1_896_069_600.0
+
+
+def test_rows_become_prices_and_the_time_around_them_is_unknown() -> None:
+    found = read_prices(DAY, 0.0, "f")
+    assert found == ((0.0, math.inf), (SIX_S, 420.0), (SIX_S + 3600, -3.5), (SIX_S + 3 * 3600, math.inf))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("", 1, "header"),
+        ("a,b,c\n", 1, "header"),
+        (DAY.splitlines()[0], 1, "no row"),
+        (DAY + "2030-01-31T10:00Z,2030-01-31T11:00Z,1\n", 4, "gap"),
+        (DAY + "2030-01-31T08:00Z,2030-01-31T11:00Z,1\n", 4, "overlap"),
+        (DAY + "2030-01-31T05:00Z,2030-01-31T06:00Z,1\n", 4, "unsorted"),
+        (DAY + "2030-01-31T09:00Z,2030-01-31T09:00Z,1\n", 4, "ends before"),
+        (DAY + "2030-01-31T09:00+01:00,2030-01-31T10:00+01:00,1\n", 4, "UTC"),
+        (DAY + "2030-01-31T09:00,2030-01-31T10:00,1\n", 4, "UTC"),
+        (DAY + "yesterday,2030-01-31T10:00Z,1\n", 4, "no time"),
+        (DAY + "2030-01-31T09:00Z,2030-01-31T10:00Z,nan\n", 4, "no number"),
+        (DAY + "2030-01-31T09:00Z,2030-01-31T10:00Z,dear\n", 4, "no number"),
+        (DAY + "2030-01-31T09:00Z,2030-01-31T10:00Z\n", 4, "2 fields"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_line(text: str, line: int, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_prices(text, 0.0, "f")
+    assert (caught.value.file, caught.value.line) == ("f", line)
+    assert says in caught.value.says
+
+
+def test_prices_that_are_all_in_the_past_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_prices(DAY, SIX_S + 3 * 3600, "f")
+    assert caught.value.line == 3
+
+
+class Log:
+    def __init__(self) -> None:
+        self.states: list[str] = []
+
+    def record(self, what: str, state: str, **facts: str) -> None:
+        self.states.append(state)
+
+
+def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+    path, put, events = tmp_path / "prices.csv", list[PricesRead](), Log()
+    feed = PriceFeed(str(path), put.append, events)  # type: ignore[arg-type]
+
+    def look(text: str | None) -> int:
+        if text is not None:
+            path.with_suffix(".new").write_text(text)
+            path.with_suffix(".new").replace(path)
+        asyncio.run(feed.look())
+        return len(put)
+
+    assert [look(None), look(DAY), look(None), look(DAY + "rubbish"), look(DAY + "\n")] == [0, 1, 1, 1, 2]
+    assert events.states == ["prices refused", "prices read", "prices refused", "prices read"]
+
+
+def test_config_check_names_the_line_of_a_price_file(tmp_path: Path) -> None:
+    prices, config = tmp_path / "prices.csv", tmp_path / "config.toml"
+    prices.write_text(DAY + "rubbish\n")
+    config.write_text(f'[energy]\nprice_file = "{prices}"\n')
+    (mistake,) = mistakes_in(config)
+    assert f"{prices}:4" in str(mistake)
