@@ -343,9 +343,11 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node)
 
-        self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE))
+        self.energy = energy = EnergySensors(
+            config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
+        )
         self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task

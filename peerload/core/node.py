@@ -237,6 +237,9 @@ class Node:
             case events.SpeedMeasured():
                 self.own_profile.change(speed=event.speed)
                 self.sharing.information.announce()
+            case events.PowerMeasured():
+                self.own_profile.change(power=event.curve.limited_as(self.state.profile.power))
+                self.sharing.information.announce()
             case events.BusChanged():
                 self.membership.has_bus = event.connected
                 if event.connected:

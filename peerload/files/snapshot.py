@@ -105,12 +105,12 @@ def look(directory: bytes, paths: Sequence[str], *, everything: bool) -> list[tr
     Raises StagingFailed, OSError."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
     try:
-        found = list(tree.scan(base, rules=tree.Rules(tree.IGNORE_FILES))) if everything else []
+        found = tree.bounded(tree.scan(base, rules=tree.Rules(tree.IGNORE_FILES))) if everything else []
         named = {item.path: item for item in found}
-        named.update((item.path, item) for item in tree.scan(base, sorted(set(paths))))
+        named.update((item.path, item) for item in tree.bounded(tree.scan(base, sorted(set(paths)))))
     finally:
         os.close(base)
-    chosen = [named[path] for path in sorted(named)]
+    chosen = tree.bounded(named[path] for path in sorted(named))
     tree.check_size(chosen)
     return chosen
 

@@ -309,8 +309,8 @@ class SendResult(_Action, frozen=True):
 
 
 class StageFiles(_Action, frozen=True):
-    """Bring the files of this offered attempt into its working directory, then answer with FilesStaged; tell its home
-    meanwhile that they are on their way."""
+    """Bring the files of this offered attempt into its working directory, from ``sources`` or its home, then answer with
+    FilesStaged; tell its home meanwhile that they are on their way."""
 
     key: str
     task: str
@@ -318,6 +318,7 @@ class StageFiles(_Action, frozen=True):
     attempt: int
     home: str
     spec: TaskSpec
+    sources: tuple[str, ...] = ()
 
 
 class KeepOutput(_Action, frozen=True):

@@ -41,6 +41,8 @@ PAIR_MOVES_MAX = 64
 
 BLOCKS_MAX = 2048
 """Blocks of files that are asked for at a time."""
+SOURCES_MAX = 4
+"""Nodes beside its home that an offer names as sources of a task's files."""
 DECLINES = (
     "room",
     "directory",
@@ -312,7 +314,8 @@ class Offer(_Message, frozen=True, tag="offer"):
     """home → x: would you run attempt n? The answer reserves room for 10 s.
 
     migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue;
-    load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide)."""
+    load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide). sources: other
+    nodes that have the task's files."""
 
     task: TaskId
     uid: Uid
@@ -323,6 +326,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     migrations_max: Annotated[int, Meta(ge=-1, le=1000)] = -1
     only: bool = False
     load_tasks_max: Annotated[int, Meta(ge=-1, le=1 << 40)] = -1
+    sources: Annotated[tuple[NodeName, ...], Meta(max_length=SOURCES_MAX)] = ()
 
 
 class Accept(_Message, frozen=True, tag="accept"):

@@ -49,6 +49,7 @@ class Machine:
         self.ledger = self.x.node.ledger
         self.x.node.own_profile.change(power=curve)
         self.is_silent = False
+        self.put: list[Any] = []
         self.start()
 
     def start(self, **settings: Any) -> None:
@@ -56,9 +57,8 @@ class Machine:
         places: dict[str, Any] = {"powercap": str(self.tree.powercap), "hwmon": str(self.tree.hwmon)} | settings
         config = AgentConfig(node="n1", state=str(self.root), socket="s", energy=EnergySettings(**places))
         store = EnergyStore(self.root / "energy.db")
-        self.agent = EnergySensors(
-            config, self.x.node, self.gpus, self, store, lambda: Instant(self.at_s, 1e9 + self.at_s)
-        )
+        clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
+        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put.append, clock)
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief

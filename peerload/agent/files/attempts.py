@@ -10,6 +10,7 @@ import asyncio
 import collections
 import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from peerload.files import manifest as manifests
 from peerload.files import tree
 from peerload.files.beneath import DIRECTORY
 from peerload.files.place import Homecoming, make_tree
-from peerload.files.store import BlockStore, NoRoom
+from peerload.files.store import BlockStore, Damaged, NoRoom
 from peerload.model.errors import BadRequest, PeerloadError, StagingFailed
 from peerload.model.events import FilesStaged, OutputArrived
 from peerload.model.messages import Staging
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.inbox import Inbox
+    from peerload.agent.node_info import NodeInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.store.disk_space import DiskSpace
@@ -45,6 +47,8 @@ TELL_EVERY_S = 1.0
 """A home is told this often that files are on their way; it waits five times as long for the next word."""
 STAGING_S_MAX = 86_400.0
 """Bound on the time in which the files of one attempt have to be in place."""
+REPAIRS_MAX = 3
+"""Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
 TASKS_REMEMBERED_MAX = 1024
 """Tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
 
@@ -76,12 +80,12 @@ class AttemptFiles:
         spool: Spool,
         links: PeerLinks,
         inbox: Inbox,
+        info: NodeInfo,
         node: Node,
-        *,
-        is_system: bool,
     ) -> None:
+        is_system = info.config.mode == "system"
         self.store = BlockStore(state / "files", limit_bytes, disk.low_bytes)
-        self.transfer = FileTransfer(self.store, links, self._make_room, serves=not is_system)
+        self.transfer = FileTransfer(self.store, links, self._make_room, info.counters, serves=not is_system)
         self._spool = spool
         self._links = links
         self._inbox = inbox
@@ -94,6 +98,7 @@ class AttemptFiles:
         self._removing: asyncio.Task[None] | None = None
         self._is_more_dropped = False
         self._placed: collections.OrderedDict[bytes, dict[str, bytes]] = collections.OrderedDict()
+        self._placing = threading.Lock()
         self._pinned: frozenset[bytes] = frozenset()
         for path in self._directory.iterdir():
             try:
@@ -122,7 +127,7 @@ class AttemptFiles:
         for part in (spec.files, spec.lock):
             if part is not None and not await self.transfer.in_thread(self._is_complete, part.manifest):
                 raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
-        await self.transfer.in_thread(self.store.sync)
+        await self.transfer.in_slow_thread(self.store.sync)
 
     def _is_complete(self, manifest: bytes) -> bool:
         return self.store.has(manifest) or not self.store.missing_of(manifest)
@@ -164,7 +169,7 @@ class AttemptFiles:
     async def collect_garbage(self) -> int:
         """Remove everything that no task needs → the number of bytes."""
         self._pin()
-        return await self.transfer.in_thread(self.store.collect, self._pinned, everything=True)
+        return await self.transfer.in_slow_thread(self.store.collect, self._pinned, everything=True)
 
     def usage(self) -> dict[str, object]:
         """The contents of the cache, for clients."""
@@ -202,7 +207,7 @@ class AttemptFiles:
                 code, why = "cannot", "its agent serves all users of the machine, and files do not travel to it yet"
             elif action.spec.files is not None:
                 note = AttemptNote(action.task, action.spec.files)
-                await self._stage(action.key, note, action.home, (action.uid, action.attempt))
+                await self._stage(action.key, note, [*action.sources, action.home], (action.uid, action.attempt))
         except NoRoom as error:
             code, why = "cache", str(error)
         except StagingFailed as error:
@@ -221,7 +226,7 @@ class AttemptFiles:
         note = AttemptNote(action.task, action.spec.files)
         if task is not None:
             note.directory, note.submitted_at = task.terms.files_home, task.record.submitted_at
-        work = self._begin(action.key, self._stage(action.key, note, "", None))
+        work = self._begin(action.key, self._stage(action.key, note, [], None))
         await work
 
     def _begin(self, key: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -230,34 +235,55 @@ class AttemptFiles:
         task.add_done_callback(lambda _: self._staging.pop(key, None))
         return task
 
-    async def _stage(self, key: str, note: AttemptNote, home: str, offer: tuple[bytes, int] | None) -> None:
+    async def _stage(
+        self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
+    ) -> None:
+        """sources: nodes to fetch from, the home of the attempt last; none if that is this node."""
         began_s = time.monotonic()
-        async with asyncio.timeout(STAGING_S_MAX):
-            self._note(key, note)
-            try:
-                if offer is not None and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
-                    self._pin()
-                    fetch = self.transfer.fetch(note.files.manifest, [home])
-                    is_first, fetch.is_counted = not fetch.is_counted, True
-                    assert fetch.work is not None
-                    while not fetch.work.done():
-                        told = Staging(note.task, *offer, fetch.done_bytes, note.files.size_bytes)
-                        self._links.send(home, told)
-                        await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
-                    fetch.work.result()
-                    note.in_bytes = fetch.done_bytes if is_first else 0
-                work = asyncio.create_task(self.transfer.in_thread(self._make, key, note))
-                while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
-                    if offer is not None:
-                        size = note.files.size_bytes
-                        self._links.send(home, Staging(note.task, *offer, size, size))
-                work.result()
-            except BaseException:
-                self.forget(key)
-                raise
+        try:
+            async with asyncio.timeout(STAGING_S_MAX):
+                self._note(key, note)
+                repairs_left = REPAIRS_MAX if sources else 0
+                while True:
+                    try:
+                        await self._fetch_and_make(key, note, sources, offer)
+                        break
+                    except Damaged:  # in the cache here: others have it
+                        if not repairs_left:
+                            raise
+                        repairs_left -= 1
+                        await self.transfer.in_slow_thread(self.store.drop_damaged, note.files.manifest)
+        except BaseException:
+            self.forget(key)
+            raise
         note.in_s = time.monotonic() - began_s
         note.is_ready = True
         self._note(key, note)
+
+    async def _fetch_and_make(
+        self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
+    ) -> None:
+        if sources and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
+            self._pin()
+            fetch = self.transfer.fetch(note.files.manifest, sources)
+            is_first, fetch.is_counted = not fetch.is_counted, True
+            assert fetch.work is not None
+            while not fetch.work.done():
+                self._tell(note, sources, offer, fetch.done_bytes)
+                await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
+            fetch.work.result()
+            note.in_bytes += fetch.done_bytes if is_first else 0
+        work = asyncio.create_task(self.transfer.in_slow_thread(self._make, key, note))
+        while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
+            self._tell(note, sources, offer, note.files.size_bytes)
+        work.result()
+
+    def _tell(
+        self, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None, done_bytes: int
+    ) -> None:
+        """Tell the home of an offered attempt that its files are on their way."""
+        if offer is not None:
+            self._links.send(sources[-1], Staging(note.task, *offer, done_bytes, note.files.size_bytes))
 
     def _make(self, key: str, note: AttemptNote) -> None:
         if self._spool.drop_scratch(key):
@@ -285,7 +311,7 @@ class AttemptFiles:
     async def settled(self, key: str, exit_: Exit) -> Exit:
         """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is no success if one
         is missing."""
-        return exit_ if key not in self._notes else await self.transfer.in_thread(self._settled, key, exit_)
+        return exit_ if key not in self._notes else await self.transfer.in_slow_thread(self._settled, key, exit_)
 
     def _settled(self, key: str, exit_: Exit) -> Exit:
         note = self._notes.get(key)
@@ -351,7 +377,7 @@ class AttemptFiles:
                 assert work is not None
                 await asyncio.shield(work)
             record = task.record
-            unplaced, conflicts = await self.transfer.in_thread(
+            unplaced, conflicts = await self.transfer.in_slow_thread(
                 self._place,
                 action.uid,
                 action.task,
@@ -382,7 +408,9 @@ class AttemptFiles:
             before = manifests.Manifest()
         coming = Homecoming(directory, before, own, since=submitted_at, mark=task)
         try:
-            coming.place(manifests.decode(outputs, self.store.read), self.store.read_some)
+            manifest = manifests.decode(outputs, self.store.read)
+            with self._placing:  # of two tasks with the same output the second finds that of the first
+                coming.place(manifest, self.store.read_some)
         except (PeerloadError, OSError) as error:
             return str(error), len(coming.conflicts)
         for path in coming.conflicts:
@@ -409,7 +437,7 @@ class AttemptFiles:
     async def _remove(self) -> None:
         while self._is_more_dropped:
             self._is_more_dropped = False
-            await self.transfer.in_thread(self._spool.remove_dropped)
+            await self.transfer.in_slow_thread(self._spool.remove_dropped)
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget what earlier agents have left of other attempts."""

@@ -17,11 +17,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from peerload.agent.node_info import now
-from peerload.agent.sensors.power import Hwmon, Model, PowercapCounters, PowerCommand, Source
+from peerload.agent.sensors.own_use import read_text_of
+from peerload.agent.sensors.power import (
+    Hwmon,
+    Model,
+    PowercapCounters,
+    PowerCommand,
+    Source,
+    processor,
+    store_profile,
+)
 from peerload.energy.accounting import BUCKET_S, JOULES_PER_WH, Book, Part, Totals
 from peerload.energy.meter import Counter, Drift, IdlePower, Integral
+from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
 from peerload.launcher.powercap import Powercap
 from peerload.launcher.protocol import USAGE_KEYS_MAX
+from peerload.model.errors import BadRequest, StoreError
+from peerload.model.events import PowerMeasured
 from peerload.model.power import Quality, estimated_curve
 from peerload.security.private_files import machine_boot_id
 
@@ -36,6 +48,7 @@ if TYPE_CHECKING:
     from peerload.model.instant import Instant
     from peerload.model.power import PowerCurve
     from peerload.model.task import Exit
+    from peerload.wire.control import PowerProfile as PowerProfileRequest
 
 log = logging.getLogger("peerload.agent")
 
@@ -141,9 +154,12 @@ class EnergySensors:
         gpus: Gpus,
         launcher: Launcher,
         store: EnergyStore,
+        put: Callable[[PowerMeasured], None],
         clock: Callable[[], Instant] = now,
     ) -> None:
         self._now = clock
+        self._put = put
+        self._counted = [0.0, 0.0]
         self._config = config
         self._node = node
         self._gpus = gpus
@@ -243,6 +259,7 @@ class EnergySensors:
                     "power sensor is silent: source=%s reason=%s now=%s", before.name, before.why, self._active.name
                 )
                 gap_s += max(at_s - passed_s - before.known_s, 0.0)
+        self._counted = [self._counted[0] + joules, self._counted[1] + gap_s]
         self._joules += joules
         self._gap_s += min(gap_s, at_s - self._kept.at_s)
         self._used_sources[self._active] = None
@@ -318,8 +335,14 @@ class EnergySensors:
         """Power that the host would draw idle. Notes when its measured curve is stale."""
         curve = self.curve
         if is_model or curve.quality is not Quality.ESTIMATED:
-            if not is_model and known_s > 0:
-                self.is_stale = self._drift.take(joules, curve.watts_at(busy) * known_s, known_s)
+            if is_model or known_s <= 0 or self.is_stale:
+                return curve.watts[0]
+            self.is_stale = self._drift.take(joules, curve.watts_at(busy) * known_s, known_s)
+            if self.is_stale:
+                log.warning(
+                    "power profile is stale: measured power drifts from it; measure again: peerload power profile"
+                )
+                self._put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
             return curve.watts[0]
         idle = self._kept.idle.setdefault(self._active.scope, IdlePower())
         if known_s > 0 and joules > 0:
@@ -417,5 +440,36 @@ class EnergySensors:
             "scope": self._active.scope,
             "source": self._active.name,
             "sources": sources,
+            "joules": self._counted[0],
+            "gap_s": self._counted[1],
+            "at_s": self._sampled_s,
+            "levels": levels_of(os.cpu_count() or 1),
             "curve": msgspec.to_builtins(curve) | {"quality": curve.quality.value, "stale": self.is_stale},
         }
+
+    def take_profile(self, request: PowerProfileRequest) -> dict[str, object]:
+        """Store a power profile of this machine, and tell other nodes its curve → the profile. Raises BadRequest."""
+        cpu = processor()
+        try:
+            if request.document:
+                profile = decoded(request.document, cpu)
+            else:
+                levels = [Level(*one) for one in request.measured]
+                curve = fitted(levels, request.cores, request.threads)
+                governor = read_text_of(Path(self._config.energy.cpufreq, "policy0/scaling_governor"))
+                profile = PowerProfile(
+                    curve, cpu, governor=governor, source=self._active.name, scope=self._active.scope
+                )
+                numbers, watts, sd, _ = zip(*levels, strict=True)
+                profile = msgspec.structs.replace(profile, levels=numbers, watts=watts, sd=sd, date=self._now().wall_s)
+        except (BadProfile, ValueError) as error:
+            raise BadRequest(
+                "this power profile cannot be used", why=str(error), hint="measure:  peerload power profile"
+            ) from None
+        try:
+            store_profile(Path(self._config.state), profile)
+        except OSError as error:
+            raise StoreError("the power profile cannot be kept", why=str(error.strerror)) from None
+        self.is_stale, self._drift = False, Drift()
+        self._put(PowerMeasured(profile.curve))
+        return dict(msgspec.to_builtins(profile))
