@@ -160,6 +160,7 @@ def test_what_cannot_travel_is_refused_before_anything_is_queued(user: User) -> 
     assert user.types("submit", "--in", "../other", "true").returncode != 0
     listed = user.types("run", "--snapshot", "--dry-run", "--json", "true")
     assert json.loads(listed.stdout)["files_bytes"] == 4
+    assert "src/a (4 B)" in user.types("map", "--snapshot", "--dry-run", "true", ":::", "1").stderr
 
 
 def test_the_cache_is_shown_and_emptied(user: User) -> None:

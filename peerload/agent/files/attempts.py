@@ -26,7 +26,7 @@ from peerload.model.errors import BadRequest, PeerloadError, StagingFailed
 from peerload.model.events import FilesStaged, OutputArrived
 from peerload.model.messages import Staging
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
-from peerload.text.format import size_text
+from peerload.text.format import counted, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -438,7 +438,7 @@ class AttemptFiles:
                 coming.place(manifest, self.store.read_some)
         except (PeerloadError, OSError) as error:
             return str(error), len(coming.conflicts), ""
-        came = f"{len(manifest.files)} files of {size_text(manifest.size_bytes)} in {time.monotonic() - began_s:.1f} s"
+        came = f"{counted(len(manifest.files), 'file')} of {size_text(manifest.size_bytes)} in {time.monotonic() - began_s:.1f} s"
         for path in coming.conflicts:
             log.info("output kept beside a file that was changed: task=%s path=%s", task, path)
         if coming.conflicts:
