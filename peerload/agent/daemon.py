@@ -345,7 +345,7 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node)
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node, event_log)
 
         self.energy = energy = EnergySensors(
             config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
