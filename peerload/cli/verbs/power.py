@@ -13,10 +13,15 @@ HEADINGS = ("SOURCE", "SCOPE", "QUALITY", "WATTS", "NOTE")
 
 def main(words: list[str]) -> int:
     """Run the verb."""
+    if words[:1] == ["restore"]:
+        from peerload.cli.common.power_restore import restore
+
+        return restore(words[1:])
     reader = Options(
         "power",
         "Show what this node draws, from which sensor, and how good the figure is: measured, derived (computed from readings),\n"
-        "or estimated (from the load alone). Then its power curve, which other nodes compare when they place by energy.",
+        "or estimated (from the load alone). Then its power curve, which other nodes compare when they place by energy.\n"
+        "power restore: put back what the controls of an agent have changed (`[energy] gpu_power_w gpu_clock_mhz cpu_governor cpu_max_mhz`).",
     )
     reader.at()
     flags = reader.read(words)
