@@ -124,13 +124,13 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "cluster": ("revoked", "rotated", "forged", "certified", "renewed"),
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
-    "energy": ("prices read", "prices refused"),
+    "energy": ("prices read", "prices refused", "control failed"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "files": ("staged", "returned"),
     "environment": ("built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
-    "web": ("ended", "abandoned"),
     "hook": ("failed", "dropped"),
+    "web": ("ended", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
 }
@@ -309,8 +309,8 @@ class SendResult(_Action, frozen=True):
 
 
 class StageFiles(_Action, frozen=True):
-    """Bring the files of this offered attempt into its working directory, then answer with FilesStaged; tell its home
-    meanwhile that they are on their way."""
+    """Bring the files of this offered attempt into its working directory, from ``sources`` or its home, then answer with
+    FilesStaged; tell its home meanwhile that they are on their way."""
 
     key: str
     task: str
@@ -318,6 +318,7 @@ class StageFiles(_Action, frozen=True):
     attempt: int
     home: str
     spec: TaskSpec
+    sources: tuple[str, ...] = ()
 
 
 class KeepOutput(_Action, frozen=True):
@@ -354,6 +355,13 @@ class Answer(_Action, frozen=True):
     request: int
     reply: dict[str, object] = {}
     error: Exception | None = None
+
+
+class AnswerPart(_Action, frozen=True):
+    """Send lists of an answer ahead of it, which are joined with those that come later."""
+
+    request: int
+    reply: dict[str, object] = {}
 
 
 class TaskChanged(_Action, frozen=True):
@@ -422,6 +430,7 @@ OUTWARD: tuple[type, ...] = (
     KeepOutput,
     FetchOutput,
     Answer,
+    AnswerPart,
     TaskChanged,
     AttemptGone,
 )
@@ -446,6 +455,7 @@ Action = (
     | KeepOutput
     | FetchOutput
     | Answer
+    | AnswerPart
     | TaskChanged
     | AttemptGone
     | SetTimer

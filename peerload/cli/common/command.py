@@ -38,6 +38,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     """The flags that `run` and `submit` have in common."""
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c, --cpus N", help="cores, may be a fraction (default 1)", type=options.cpus)
+    reader.switch("--overcommit", help="run it also where it gets only 0.8 of its cores for sure")
     reader.flag("--mem 8G", help="memory it needs", type=units.size)
     add_device_flags(reader)
     add_flags(reader, is_map=verb == "map")
@@ -91,7 +92,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
-    request |= _given(mem_bytes=flags.mem, **device_request(flags, verb))
+    request |= _given(mem_bytes=flags.mem, overcommit=flags.overcommit, **device_request(flags, verb))
     placement = _given(
         node=flags.node,
         exclude=_listed(flags.exclude),

@@ -149,7 +149,9 @@ def say_declining(reply: dict[str, Any]) -> None:
         helps = "policy" not in why
         say(
             f"{reply['id']} cannot run on {named}{more}: {why}",
-            "another directory:  -d DIR        a fresh scratch directory on its node:  -d -" if helps else "",
+            "another directory:  -d DIR        take this one along:  --snapshot        a fresh one:  -d -"
+            if helps
+            else "",
         )
 
 
@@ -166,7 +168,7 @@ def warn_if_stranded(client: AgentConnection, reply: dict[str, Any], spec: dict[
         if reason:
             say(
                 f"{task} waits: the directory {shown} is not on this machine: {reason}",
-                f"cancel it:  peerload cancel {task}        name another:  -d DIR        a fresh scratch one:  -d -",
+                f"cancel it:  peerload cancel {task}        another:  -d DIR        a fresh one:  -d -",
             )
     elif reply.get("placeable"):
         say(
