@@ -36,7 +36,7 @@ class Memory(threading.Thread):
     """The most that an agent and its launcher grew by while this ran, in bytes."""
 
     def __init__(self, started: list[Agent]) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self._before = {agent.pids: pss_bytes(agent.pids) for agent in started}
         self._over = threading.Event()
         self.grown_bytes = 0
@@ -122,7 +122,11 @@ class Trip:
     def bare(self, name: str, act: Callable[[Path], object]) -> None:
         """Do the same without us."""
         with tempfile.TemporaryDirectory(dir=self._directory.parent) as target:
-            self._taken.setdefault(f"{self._name}, {name} s", []).append(timed(lambda: act(Path(target))))
+            spent = os.times()
+            took_s = timed(lambda: act(Path(target)))
+            cpu = sum(after - before for after, before in zip(os.times()[:4], spent[:4], strict=True))
+            self._taken.setdefault(f"{self._name}, {name} s", []).append(took_s)
+            self._taken.setdefault(f"{self._name}, {name}, processor s", []).append(cpu)
 
     def _types(self, *words: str) -> None:
         done = subprocess.run(

@@ -382,7 +382,7 @@ class AttemptFiles:
         try:
             if not await self.transfer.in_thread(self._is_complete, action.files):
                 self._pin()
-                work = self.transfer.fetch(action.files, [node]).work
+                work = self.transfer.fetch(action.files, [node], is_output=True).work
                 assert work is not None
                 await asyncio.shield(work)
             record = task.record
