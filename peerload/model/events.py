@@ -13,6 +13,7 @@ from peerload.model.devices import Device, DeviceReading
 from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
+from peerload.model.power import PowerCurve
 from peerload.model.resources import Profile
 from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
@@ -309,6 +310,10 @@ class DiskRoomChanged(_Event, frozen=True):
     trouble: str = ""
 
 
+class CoresEnforced(_Event, frozen=True):
+    """Tasks get their shares of the processors here."""
+
+
 class PricesRead(_Event, frozen=True):
     """Price of energy, or its carbon, over time: (from when, Unix s, value per kWh), ascending; empty: none is known."""
 
@@ -506,6 +511,12 @@ class SpeedMeasured(_Event, frozen=True):
     speed: float
 
 
+class PowerMeasured(_Event, frozen=True):
+    """The power curve of this node was measured, or has turned out to be stale."""
+
+    curve: PowerCurve
+
+
 class BusChanged(_Event, frozen=True):
     """The MQTT broker can be reached, or no longer."""
 
@@ -551,6 +562,7 @@ Event = (
     | NodeRevoked
     | RemoteCancelRequested
     | DiskRoomChanged
+    | CoresEnforced
     | PricesRead
     | MachineSleeping
     | MachineWoke
@@ -575,6 +587,7 @@ Event = (
     | DevicesSampled
     | DirectoryFound
     | SpeedMeasured
+    | PowerMeasured
     | BusChanged
     | LoadTold
     | AgentStopping

@@ -55,21 +55,23 @@ DECLINES = (
     "stalled",
     "staging",
     "environment",
+    "cache",
 )
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
 has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
-user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, or its
-environment cannot be built here."""
-DECLINES_LASTING = ("directory", "policy", "stalled", "environment")
-"""Declines that hold for every task of the same user in the same directory, or of the same lock, and are remembered for a
-while."""
+user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, its
+environment cannot be built here, or its files do not fit into the cache."""
+DECLINES_LASTING = ("directory", "policy", "stalled", "environment", "cache")
+"""Declines that hold for every task of the same user in the same directory, of the same lock or the same files, and are
+remembered for a while."""
 
 
 def decline_subject(code: str, spec: TaskSpec | DirectoryTold) -> bytes:
     """The subject of a decline for a lasting reason: it holds for every task with the same subject."""
     user = spec.user.encode()
-    if code == "environment":
-        return spec.lock.manifest if isinstance(spec, TaskSpec) and spec.lock is not None else b""
+    if code in ("environment", "cache"):
+        part = (spec.lock if code == "environment" else spec.files) if isinstance(spec, TaskSpec) else None
+        return b"" if part is None else part.manifest
     return user if code == "policy" else spec.directory + b"\0" + user if user else spec.directory
 
 

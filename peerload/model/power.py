@@ -102,6 +102,13 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         counts = range(min(int(threads_max), self.threads), -1, -1)
         return float(next((count for count in counts if not self.exceeds_cap(count)), 0))
 
+    def limited_as(self, other: PowerCurve | None) -> PowerCurve:
+        """The same, with what is not measured as of another curve of this node: how it sleeps."""
+        if other is None:
+            return self
+        limits = {name: getattr(other, name) for name in ("off_w", "wake_s", "may_sleep")}
+        return msgspec.structs.replace(self, **limits)
+
     def told(self, points: int = POINTS_MAX) -> tuple[float, ...]:
         """Points for other nodes, at most so many."""
         return resampled(self.watts, points) if len(self.watts) > points else self.watts

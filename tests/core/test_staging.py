@@ -232,3 +232,12 @@ def test_an_executor_fetches_from_the_sources_that_it_is_told_but_not_from_itsel
     x = Given(peers=("h",))
     x.hear("h", messages.Offer("h/1", UID, 1, spec(files=FILES), 60.0, sources=("y", "x", "h")))
     assert x.done(actions.StageFiles).sources == ("y",)
+
+
+def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_and_named() -> None:
+    x, _, _ = offering()
+    told = messages.Decline("x/2", x.task(2).uid, 1, "cache", "the file cache is full", ACCEPTS)
+    x.hear("y", told)
+    assert "cache" in x.node.membership.why_declines("y", x.task(2).spec)
+    assert x.node.membership.why_declines("y", spec()) == ""
+    assert x.task(2).offered_to == ""

@@ -98,6 +98,8 @@ def test_a_snapshot_is_of_the_moment_of_its_submission(user: User) -> None:
         "x.o": "object",
     }
     assert user.task(task)["files"]["kept_beside"] == 1
+    (ended,) = (one for one in json.loads(user.types("history", "--json").stdout)["tasks"] if one["id"] == task)
+    assert ended["files"] == user.task(task)["files"]
 
 
 def test_an_output_that_is_not_made_is_no_success(user: User) -> None:

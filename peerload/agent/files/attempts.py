@@ -119,23 +119,14 @@ class AttemptFiles:
                 why="this agent serves all users of the machine",
                 hint="an agent of your own:  peerload up        a shared directory needs no  --in, --out, --snapshot",
             )
-        if spec.lock is not None:
-            if spec.placement.builder != spec.lock.kind:
-                raise BadRequest(
-                    "a task with an environment needs a node that builds it", why="builder of its placement"
-                )
-            if not await self.transfer.in_thread(self._is_complete, spec.lock.manifest):
-                raise BadRequest(
-                    "the lock of the task's environment is not kept here (any more)", hint="submit it again"
-                )
-        if spec.files is None:
-            await self.transfer.in_slow_thread(self.store.sync)
-            return
-        if not terms.files_home.startswith(b"/") or spec.directory != SCRATCH:
+        if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)
-        if not await self.transfer.in_thread(self._is_complete, spec.files.manifest):
-            raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
+        if spec.lock is not None and spec.placement.builder != spec.lock.kind:
+            raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
+        for part in (spec.files, spec.lock):
+            if part is not None and not await self.transfer.in_thread(self._is_complete, part.manifest):
+                raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
         await self.transfer.in_slow_thread(self.store.sync)
 
     def _is_complete(self, manifest: bytes) -> bool:
@@ -156,7 +147,7 @@ class AttemptFiles:
     async def bring_manifest(self, manifest: bytes, node: str) -> None:
         """Fetch a manifest and its blocks from this node, unless they are here. Raises PeerloadError, OSError."""
         if not await self.is_complete(manifest):
-            work = self.transfer.fetch(manifest, node).work
+            work = self.transfer.fetch(manifest, [node]).work
             assert work is not None
             await asyncio.shield(work)
 
@@ -218,7 +209,7 @@ class AttemptFiles:
                 note = AttemptNote(action.task, action.spec.files)
                 await self._stage(action.key, note, [*action.sources, action.home], (action.uid, action.attempt))
         except NoRoom as error:
-            code, why = "disk", str(error)
+            code, why = "cache", str(error)
         except StagingFailed as error:
             code, why = "staging", str(error)
         except (PeerloadError, OSError, TimeoutError) as error:

@@ -221,6 +221,9 @@ def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, A
 def _report(mapping: Mapping) -> int:
     """Report failures on stderr, and what to type next → the exit code."""
     _name_failures(mapping)
+    if mapping.kept_beside:
+        kept = counted(mapping.kept_beside, "output")
+        say(f"kept beside what was changed here meanwhile: {kept}", "find them:  find . -name '*.peerload-*'")
     hint = _retry_hint(mapping)
     if mapping.signal:
         say(f"cancelled {counted(mapping.cancelled, 'task')}; {mapping.succeeded} had succeeded", hint)
