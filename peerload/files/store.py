@@ -27,8 +27,8 @@ UNUSED_S_MAX = 3600.0
 """Blocks that no manifest has are kept for so long: their manifest may be on its way."""
 TARGET_SHARE = 0.9
 """A store that is full is emptied down to this share of its limit."""
-AT_A_TIME = 256
-"""Blocks that one statement finds."""
+AT_FIRST, AT_A_TIME = 8, 256
+"""Blocks that one statement finds: of those to be read, a few and then more, since large ones are soon enough."""
 BUFFER_BYTES = 128 << 10
 FRESH_S, FRESH_MAX = 60.0, 8192
 """For so long a pack counts as verified that this process has written from verified blocks, unless its file was touched since;
@@ -206,8 +206,10 @@ class BlockStore:
         found: list[bytes] = []
         opened, fd, is_fresh = 0, -1, False
         try:
-            for at in range(0, len(digests), AT_A_TIME):
-                some = digests[at : at + AT_A_TIME]
+            at, count = 0, AT_FIRST
+            while at < len(digests):
+                some = digests[at : at + count]
+                at, count = at + count, min(count * 2, AT_A_TIME)
                 with self._lock:
                     rows = {digest: place for digest, *place in self._find("digest, pack, start, size", some)}
                 for digest in some:
@@ -286,13 +288,11 @@ class BlockStore:
                 os.close(fd)
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows of one statement. Raises NoRoom if the database cannot be used now, StagingFailed if it is damaged."""
+        """The rows of one statement. Raises NoRoom if the database cannot be used: the task may run elsewhere."""
         try:
             return self._database.execute(statement, values).fetchall()
-        except sqlite3.OperationalError as error:
-            raise NoRoom("the cache of files cannot be used", why=str(error)) from None
         except sqlite3.Error as error:
-            raise StagingFailed("the cache of files is damaged", why=str(error)) from None
+            raise NoRoom("the cache of files cannot be used", why=str(error)) from None
 
     def sync(self) -> None:
         """Have all blocks on disk. Raises OSError."""

@@ -171,10 +171,10 @@ class AttemptFiles:
         self._pin()
         return await self.transfer.in_slow_thread(self.store.collect, self._pinned, everything=True)
 
-    def usage(self) -> dict[str, object]:
+    async def usage(self) -> dict[str, object]:
         """The contents of the cache, for clients."""
         self._pin()
-        found = self.store.usage()
+        found = await self.transfer.in_thread(self.store.usage)
         return {
             "size_bytes": found.size_bytes,
             "limit_bytes": found.limit_bytes,
