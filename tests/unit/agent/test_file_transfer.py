@@ -14,7 +14,7 @@ from peerload.agent.files import transfer
 from peerload.agent.files.transfer import FileTransfer
 from peerload.files import manifest
 from peerload.files.manifest import FileEntry, Manifest
-from peerload.files.store import BlockStore
+from peerload.files.store import BlockStore, NoRoom
 from peerload.model.errors import LinkUnavailable, StagingFailed
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
 
@@ -245,3 +245,11 @@ def test_outputs_come_home_while_inputs_that_do_not_arrive_wait(tmp_path: Path) 
 
     asyncio.run(story())
     assert empty.missing_of(id_) == []
+
+
+def test_a_full_cache_ends_the_copy_and_keeps_within_its_limit(tmp_path: Path) -> None:
+    full, _, id_ = stores(tmp_path)
+    small = BlockStore(tmp_path / "small", 1 << 20)
+    with pytest.raises(NoRoom):
+        fetched(small, Links(server(full)), id_)
+    assert small.usage().size_bytes <= 1 << 20
