@@ -25,6 +25,7 @@ from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, EventFrames, exit_of
 from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.connection import PeerConnection
+from peerload.agent.energy.controls import PowerControls
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check
@@ -294,7 +295,7 @@ def state_file(raw: bytes) -> object:
     """The first byte chooses the file of a state that the rest is what it holds."""
     file = scratch() / "file"
     file.write_bytes(raw[1:])
-    match raw[0] % 5 if raw else 0:
+    match raw[0] % 6 if raw else 0:
         case 0:
             return AddressFile(file).port_of("127.0.0.1")
         case 1:
@@ -305,6 +306,8 @@ def state_file(raw: bytes) -> object:
             return ill.error_of("card")
         case 3:
             return stored_speed(file)
+        case 4:
+            return PowerControls(file)._changed()
         case _:
             return _redeemed(Invitations(file))
 

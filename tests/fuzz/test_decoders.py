@@ -65,6 +65,7 @@ DECODERS = {
     "security/broker.py:BrokerTls.context": USERS_OWN,
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:GpuFaults._stored": "state",
+    "agent/energy/controls.py:PowerControls._changed": "state",
     "agent/sensors/energy.py:EnergyStore.kept": OUR_OWN,
     "agent/sensors/energy.py:EnergyStore.totals": OUR_OWN,
     "cli/demo/played_nvml.py:PlayedNvml._machine": USERS_OWN,
