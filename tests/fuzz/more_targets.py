@@ -390,7 +390,8 @@ def files() -> tuple[bytes, ...]:
         b"\1\x90",
         b'\2{"boot": "boot", "driver": "driver", "ill": {}}',
         b"\x031.5\n",
-        b"\4" + invite,
+        b'\4[["cpu governor", "/sys/x", "powersave"]]',
+        b"\5" + invite,
     )
 
 
