@@ -354,9 +354,11 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node, event_log)
 
-        self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE))
+        self.energy = energy = EnergySensors(
+            config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
+        )
         self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task
@@ -518,6 +520,7 @@ class Daemon:
         )
         self.inbox.start(consumer.consume)
         self._begin(kept, launcher)
+        del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
             self.disk_events.changed(self.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
@@ -601,15 +604,22 @@ class Daemon:
         kept = self.store.recover()
         self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
-        of = {id(row): (self.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
+        of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
         for row in kept.tasks:
-            whose, directory = of[id(row)]
+            alike = id(row.spec), id(row.terms)
+            if alike not in of:
+                of[alike] = self.users.submitter(row.spec, row.terms), row.spec.directory
+            whose, directory = of[alike]
             if row.record.state is TaskState.QUEUED and (whose, directory) not in here:
                 here[whose, directory] = True
                 with contextlib.suppress(SlowDown):
                     here[whose, directory] = await self.users.admitted(row.spec, row.terms)
+        if all(here.values()):
+            return kept
         rows = (
-            msgspec.structs.replace(row, directory_here=False) if not here.get(of[id(row)], True) else row
+            row
+            if here.get(of[id(row.spec), id(row.terms)], True)
+            else msgspec.structs.replace(row, directory_here=False)
             for row in kept.tasks
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))

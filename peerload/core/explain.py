@@ -278,7 +278,8 @@ def holding_reason(task: HomeTask) -> str:
             if staging is not None and staging.builds:
                 return f"its environment is being built on {task.offered_to}"
             if staging is not None:
-                return f"its files are on their way to {task.offered_to}: {staging.done_bytes} of {staging.size_bytes} bytes"
+                done, size = staging.done_bytes / MIB, staging.size_bytes / MIB
+                return f"its files are on their way to {task.offered_to}: {done:.1f} of {size:.1f} MiB"
             return f"it is offered to {task.offered_to}, which has not answered yet"
         case HomePhase.RESTING:
             if task.record.failures and not task.record.losses:

@@ -142,15 +142,15 @@ class Node:
 
     def validate(self) -> None:
         """Check the invariants of this node, between two events. Raises InvariantBroken with the facts."""
-        validation.validate_tasks(self.home, self.queue, self.runs, self.state.node)
+        validation.validate_tasks(self.home, self.runs, self.state.node)
         validation.validate_groups(self.eligibility.groups, self.home)
-        validation.validate_attempts(self.executor, self.queue, self.ledger, self.runs)
+        validation.validate_attempts(self.executor, self.ledger, self.runs)
         validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
         """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""
         self.submissions.shrink()
-        for table in (*self.home.tables(), *self.queue.tables()):
+        for table in self.home.tables():
             kept = list(table.items())
             table.clear()
             table.update(kept)
@@ -241,6 +241,9 @@ class Node:
                 self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
                 self.own_profile.change(speed=event.speed)
+                self.sharing.information.announce()
+            case events.PowerMeasured():
+                self.own_profile.change(power=event.curve.limited_as(self.state.profile.power))
                 self.sharing.information.announce()
             case events.BusChanged():
                 self.membership.has_bus = event.connected

@@ -353,6 +353,12 @@ class BlockStore:
             ]
             return self._drop(gone)
 
+    def drop_damaged(self, manifest: bytes) -> None:
+        """Remove all blocks of a manifest that are damaged, as far as it can be read."""
+        for digest in self._blocks_of(manifest):
+            with contextlib.suppress(StagingFailed):
+                self.read(digest)
+
     def _blocks_of(self, manifest: bytes) -> set[bytes]:
         """All blocks of a manifest, as far as it is here."""
         with contextlib.suppress(StagingFailed):

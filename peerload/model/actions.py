@@ -315,8 +315,8 @@ class SendResult(_Action, frozen=True):
 
 
 class StageFiles(_Action, frozen=True):
-    """Bring the files of this offered attempt into its working directory, then answer with FilesStaged; tell its home
-    meanwhile that they are on their way."""
+    """Bring the files of this offered attempt into its working directory, from ``sources`` or its home, then answer with
+    FilesStaged; tell its home meanwhile that they are on their way."""
 
     key: str
     task: str
@@ -324,6 +324,7 @@ class StageFiles(_Action, frozen=True):
     attempt: int
     home: str
     spec: TaskSpec
+    sources: tuple[str, ...] = ()
 
 
 class KeepOutput(_Action, frozen=True):
@@ -360,6 +361,13 @@ class Answer(_Action, frozen=True):
     request: int
     reply: dict[str, object] = {}
     error: Exception | None = None
+
+
+class AnswerPart(_Action, frozen=True):
+    """Send lists of an answer ahead of it, which are joined with those that come later."""
+
+    request: int
+    reply: dict[str, object] = {}
 
 
 class TaskChanged(_Action, frozen=True):
@@ -429,6 +437,7 @@ OUTWARD: tuple[type, ...] = (
     KeepOutput,
     FetchOutput,
     Answer,
+    AnswerPart,
     TaskChanged,
     AttemptGone,
 )
@@ -454,6 +463,7 @@ Action = (
     | KeepOutput
     | FetchOutput
     | Answer
+    | AnswerPart
     | TaskChanged
     | AttemptGone
     | SetTimer

@@ -13,6 +13,7 @@ from peerload.model.devices import Device, DeviceReading
 from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
+from peerload.model.power import PowerCurve
 from peerload.model.resources import Profile
 from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
@@ -513,6 +514,12 @@ class SpeedMeasured(_Event, frozen=True):
     speed: float
 
 
+class PowerMeasured(_Event, frozen=True):
+    """The power curve of this node was measured, or has turned out to be stale."""
+
+    curve: PowerCurve
+
+
 class BusChanged(_Event, frozen=True):
     """The MQTT broker can be reached, or no longer."""
 
@@ -583,6 +590,7 @@ Event = (
     | DevicesSampled
     | DirectoryFound
     | SpeedMeasured
+    | PowerMeasured
     | BusChanged
     | LoadTold
     | AgentStopping

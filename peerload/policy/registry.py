@@ -7,19 +7,24 @@ A policy is named ``single-threshold`` (an entry point of the group `peerload.po
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.metadata
 import importlib.resources
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from peerload.model.errors import ConfigError
+from peerload.policy.parameters import parameters
 from peerload.policy.preset import KINDS, PolicySet
 from peerload.policy.preset_loader import NOWHERE, REFERENCE, PresetLoader, PresetPlaces, near, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GROUP = "peerload.policies"
 DEFAULT_PRESET = "adaptive"
@@ -93,11 +98,35 @@ class PresetSource(msgspec.Struct, frozen=True):
         return self.name, table, Path(self.base), places
 
 
-def load_preset(name: str, *, is_reference: bool = False) -> PolicySet:
+def load_preset(name: str, *, is_reference: bool = False, changes: Sequence[tuple[str, Any]] = ()) -> PolicySet:
     """Load a preset by name or path; ``is_reference``: with the changes of its table ``reference``, for the
-    reference model, in which nothing takes time. Raises ConfigError naming the file, the key and what is allowed,
+    reference model, in which nothing takes time; ``changes``: parameters with other values, each by its name, or by
+    ``kind.name`` where policies of several kinds have it. Raises ConfigError naming the file, the key and what is allowed,
     also for a mistake in that table."""
-    return build_preset(*read_preset(name), is_reference=is_reference)
+    short, table, base, places = read_preset(name)
+    if changes:
+        table = copy.deepcopy(table)
+        names = build_preset(short, table, base, places).names
+        for path, value in changes:
+            _change(short, table, base, names, path, value)
+    return build_preset(short, table, base, places, is_reference=is_reference)
+
+
+def _change(preset: str, table: dict[str, Any], base: Path, names: dict[str, str], path: str, value: object) -> None:
+    """Set a parameter of the policies that a preset names, also where its table ``reference`` has another value."""
+    asked, _, name = path.rpartition(".")
+    known = {kind: [one.name for one in parameters(policy_class(kind, names[kind], base))] for kind in KINDS}
+    kinds = [kind for kind, those in known.items() if name in those and asked in ("", kind)]
+    if len(kinds) != 1:
+        found = [f"{kind}.{one}" for kind, those in known.items() for one in those if not kinds or one == name]
+        why = f"several have it: {', '.join(found)}" if kinds else f"there are {', '.join(found)}"
+        raise ConfigError(path, f"no such parameter of preset {preset!r}", why=why)
+    for place in (table, table.get(REFERENCE, {})):
+        inner = place
+        for part in kinds[0].split("."):
+            inner = inner.setdefault(part, {}) if place is table else inner.get(part, {})
+        if place is table or name in inner:
+            inner[name] = value
 
 
 def read_preset(name: str) -> tuple[str, dict[str, Any], Path, PresetPlaces]:

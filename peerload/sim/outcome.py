@@ -13,7 +13,7 @@ from peerload.sim.queueing_model import MIGRATIONS_MAX
 from peerload.sim.replication import WARM_UP_S, growth
 from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import ServiceTimes
-from peerload.sim.statistics import Interval, Sample, intervals
+from peerload.sim.statistics import Interval, Sample, half_width, intervals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +43,8 @@ class Outcome(msgspec.Struct, frozen=True):
     executed_remotely: int
     one_queue: float | None
     no_sharing: float | None
+    means: tuple[float, ...] = ()
+    """Mean response of each replication: those of equal number had the same tasks, whatever the policy."""
 
     @property
     def mean_response(self) -> Interval:
@@ -70,9 +72,10 @@ def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
         for home in range(scenario.nodes)
     ]
     homes = [total / count if count else None for count, total in counted]
+    means = tuple(sample.values["mean_response"] for sample in samples)
     remotely = sum(sample.executed_remotely for sample in samples)
     at_origin = sum(count for count, _ in counted) - remotely
-    return Outcome(metrics, is_stable, warnings, homes, at_origin, remotely, one_queue, no_sharing)
+    return Outcome(metrics, is_stable, warnings, homes, at_origin, remotely, one_queue, no_sharing, means)
 
 
 def impossible(scenario: Scenario) -> str:
@@ -160,6 +163,22 @@ def _warm_up_needed(scenario: Scenario, mean_response_s: float) -> int:
 def _rate(scenario: Scenario) -> float:
     """Arrival rate, in tasks per mean service time."""
     return scenario.offered_load * scenario.capacity
+
+
+def more(found: Outcome, precision: float, most: int) -> int:
+    """How many replications it probably takes, at most ``most``, until the interval is within this share of the mean."""
+    mean = found.mean_response
+    if found.is_stable is False or mean.half <= precision * mean.value:
+        return len(found.means)
+    factor = (mean.half / (precision * mean.value)) ** 2 if math.isfinite(mean.half) else 2.0
+    return min(max(math.ceil(len(found.means) * min(factor, 8.0)), len(found.means) + 1), most)
+
+
+def paired(better: Sequence[float], than: Sequence[float]) -> Interval:
+    """Share of the mean response by which the first is lower than the second, from pairs of replications with the same
+    tasks: chance that both share does not count (common random numbers)."""
+    shares = [1 - one / other for one, other in zip(better, than, strict=False)]
+    return Interval(fmean(shares), half_width(shares))
 
 
 def longer(scenario: Scenario, found: Outcome) -> Scenario | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
+    from peerload.policy.preset import PolicySet
     from peerload.sim.statistics import Sample
 
 SEEDS_APART = 100_000
@@ -44,7 +45,8 @@ ANSWERS_LATE = 1.01
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Times are in simulated seconds: without a trace the mean service time is one second.
 
-    policy: a preset by name or file; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None =
+    policy: a preset by name or file; changes: parameters of it with
+    other values; varied: what else differs between compared scenarios, for their labels; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None =
     as recorded; hot: only so many nodes get arrivals (0: all); trace: recorded arrivals; service: how long tasks take,
     None = as recorded; durations: what tasks of a Poisson stream take is drawn from these; modulation: of its rate;
     classes: a mix of tasks in it; speeds: one a node; head_s, head_down: what a head node takes for a message, when it fails and for how long;
@@ -53,6 +55,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     policy: str
+    changes: tuple[tuple[str, str | float | bool], ...] = ()
+    varied: tuple[tuple[str, str | float | bool], ...] = ()
     nodes: int
     slots: int = 1
     gpus: int = 0
@@ -71,6 +75,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     is_live: bool = False
     tasks: int
     warm_up: int
+
+    @property
+    def label(self) -> str:
+        """Name of the preset, with what is changed."""
+        changed = ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.changes + self.varied
+        )
+        return f"{self.policy}[{changed}]" if changed else self.policy
 
     @property
     def capacity(self) -> float:
@@ -113,10 +126,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         slots = sum(max(math.ceil(cpus), 1) for cpus in self.trace.cpus)
         return self.mean_service_s * slots
 
+    def _policies(self) -> PolicySet:
+        return load_preset(self.policy, is_reference=not self.is_live, changes=self.changes)
+
     def setup(self) -> Setup:
         """Setup of a replication. Raises ConfigError if the preset cannot be used."""
         return Setup(
-            load_preset(self.policy, is_reference=not self.is_live),
+            self._policies(),
             [self.slots] * self.nodes,
             self._rates(),
             self._draw(),
@@ -188,7 +204,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                         f"{self.trace.source} has a task of {most:g} {column}, and no node has more than {had}",
                         hint=f"give the nodes as many:  --{flag} {math.ceil(most)}",
                     )
-        check_modelled(load_preset(self.policy, is_reference=not self.is_live), self.gpus, ("cpus_busy",))
+        check_modelled(self._policies(), self.gpus, ("cpus_busy",))
 
 
 def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:

@@ -67,6 +67,8 @@ DECODERS = {
     "agent/sensors/gpu_health.py:GpuFaults._stored": "state",
     "agent/energy/controls.py:PowerControls._changed": "state",
     "agent/sensors/energy.py:EnergyStore.kept": OUR_OWN,
+    "energy/profile.py:decoded": "power-profile",
+    "energy/profile.py:_reason": "power-profile",
     "agent/sensors/energy.py:EnergyStore.totals": OUR_OWN,
     "cli/demo/played_nvml.py:PlayedNvml._machine": USERS_OWN,
     "config/loader.py:_file": "config",

@@ -313,7 +313,7 @@ class Environments:
             (self._noted / attempt).unlink(missing_ok=True)
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
-        """Forget other attempts, and what an earlier agent has not built to the end."""
+        """Forget attempts that are not known any more, and what an earlier agent has not built to the end."""
         for attempt in [attempt for attempt in self._uses if not knows(attempt)]:
             self.forget(attempt)
         for path in self._root.iterdir():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from typing import TYPE_CHECKING
 
 from peerload.cli.simulate.report import load_text
 from peerload.model.text import printable
+from peerload.sim.outcome import paired
 from peerload.text.format import counted, table
 
 if TYPE_CHECKING:
@@ -23,9 +25,12 @@ CSV_KEYS = (
     "mean_response", "ci95", "p50_response", "p95_response", "p99_response", "mean_wait", "transfers_per_task",
     "probes_per_task", "messages_per_task", "announcements_per_task", "idle_while_waiting", "homes_max_over_min",
     "homes_variation", "one_queue", "no_sharing",
+    "version", "command",
 )  # fmt: skip
 
 
+WORKLOAD = ("load", "nodes", "slots", "arrivals", "service", "transfer_delay", "message_delay")
+"""Keys in which results agree that had the same tasks."""
 NUMBERS = re.compile(r"[0-9][0-9.,]*")
 """Two warnings that differ in nothing else are of one kind."""
 
@@ -34,7 +39,25 @@ def as_json(results: Sequence[Told]) -> Told:
     """All of them, policies first, and the bounds of theory once a load."""
     keys = ("load", "one_queue", "no_sharing")
     by_load = {told["load"]: {key: told[key] for key in keys} for told in results}
-    return {"results": list(results), "bounds": list(by_load.values())}
+    return {"results": list(results), "bounds": list(by_load.values()), "paired": pairs(results)}
+
+
+def pairs(results: Sequence[Told]) -> list[Told]:
+    """Each policy against the first with the same workload, where both are stable, from replications with the same tasks."""
+    first: dict[tuple[object, ...], Told] = {}
+    found = []
+    for told in results:
+        base = first.setdefault(tuple(told.get(key) for key in WORKLOAD), told)
+        if told is base or told["stable"] is False or base["stable"] is False or not told.get("means"):
+            continue
+        share = paired(base["means"], told["means"])
+        better, than = (base, told) if share.value >= 0 else (told, base)
+        share = paired(better["means"], than["means"])
+        if math.isfinite(share.half):
+            ends = [round(100 * end, 2) for end in (share.value, share.value - share.half, share.value + share.half)]
+            names = {"better": better["policy"], "than": than["policy"], "load": told["load"]}
+            found.append(names | dict(zip(("percent", "low", "high"), ends, strict=True)))
+    return found
 
 
 def as_csv(results: Sequence[Told]) -> str:
@@ -73,7 +96,25 @@ def lines(results: Sequence[Told]) -> list[str]:
         f"{counted(first['replications'], 'replication')} of {' to '.join(map(str, dict.fromkeys((tasks[0], tasks[-1]))))} tasks,"
         f" seed {first['seed']}, {first['model']} model"
     )
-    return [head, how, "", *table(headings, list(rows.values()), right=headings), *_footnotes(results)]
+    return [
+        head,
+        how,
+        "",
+        *table(headings, list(rows.values()), right=headings),
+        *_paired(results),
+        *_footnotes(results),
+    ]
+
+
+def _paired(results: Sequence[Told]) -> list[str]:
+    lines = []
+    for told in pairs(results):
+        sure = "" if told["low"] > 0 else ", which may be chance"
+        lines.append(
+            f"  at load {load_text(told['load'])} {printable(told['better'])} is better than {printable(told['than'])} by"
+            f" {told['percent']:.1f} % [{told['low']:.1f}, {told['high']:.1f}]{sure}"
+        )
+    return ["", "paired by equal tasks:", *lines] if lines else []
 
 
 def _cell(told: Told) -> str:

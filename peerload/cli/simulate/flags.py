@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import itertools
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peerload.cli.common.options import Options, whole
 from peerload.model.errors import ConfigError, UsageError
@@ -17,16 +19,23 @@ from peerload.sim.service import ServiceTimes, TaskClass, read_class, read_modul
 from peerload.text.format import counted
 from peerload.text.units import duration
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 NODES_MAX, SLOTS_MAX, GPUS_MAX = 100_000, 65_536, 1024
 TASKS_MIN, TASKS_MAX = 10, 100_000_000
 REPLICATIONS_MAX, WORKERS_MAX = 1000, 256
 LOAD_MAX, STEPS_MAX = 10.0, 100
 SPEED_MAX = 1000.0
+SCENARIOS_MAX = 2000
+PRECISION_MIN = 0.0001
 PUBLIC = ("swf", "google", "alibaba")
 DELAY_MAX = 1e6
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
 """Of a trace or a list of speeds."""
+Value = str | float | bool
+"""Of a swept parameter."""
 POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
 """Defaults of the flags."""
 
@@ -40,8 +49,18 @@ def reader() -> Options:
         epilog="policies against each other, and the classical figure:\n"
         "  peerload sim --compare none,threshold,receiver,adaptive --load 0.5:0.95 --plot curves.png",
     )
-    options.flag("--policy", metavar="NAME|FILE", help=f"a preset (default: {POLICY})")
-    options.flag("--compare", metavar="A,B,…", help="several presets in its place, with the same tasks")
+    options.flag(
+        "--policy", metavar="NAME|FILE,…", help=f"a preset (default: {POLICY}), or several, with the same tasks"
+    )
+    options.flag("--compare", metavar="A,B,…", help="the same")
+    options.flag(
+        "--sweep",
+        type=sweep,
+        action="append",
+        default=[],
+        metavar="NAME=A,B|LOW..HIGH[:STEP]",
+        help="a parameter of the preset (threshold=1..5), nodes, slots or a delay with each of these values (repeatable)",
+    )
     options.flag(
         "--nodes", type=whole(1, NODES_MAX), metavar="N", help=f"how many (default: {NODES}, or as in the trace)"
     )
@@ -55,6 +74,7 @@ def reader() -> Options:
         metavar="RHO|LOW:HIGH[:STEPS]",
         help=f"work that comes for each slot (default: {LOAD}; of a trace: as recorded), or a range in {STEPS} steps",
     )
+    options.flag("--loads", type=steps, metavar="LOW:HIGH:STEP", help="loads from LOW to HIGH by STEP")
     options.flag(
         "--arrivals",
         type=arrivals,
@@ -116,6 +136,12 @@ def reader() -> Options:
         metavar="R",
         help="the 95 %% intervals come from these (default: %(default)s)",
     )
+    options.flag(
+        "--precision",
+        type=share,
+        metavar="1%",
+        help="add replications until the interval of the mean response is within this share of it",
+    )
     options.flag("--seed", type=whole(0, 10**9), default=1, metavar="S", help="of all chance (default: %(default)s)")
     options.flag("--workers", type=whole(1, WORKERS_MAX), metavar="N", help="processes (default: one a cpu)")
     options.flag("--plot", metavar="FILE", help="draw mean response over load into a .png, .svg or .pdf file")
@@ -130,31 +156,45 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
     allowed."""
     if flags.classes and (flags.service is not None or flags.swf or flags.arrivals[0] in ("trace", *PUBLIC)):
         raise UsageError("sim: --class is for tasks without --service and without a trace")
+    if flags.loads and flags.load:
+        raise UsageError("sim: --load and --loads cannot be combined")
     trace, durations = _trace(flags), _durations(flags)
-    made = [
-        _scenario(flags, policy, load, trace, durations) for policy in policies(flags) for load in flags.load or [None]
-    ]
-    for scenario in {scenario.policy: scenario for scenario in made}.values():
+    made = []
+    for values in itertools.product(*(values for _, values in flags.sweep)):
+        changed, changes = argparse.Namespace(**vars(flags)), list[tuple[str, Value]]()
+        for (name, _), value in zip(flags.sweep, values, strict=True):
+            if name in SWEPT:
+                setattr(changed, name, SWEPT[name](f"{value}"))
+            changes.append((name, value))
+        made += [
+            _scenario(changed, policy, load, trace, durations, tuple(changes))
+            for policy in policies(flags)
+            for load in flags.loads or flags.load or [None]
+        ]
+    if len(made) > SCENARIOS_MAX:
+        raise UsageError(f"sim: these are {len(made)} simulations", why=f"at most {SCENARIOS_MAX}")
+    labels = list(dict.fromkeys(one.label for one in made))
+    made.sort(key=lambda one: labels.index(one.label))
+    for scenario in {scenario.label: scenario for scenario in made}.values():
         scenario.check()
     return made
 
 
 def policies(flags: argparse.Namespace) -> list[str]:
     """Their names, in the order in which they were given."""
-    if flags.compare is None:
-        return [POLICY if flags.policy is None else flags.policy]
-    if flags.policy is not None:
+    if flags.compare is None and flags.policy is None:
+        return [POLICY]
+    if flags.compare is not None and flags.policy is not None:
         raise UsageError(
             "sim: --policy and --compare cannot be combined",
             hint=f"all that are to be compared:  --compare {flags.policy},{flags.compare}",
         )
-    names = list(dict.fromkeys(name.strip() for name in flags.compare.split(",")))
+    flag, given = ("compare", flags.compare) if flags.policy is None else ("policy", flags.policy)
+    names = list(dict.fromkeys(name.strip() for name in given.split(",")))
     if not all(names):
-        raise UsageError(
-            f"sim: --compare {flags.compare!r} has an empty name", hint="such as:  --compare none,threshold"
-        )
+        raise UsageError(f"sim: --{flag} {given!r} has an empty name", hint="such as:  --compare none,threshold")
     if len(names) > POLICIES_MAX:
-        raise UsageError(f"sim: --compare names {len(names)} presets", why=f"at most {POLICIES_MAX}")
+        raise UsageError(f"sim: --{flag} names {len(names)} presets", why=f"at most {POLICIES_MAX}")
     return names
 
 
@@ -164,7 +204,12 @@ def workers(flags: argparse.Namespace) -> int:
 
 
 def _scenario(
-    flags: argparse.Namespace, policy: str, load: float | None, trace: TaskTrace | None, durations: tuple[float, ...]
+    flags: argparse.Namespace,
+    policy: str,
+    load: float | None,
+    trace: TaskTrace | None,
+    durations: tuple[float, ...],
+    changes: tuple[tuple[str, Value], ...] = (),
 ) -> Scenario:
     kind, subject = flags.arrivals
     nodes = flags.nodes or (len(trace.names) if trace is not None else 0) or NODES
@@ -179,6 +224,8 @@ def _scenario(
     message_s = _delay("--message-delay", flags.message_delay, in_seconds=in_seconds)
     return Scenario(
         policy=policy,
+        changes=tuple(one for one in changes if one[0] not in SWEPT),
+        varied=tuple(one for one in changes if one[0] in SWEPT),
         nodes=nodes,
         slots=flags.slots,
         gpus=flags.gpus,
@@ -207,7 +254,7 @@ def _lengths(flags: argparse.Namespace, trace: TaskTrace | None, nodes: int, loa
     elif flags.tasks is not None:
         tasks, warm_up = flags.tasks, flags.tasks // 4 if flags.warmup is None else flags.warmup
     else:
-        several = flags.compare is not None or len(flags.load or ()) > 1
+        several = len(policies(flags)) * len(flags.loads or flags.load or " ") > 1 or bool(flags.sweep)
         tasks, warm_up = tasks_for(nodes, flags.slots, load or LOAD, several=several)
         if flags.warmup is not None:
             tasks, warm_up = max(tasks, 2 * flags.warmup), flags.warmup
@@ -236,6 +283,64 @@ def loads(text: str) -> list[float]:
     if low >= high or not 2 <= steps <= STEPS_MAX:  # noqa: PLR2004 -- two ends
         raise argparse.ArgumentTypeError(f"{text!r} is no range of loads; {allowed}")
     return [round(low + (high - low) * step / (steps - 1), 6) for step in range(steps)]
+
+
+def steps(text: str) -> list[float]:
+    """``0.5:0.95:0.1``: from the one to the other in steps of the third."""
+    try:
+        low, high, step = (float(part) for part in text.split(":"))
+    except ValueError:
+        low = high = step = math.nan
+    if not (0 < low <= high <= LOAD_MAX and step > 0 and (high - low) / step <= STEPS_MAX):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range; allowed: LOW:HIGH:STEP, such as 0.5:0.95:0.05")
+    return _range(low, high, step)
+
+
+def _range(low: float, high: float, step: float) -> list[float]:
+    return [round(low + step * number, 9) for number in range(int((high - low) / step + 1e-9) + 1)]
+
+
+def sweep(text: str) -> tuple[str, list[Value]]:
+    """``threshold=1..5``, ``threshold=1..2:0.5`` or ``queue=nodes,head``: a name and its values."""
+    name, _, rest = text.partition("=")
+    wrong = argparse.ArgumentTypeError(
+        f"{text!r} is no sweep; allowed: NAME=A,B,… or NAME=LOW..HIGH or NAME=LOW..HIGH:STEP"
+    )
+    if not name or not rest:
+        raise wrong
+    low, dots, high = rest.partition("..")
+    if not dots:
+        return name, [_value(word) for word in rest.split(",")]
+    high, _, step = high.partition(":")
+    try:
+        ends = float(low), float(high), float(step or 1)
+    except ValueError:
+        raise wrong from None
+    if not (ends[0] <= ends[1] and ends[2] > 0 and (ends[1] - ends[0]) / ends[2] <= STEPS_MAX):
+        raise wrong
+    return name, [int(value) if value.is_integer() else value for value in _range(*ends)]
+
+
+def _value(word: str) -> Value:
+    if word in ("true", "false"):
+        return word == "true"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def share(text: str) -> float:
+    """``1%`` or ``0.01``."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not PRECISION_MIN <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no precision; allowed: {PRECISION_MIN:.2%} to 100%, such as 1%")
+    return value
 
 
 def arrivals(text: str) -> tuple[str, str]:
@@ -409,3 +514,13 @@ def _speed(where: str, text: str) -> float:
             f"sim: --speeds: {where}: {text!r} is no factor", why=f"allowed: more than 0, at most {SPEED_MAX:g}"
         )
     return factor
+
+
+SWEPT: dict[str, Callable[[str], object]] = {
+    "nodes": whole(1, NODES_MAX),
+    "slots": whole(1, SLOTS_MAX),
+    "transfer_delay": delay,
+    "message_delay": delay,
+    "head_cost": delay,
+}
+"""Flags that can be swept like parameters of a preset, and how each is read."""

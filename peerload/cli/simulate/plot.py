@@ -146,7 +146,7 @@ def _draw_policy(axes: Axes, index: int, told: Sequence[dict[str, Any]], top: fl
     halves = [one["ci95"] or 0.0 for one in told]
     low = [max(mean - half, mean * 0.05) for mean, half in zip(means, halves, strict=True)]
     high = [mean + half for mean, half in zip(means, halves, strict=True)]
-    name = Path(told[0]["policy"]).stem
+    name = Path(told[0]["policy"]).name.replace(".toml", "")
     axes.fill_between(loads, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
     axes.plot(loads, means, color=colour, linewidth=1.4, marker=marker, markersize=4.5, label=name, zorder=3)
     for one in told:

@@ -47,7 +47,7 @@ def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) 
     shown = {key: _rounded(interval.value if interval else None) for key, interval in measured.items()}
     one_queue = outcome.one_queue
     return {
-        "policy": scenario.policy,
+        "policy": scenario.label,
         "nodes": scenario.nodes,
         "load": _rounded(scenario.offered_load),
         "tasks": scenario.tasks,
@@ -73,6 +73,7 @@ def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) 
         "homes_max_over_min": _rounded(largest),
         "homes_variation": _rounded(variation),
         "homes": [_rounded(mean) for mean in outcome.homes] if len(outcome.homes) <= HOMES_TOLD_MAX else None,
+        "means": [_rounded(mean) for mean in outcome.means],
         "intervals": {key: _ends(interval, 1.0 if key in SHARES else math.inf) for key, interval in measured.items()},
     }
 

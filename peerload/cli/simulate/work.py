@@ -37,16 +37,19 @@ END_S = 10.0
 BAR_WIDTH = 30
 
 
-def run(scenarios: Sequence[Scenario], replications: int, seed: int, workers: int) -> list[list[Sample]]:
-    """Run all scenarios → the samples of the replications of each, which do not depend on the number of workers.
+def run(
+    scenarios: Sequence[Scenario], replications: int, seed: int, workers: int, first: int = 0
+) -> list[list[Sample]]:
+    """Run all scenarios → the samples of so many replications of each, from the ``first`` number on, which do not depend on
+    the number of workers.
     Ctrl-C and SIGTERM end the workers and raise KeyboardInterrupt; an error in a worker is raised here."""
-    jobs = [(index, seed, number) for index in range(len(scenarios)) for number in range(replications)]
+    jobs = [(index, seed, number) for index in range(len(scenarios)) for number in range(first, first + replications)]
     jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that no worker is idle at the end
     found: list[list[Sample | None]] = [[None] * replications for _ in scenarios]
     total = replications * sum(scenario.tasks for scenario in scenarios)
     with _interruptible(), SimProgress(total) as progress:
         for index, number, sample in _done(scenarios, jobs, min(workers, len(jobs)), progress):
-            found[index][number] = sample
+            found[index][number - first] = sample
     return [[sample for sample in samples if sample is not None] for samples in found]
 
 

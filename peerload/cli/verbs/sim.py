@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peerload import __version__
 from peerload.cli.common.errors import CANNOT, report
 from peerload.cli.simulate import compare, energy, plot, work
 from peerload.cli.simulate import flags as sim_flags
 from peerload.cli.simulate import report as sim_report
 from peerload.model.errors import PeerloadError
-from peerload.sim.outcome import impossible, longer, outcome
+from peerload.sim.outcome import impossible, longer, more, outcome
 from peerload.text.format import json_line, say
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from peerload.sim.outcome import Outcome
     from peerload.sim.scenario import Scenario
+    from peerload.sim.statistics import Sample
 
 STDOUT = "-"
 ROUNDS_MAX = 4
@@ -44,7 +47,11 @@ def main(words: list[str]) -> int:
         if why:
             say(why)
     played = _played(flags, scenarios)
-    results = [sim_report.as_json(scenario, found, flags.replications, flags.seed) for scenario, found in played]
+    results = [
+        sim_report.as_json(scenario, found, len(found.means), flags.seed)
+        | {"version": __version__, "command": shlex.join(["peerload", "sim", *words])}
+        for scenario, found in played
+    ]
     failed = []
     if flags.csv and flags.csv != STDOUT:
         failed += _failure(f"--csv {flags.csv}", lambda: _write(flags.csv, compare.as_csv(results)))
@@ -100,31 +107,46 @@ def _played(flags: Namespace, scenarios: list[Scenario]) -> list[tuple[Scenario,
     """Results of each scenario. One that turns out to have been too short is played again, longer, unless its length was given:
     then the longer one is returned."""
     found: dict[int, tuple[Scenario, Outcome]] = {}
+    kept: dict[int, list[Sample]] = {}
     left = dict(enumerate(scenarios))
     for _ in range(ROUNDS_MAX):
         samples = work.run(list(left.values()), flags.replications, flags.seed, sim_flags.workers(flags))
         for (index, scenario), of_one in zip(left.items(), samples, strict=True):
-            found[index] = (scenario, outcome(scenario, of_one))
+            found[index], kept[index] = (scenario, outcome(scenario, of_one)), of_one
         if flags.tasks is not None or flags.warmup is not None:
             break
         again = {index: longer(*found[index]) for index in left}
         left = {index: scenario for index, scenario in again.items() if scenario is not None}
         if not left:
             break
+    if flags.precision is not None:
+        _refine(flags, found, kept)
     return [found[index] for index in range(len(scenarios))]
+
+
+def _refine(flags: Namespace, found: dict[int, tuple[Scenario, Outcome]], kept: dict[int, list[Sample]]) -> None:
+    """Add replications until the intervals are narrow enough. All scenarios get as many, so that they stay comparable."""
+    done, most = flags.replications, sim_flags.REPLICATIONS_MAX
+    while (wanted := max(more(outcome_, flags.precision, most) for _, outcome_ in found.values())) > done:
+        scenarios = [scenario for scenario, _ in found.values()]
+        samples = work.run(scenarios, wanted - done, flags.seed, sim_flags.workers(flags), first=done)
+        for index, of_one in zip(found, samples, strict=True):
+            kept[index] += of_one
+            found[index] = found[index][0], outcome(found[index][0], kept[index])
+        done = wanted
 
 
 def _check_files(flags: Namespace) -> None:
     """Check that the output files can be written, before time is spent."""
     if flags.plot:
-        plot.check(flags.plot, len(flags.load or ()))
+        plot.check(flags.plot, len(flags.loads or flags.load or ()))
     if flags.csv and flags.csv != STDOUT:
         plot.check_writable("--csv", flags.csv)
 
 
 def _print(flags: Namespace, results: list[dict[str, Any]]) -> None:
     """On stdout. Raises OSError if it takes it not; then nothing is left in its buffer, and stderr has had the text."""
-    is_one = flags.compare is None and len(results) == 1
+    is_one = len(results) == 1 and flags.compare is None
     if flags.csv == STDOUT:
         text = compare.as_csv(results)
     elif flags.json:

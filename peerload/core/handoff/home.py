@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.handoff.file_holders import FileHolders
 from peerload.core.handoff.leases import HomeLeases, TaskParking, granted
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.effective_request import asked_of
@@ -62,6 +63,7 @@ class HomeHandoff:
         self.retries = Retries(state, home, self.memory, self.lost_attempts)
         self.parking = TaskParking(state, membership, home)
         self.leases = HomeLeases(state, home, self.lost_attempts, self.parking)
+        self.holders = FileHolders(membership)
         self._mediator = home.mediator
 
     # -- offering ------------------------------------------------------------------------------------------------------
@@ -96,6 +98,7 @@ class HomeHandoff:
                 self._home.migrations_max(task),
                 only,
                 load_tasks_max,
+                self.holders.sources(task, node),
             ),
         )
         self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
@@ -118,6 +121,7 @@ class HomeHandoff:
             self._declined(task, offering, f"{src} is of an earlier version, and takes no files")
             return
         self._membership.circuit_breaker.accepted(src)
+        self.holders.has(src, task)
         self._home.withdraw(task)
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
@@ -320,6 +324,7 @@ class HomeHandoff:
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
             self._home.take_out(task, src)
         exit_ = message.exit
+        self.holders.took(exit_.staged)
         files = exit_.staged.outputs if exit_.staged is not None and task.spec.files is not None else b""
         if message.inline:
             came = len(message.stdout), len(message.stderr)

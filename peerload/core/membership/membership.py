@@ -605,6 +605,8 @@ class Membership:
                 return f"the file system of {directory} does not answer there"
             case "policy":
                 return f"its policy runs no tasks of {spec.user or 'this node'}"
+            case "cache":
+                return "the task's files do not fit into its cache"
             case "environment":
                 return f"it could not build {spec.lock.name if spec.lock is not None else ''}"
             case _:

@@ -18,7 +18,7 @@ from peerload.core.sharing.view import task_view
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
 from peerload.model.devices import GpuWait
-from peerload.model.messages import Need, Probe, ProbeReply
+from peerload.model.messages import SOURCES_MAX, Need, Probe, ProbeReply
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.validation import valid_step
@@ -212,7 +212,7 @@ class Sender:
         if search.holds:
             self._queue.withhold(task)
         peers = self._candidates(task)
-        step = self._place_well(search, task) if search.wants_good_gpus else self._ask_policy(search, task, peers)
+        step = self._choose(search, task, peers)
         if task.stranded_because and self._stays(search, step, peers):
             beyond = self._beside_foreign_load(search) if self._places_all else self._place_stranded(search, peers)
             step = beyond or step
@@ -246,6 +246,12 @@ class Sender:
         """Nobody takes a task: wake a node for it, unless it can start here."""
         if task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
             self._membership.wake_for(task)
+
+    def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Broadcast | Transfer | Keep:
+        search.because = ""
+        if search.wants_good_gpus:
+            return self._place_well(search, task)
+        return self._place_by_files(search, task, peers) or self._ask_policy(search, task, peers)
 
     def _ask_policy(
         self, search: Search, task: HomeTask, peers: Sequence[str]
@@ -325,6 +331,30 @@ class Sender:
         ]
         return Transfer(willing[0]) if willing else Keep("no other node has better GPUs for it now")
 
+    def _place_by_files(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Transfer | None:
+        """For a task whose files take long to travel: nodes that have them are asked before the policy is, and the one where it
+        would start first takes it, unless it would wait there longer than the transfer takes. None: the policy chooses."""
+        saved_s = self._handoff.holders.saved_s(task)
+        if not saved_s or search.is_broadcast:
+            return None
+        holders = [node for node in self._handoff.holders.nodes(task) if node in peers]
+        asked = {reply.node for reply in search.replies}
+        left = tuple(node for node in holders if node not in asked)
+        if left and len(asked) < SOURCES_MAX:
+            return ProbeStep(left[: SOURCES_MAX - len(asked)])
+        waits_s = {
+            reply.node: max(reply.report.load_tasks - reply.report.slots + 1, 0)
+            / max(reply.report.slots, 1)
+            * self._state.history.mean_s
+            for reply in search.replies
+            if reply.accepts and reply.report is not None and reply.node in holders and reply.node not in search.offered
+        }
+        nearest = min(waits_s, key=lambda node: (waits_s[node], node), default="")
+        if not nearest or waits_s[nearest] >= saved_s:
+            return None
+        search.because = f", since it has its files, which saves {saved_s:.1f} s"
+        return Transfer(nearest)
+
     def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
         report, expected_s = self._information.report(), self._expected_s(task)
         for node in nodes:
@@ -384,10 +414,14 @@ class Sender:
         """End the search for a task that needs no place any more. ``node``: where it is now, "" if it has ended."""
         search = self._searches.of(task)
         if search is not None:
-            self._searches.decide(search, node or "over", f"{node} takes it" if node else "the task is over")
+            reason = (
+                f"{node} takes it{search.because if node in search.offered else ''}" if node else "the task is over"
+            )
+            self._searches.decide(search, node or "over", reason)
         self.drop_search(task)
         self.unstrand(task)
-        task.stranded_because = ""
+        if task.stranded_because:
+            task.stranded_because = ""
         if node:  # there may be room for the next, too
             self.place_next()
 
