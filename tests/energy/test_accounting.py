@@ -20,7 +20,7 @@ from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.model.config import AgentConfig, EnergySettings
 from peerload.model.devices import DeviceReading
 from peerload.model.instant import Instant
-from peerload.model.power import PowerCurve, Quality
+from peerload.model.power import PowerCurve, Quality, estimated_curve
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import Exit, Usage
 from tests.core.given import Given

@@ -149,7 +149,6 @@ def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) 
         devices=devices,
         issuer=is_issuer,
         wake=cards() if config.energy.sleep_after else (),
-        power=estimated_curve(round(cpus), peak_w=rated_watts(config.energy)),
         power=own_curve(config, round(cpus)),
         builders=kinds() if config.mode == "user" else (),
     )
