@@ -240,6 +240,12 @@ class Sender:
             self._searches.decide(search, "stay", reason)
             self._searches.leave_footprints(search)
             self._end(search)
+            self._wake_for(task)
+
+    def _wake_for(self, task: HomeTask) -> None:
+        """Nobody takes a task: wake a node for it, unless it can start here."""
+        if task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
+            self._membership.wake_for(task)
 
     def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Broadcast | Transfer | Keep:
         search.because = ""
