@@ -340,8 +340,8 @@ def history_step(event: RecordedEvent) -> dict[str, object]:
     }
 
 
-def event_object(event: RecordedEvent) -> dict[str, object]:
-    """One event, as `events` lists it."""
+def event_object(event: RecordedEvent, record: TaskRecord | None = None) -> dict[str, object]:
+    """One event, as `events` lists it. record: of the task that ended with it."""
     return {
         "number": event.number,
         "at": event.at,
@@ -351,6 +351,7 @@ def event_object(event: RecordedEvent) -> dict[str, object]:
         "attempt": event.attempt or None,
         "node": event.node or None,
         "reason": event.reason,
+        "usage": None if record is None else _usage(record),
     }
 
 
