@@ -322,9 +322,11 @@ class Daemon:
         process = (
             LauncherService(Path(config.launcher), config.node)
             if config.mode == "system"
-            else LauncherProcess(state / "launcher", self._files_max, store.store_id)
+            else LauncherProcess(
+                state / "launcher", self._files_max, store.store_id, cores=config.cpus.enforce != "off"
+            )
         )
-        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail)
+        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail, enforce=config.cpus.enforce)
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
@@ -495,6 +497,7 @@ class Daemon:
         )
         self.inbox.start(consumer.consume)
         self._begin(kept, launcher)
+        del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
             self.disk_events.changed(self.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
@@ -571,15 +574,22 @@ class Daemon:
         kept = self.store.recover()
         self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
-        of = {id(row): (self.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
+        of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
         for row in kept.tasks:
-            whose, directory = of[id(row)]
+            alike = id(row.spec), id(row.terms)
+            if alike not in of:
+                of[alike] = self.users.submitter(row.spec, row.terms), row.spec.directory
+            whose, directory = of[alike]
             if row.record.state is TaskState.QUEUED and (whose, directory) not in here:
                 here[whose, directory] = True
                 with contextlib.suppress(SlowDown):
                     here[whose, directory] = await self.users.admitted(row.spec, row.terms)
+        if all(here.values()):
+            return kept
         rows = (
-            msgspec.structs.replace(row, directory_here=False) if not here.get(of[id(row)], True) else row
+            row
+            if here.get(of[id(row.spec), id(row.terms)], True)
+            else msgspec.structs.replace(row, directory_here=False)
             for row in kept.tasks
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
@@ -607,6 +617,8 @@ class Daemon:
                 attempts_up_to=kept.attempts_up_to,
             )
         )
+        if self.launcher is not None and self.launcher.enforces_cores:
+            self.inbox.put(events.CoresEnforced())
         self.launcher_events.release_early()
 
     async def _wind_down(self) -> None:

@@ -9,8 +9,6 @@ where the agent answers that the working directory is to travel (`snapshot = "au
 from __future__ import annotations
 
 import os
-import warnings
-from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -19,8 +17,10 @@ from peerload.model.errors import StagingFailed
 from peerload.model.text import printable
 from peerload.text.format import size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from peerload.files.tree import Found
 
@@ -195,4 +195,6 @@ def freeze_fields(path: str, fields: dict[str, Any]) -> None:
     fields["spec"], fields["terms"] = spec, terms
     fields.pop("freezes", None)
     if why:
+        import warnings  # noqa: PLC0415 -- as above
+
         warnings.warn(f"{printable(spec['directory'])} does not travel with the task: {why}", stacklevel=2)

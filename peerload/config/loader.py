@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
-TABLES = ("gpu", "load", "energy", "files", "hooks", "web", "device", "users")
+TABLES = ("gpu", "load", "cpus", "energy", "files", "hooks", "web", "device", "users")
 """Keys that are, or may be, tables of a file."""
 BUILT_IN = "built-in"
 ENVIRONMENT = "environment"

@@ -317,10 +317,10 @@ def cores_reason(ledger: Ledger, request: ResourceRequest, names: Mapping[str, s
     if profile.slots_fixed and len(ledger.running) >= profile.slots:
         holders = [names.get(key, UNNAMED) for key in ledger.running]
         return f"{len(ledger.running)} of {profile.slots} slot{'' if profile.slots == 1 else 's'} taken: {some_of(holders)}"
-    if ledger.cpus_running + request.cpus > profile.cpus + EPSILON:
+    if ledger.cpus_running + ledger.cores_of(request) > profile.cpus + EPSILON:
         taken = f"{ledger.cpus_running:g} of {profile.cpus:g} cpus taken, asked {request.cpus:g}"
         return taken + _by(names, {key: one.cpus for key, (one, _) in ledger.running.items()}, "g")
-    if profile.power is not None and ledger.exceeds_cap(ledger.cpus_running + request.cpus):
+    if profile.power is not None and ledger.exceeds_cap(ledger.cpus_running + ledger.cores_of(request)):
         return f"{ledger.cpus_running:g} of {under_cap_text(profile.power, profile.cpus)} taken, asked {request.cpus:g}"
     promised = f"{ledger.mem_promised_bytes / GIB:.1f} of {profile.mem_bytes / GIB:.1f} GiB of memory promised"
     held = {key: one.mem_bytes / GIB for key, (one, _) in ledger.running.items() if one.mem_bytes}

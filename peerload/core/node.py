@@ -142,15 +142,15 @@ class Node:
 
     def validate(self) -> None:
         """Check the invariants of this node, between two events. Raises InvariantBroken with the facts."""
-        validation.validate_tasks(self.home, self.queue, self.runs, self.state.node)
+        validation.validate_tasks(self.home, self.runs, self.state.node)
         validation.validate_groups(self.eligibility.groups, self.home)
-        validation.validate_attempts(self.executor, self.queue, self.ledger, self.runs)
+        validation.validate_attempts(self.executor, self.ledger, self.runs)
         validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
         """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""
         self.submissions.shrink()
-        for table in (*self.home.tables(), *self.queue.tables()):
+        for table in self.home.tables():
             kept = list(table.items())
             table.clear()
             table.update(kept)
@@ -270,6 +270,9 @@ class Node:
                 self.executor.home_revoked(event.node)
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)
+            case events.CoresEnforced():
+                self.own_profile.change(enforces_cores=True)
+                self.ledger.recount(self.queue.oldest_first())
             case events.PricesRead():
                 self.dispatch.prices_changed(event.prices)
             case events.DiskRoomChanged():

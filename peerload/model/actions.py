@@ -357,6 +357,13 @@ class Answer(_Action, frozen=True):
     error: Exception | None = None
 
 
+class AnswerPart(_Action, frozen=True):
+    """Send lists of an answer ahead of it, which are joined with those that come later."""
+
+    request: int
+    reply: dict[str, object] = {}
+
+
 class TaskChanged(_Action, frozen=True):
     """A task of this home has a new durable record, or has been seen running (started_at and node set)."""
 
@@ -423,6 +430,7 @@ OUTWARD: tuple[type, ...] = (
     KeepOutput,
     FetchOutput,
     Answer,
+    AnswerPart,
     TaskChanged,
     AttemptGone,
 )
@@ -447,6 +455,7 @@ Action = (
     | KeepOutput
     | FetchOutput
     | Answer
+    | AnswerPart
     | TaskChanged
     | AttemptGone
     | SetTimer

@@ -207,6 +207,13 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     build_s_max: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 1800.0
 
 
+class CpusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[cpus]` of the config file. enforce: tasks get shares of the processors by what they ask for where these are
+    scarce ("share"), and never more than they ask for ("limit"), as far as the launcher has cgroups."""
+
+    enforce: Literal["off", "share", "limit"] = "off"
+
+
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
     hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
@@ -321,6 +328,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sharing of the GPUs of this node: a table of the config file."""
     load: LoadSettings = LoadSettings()
     """Load of this node: a table of the config file."""
+    cpus: CpusSettings = CpusSettings()
+    """Cores of tasks: a table of the config file."""
     energy: EnergySettings = EnergySettings()
     """Sensors of power: a table of the config file."""
     files: FilesSettings = FilesSettings()

@@ -310,6 +310,10 @@ class DiskRoomChanged(_Event, frozen=True):
     trouble: str = ""
 
 
+class CoresEnforced(_Event, frozen=True):
+    """Tasks get their shares of the processors here."""
+
+
 class PricesRead(_Event, frozen=True):
     """Price of energy, or its carbon, over time: (from when, Unix s, value per kWh), ascending; empty: none is known."""
 
@@ -558,6 +562,7 @@ Event = (
     | NodeRevoked
     | RemoteCancelRequested
     | DiskRoomChanged
+    | CoresEnforced
     | PricesRead
     | MachineSleeping
     | MachineWoke

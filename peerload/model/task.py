@@ -60,6 +60,8 @@ class TaskState(enum.StrEnum):
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
 
+    __hash__ = str.__hash__  # that of Enum is a function in Python, and states are keys wherever a task changes
+
     @property
     def is_final(self) -> bool:
         """No transition leaves a final state."""

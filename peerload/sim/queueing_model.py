@@ -475,6 +475,7 @@ class QueueingModel:
                 | actions.DialAddress()
                 | actions.ForgetPeer()
                 | actions.AttemptGone()
+                | actions.AnswerPart()
                 | actions.SendGossip()
                 | actions.LookAtDevices()
             ):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TRUE = "/bin/true"
 ROUNDS = 5
 ANSWER_WITHIN_S = 120.0
-MEET_WITHIN_S = 15.0
+MEET_WITHIN_S = 60.0
 
 _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\n'
 

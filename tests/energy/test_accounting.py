@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -52,19 +52,21 @@ class Machine:
         self.put: list[Any] = []
         self.start()
 
-    def start(self, **settings: Any) -> None:
+    def start(self, mode: Literal["user", "system"] = "user") -> None:
         """Start the agent, after a kill -9 if one ran."""
-        places: dict[str, Any] = {"powercap": str(self.tree.powercap), "hwmon": str(self.tree.hwmon)} | settings
-        config = AgentConfig(node="n1", state=str(self.root), socket="s", energy=EnergySettings(**places))
+        self.is_system = mode == "system"
+        settings = EnergySettings(powercap=str(self.tree.powercap), hwmon=str(self.tree.hwmon))
+        config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
         clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
         self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put.append, clock)
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief
-        assert not counters
+        assert counters <= self.is_system
         of = {key: TaskUsage(self.cpu_s[key], -1, -1) for key in keys if key in self.cpu_s}
-        return None if self.is_silent else UsageEvent(1, self.at_s, of)
+        told = [("/sys/zone", "package-0", round(self.drawn_j * 1e6), 10**12, 0)] if counters else []
+        return None if self.is_silent else UsageEvent(1, self.at_s, of, told)
 
     def passes(self, seconds: float, other_cores: float = 0.0, **busy: float) -> None:
         """Let time pass in which these tasks keep so many cores busy."""
@@ -216,7 +218,7 @@ def test_idle_power_is_learned_where_no_curve_was_measured(tmp_path: Path) -> No
         ([(0, 100.0, None), (2, 100.0, None), (4, 100.0, None)], 400.0, 0.0, "derived"),
         ([(0, 100.0, 900), (2, 100.0, 10), (4, 100.0, 210)], 200.0, 2.0, "measured"),
         ([(0, 100.0, 0), (2, None, None), (4, 100.0, 400)], 400.0, 0.0, "measured"),
-        ([(0, 100.0, 0), (2, None, None), (4, None, None)], 0.0, 0.0, "measured"),
+        ([(0, 100.0, 0), *((2.0, None, None) for _ in range(9))], 0.0, 16.0, "measured"),
     ],
 )
 def test_energy_of_a_gpu_goes_to_who_holds_it(
@@ -260,6 +262,19 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
     store.close()
     with sqlite3.connect(tmp_path / "energy.db") as database:
         assert database.execute("SELECT count(*) FROM totals").fetchone() == (0,)
+
+
+def test_for_all_users_the_launcher_reads_the_counters(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.start("system")
+        for _ in range(4):
+            machine.passes(SAMPLE_S, other_cores=1.0)
+            await machine.sample()
+        assert machine.told()["joules"] == pytest.approx(3 * SAMPLE_S * (IDLE_W + CORE_W))
+        assert machine.told()["source"] == "powercap"
+
+    asyncio.run(run())
 
 
 def test_a_silent_launcher_makes_the_window_longer(tmp_path: Path) -> None:

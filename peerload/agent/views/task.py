@@ -226,6 +226,7 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "time_limit_s": spec.time_limit_s,
         "est_s": spec.est_s or None,
         "prefer": spec.prefer or None,
+        "overcommit": spec.request.overcommit,
         "guarantee": spec.guarantee.value,
         "lease": "auto" if spec.lease_auto else spec.lease_s or None,
         "parked": record.parked_ts > 0,
@@ -339,8 +340,8 @@ def history_step(event: RecordedEvent) -> dict[str, object]:
     }
 
 
-def event_object(event: RecordedEvent) -> dict[str, object]:
-    """One event, as `events` lists it."""
+def event_object(event: RecordedEvent, record: TaskRecord | None = None) -> dict[str, object]:
+    """One event, as `events` lists it. record: of the task that ended with it."""
     return {
         "number": event.number,
         "at": event.at,
@@ -350,6 +351,7 @@ def event_object(event: RecordedEvent) -> dict[str, object]:
         "attempt": event.attempt or None,
         "node": event.node or None,
         "reason": event.reason,
+        "usage": None if record is None else _usage(record),
     }
 
 
