@@ -193,6 +193,7 @@ class Environments:
         lock = action.spec.lock
         assert lock is not None
         began_s = time.monotonic()
+        self._event_log.record("environment", "building", task=action.task, reason=lock.name)
         directory = self._root / plan.key
         await asyncio.to_thread(self._make_directory, directory, lock.manifest)
         key = f"{PREFIX}{plan.key}-{secrets.token_hex(4)}"

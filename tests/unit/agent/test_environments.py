@@ -103,7 +103,7 @@ def test_all_tasks_of_a_lock_wait_for_one_build_and_later_ones_for_none(played: 
         lab.ends(key)
         await asyncio.gather(*waiting)
         await lab.prepare(99)
-        assert (len(lab.spawned), lab.told) == (1, ["built"])
+        assert (len(lab.spawned), lab.told) == (1, ["building", "built"])
         (kept,) = lab.made.usage()
         assert (kept["name"], kept["bytes"], kept["in_use"]) == ("requirements.txt", 1000 + len(LINES), True)
         assert lab.made.variables("a7", {b"PATH": b"/bin"})["PATH"] == f"{directory}/env/bin:/bin"
@@ -122,7 +122,7 @@ def test_a_build_that_fails_is_told_with_its_last_lines_and_not_repeated_at_once
             await first
         with pytest.raises(BuildFailed, match="ERROR: no tool"):
             await lab.prepare(2)
-        assert (len(lab.spawned), lab.told, lab.made.usage()) == (1, ["failed"], [])
+        assert (len(lab.spawned), lab.told, lab.made.usage()) == (1, ["building", "failed"], [])
         monkeypatch.setattr(environments, "FAILED_S", 0.0)
         again = lab.prepare(3)
         lab.ends(await lab.builder())
