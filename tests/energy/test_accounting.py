@@ -55,6 +55,7 @@ class Machine:
     def start(self, mode: Literal["user", "system"] = "user") -> None:
         """Start the agent, after a kill -9 if one ran."""
         self.is_system = mode == "system"
+        self.busy_before_s = self.busy_s
         settings = EnergySettings(powercap=str(self.tree.powercap), hwmon=str(self.tree.hwmon))
         config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
@@ -83,7 +84,7 @@ class Machine:
         if self.tree.counted_uj:
             self.tree.draw(self.uncounted_j)
         self.uncounted_j = 0.0
-        await self.agent.sample(self.busy_s, self.busy_s)
+        await self.agent.sample(self.busy_s, self.busy_s - self.busy_before_s)
 
     def runs(self, key: str) -> None:
         self.ledger.running[key] = (ResourceRequest(), True)
@@ -163,6 +164,18 @@ def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> 
         assert machine.agent.measured_watts is None
 
     asyncio.run(run())
+
+
+def test_estimates_go_on_after_a_kill(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, estimated_curve(CORES))
+    for _ in range(30):
+        machine.passes(SAMPLE_S, CORES)
+        asyncio.run(machine.sample())
+    before = machine.told()["joules"]
+    machine.start()
+    machine.passes(SAMPLE_S)
+    asyncio.run(machine.sample())
+    assert machine.told()["joules"] > before > 0
 
 
 def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ class EnergySensors:
         kept, boot = self._store.kept(), machine_boot_id()
         if kept.boot != boot:
             return Kept(boot, self._now().boot_s, -1.0, -1.0, idle=kept.idle)
+        kept.own_s = 0.0  # counted since the start of the agent
         self._counters.counters = kept.counters
         self._counters.known_s = self._now().boot_s
         self.command.goes_on_from(kept.at_s)
@@ -222,7 +223,7 @@ class EnergySensors:
         at_s = self._now().boot_s
         passed_s, self._sampled_s = at_s - self._sampled_s, at_s
         self._hwmon.read(at_s)
-        busy = (own_s - self._kept.own_s) / max(at_s - self._kept.at_s, 1e-3)
+        busy = max(own_s - self._kept.own_s, 0.0) / max(at_s - self._kept.at_s, 1e-3)
         self._take_host(at_s, passed_s, readings, busy)
         self._take_cards(at_s, passed_s)
         may_catch_up = self._active is self._counters and self._counters.known_s < at_s  # then it is one window
