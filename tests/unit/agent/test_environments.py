@@ -47,8 +47,13 @@ class Lab:
         config: Any = SimpleNamespace(state=str(state), mode="user", files=SimpleNamespace(build_s_max=3600.0))
         log: Any = SimpleNamespace(record=lambda _, state, **__: self.told.append(state))
         nobody: Any = None
-        monkeypatch.setattr(builders, "plan_of", lambda lock, _: builders.Plan("k" + lock.name[:1], (b"build",), False))
+        self.looks = 0
+        monkeypatch.setattr(builders, "plan_of", self._plan_of)
         self.made = Environments(config, files, launcher, self.spool, nobody, nobody, log)
+
+    def _plan_of(self, lock: EnvironmentLock, _: str) -> builders.Plan:
+        self.looks += 1
+        return builders.Plan("k" + lock.name[:1], (b"build",), is_conda=False)
 
     def _spawn(self, action: SpawnTask, *_: object) -> None:
         self.spawned[action.key] = action
@@ -103,6 +108,7 @@ def test_all_tasks_of_a_lock_wait_for_one_build_and_later_ones_for_none(played: 
         lab.ends(key)
         await asyncio.gather(*waiting)
         await lab.prepare(99)
+        assert lab.looks == 1
         assert (len(lab.spawned), lab.told) == (1, ["building", "built"])
         (kept,) = lab.made.usage()
         assert (kept["name"], kept["bytes"], kept["in_use"]) == ("requirements.txt", 1000 + len(LINES), True)
