@@ -609,7 +609,7 @@ class _Mediator:
         return self._node.eligibility.groups.regains(task)
 
     def run_again(self, task: HomeTask, exit_: Exit) -> str:
-        return self._node.handoff.retries.again(task, exit_)
+        return self._node.handoff.run_again(task, exit_)
 
     def attempt_lost(self, task: HomeTask, reason: str) -> None:
         self._node.handoff.lost_attempts.died(task, reason)

@@ -127,7 +127,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "energy": ("prices read", "prices refused", "control failed", "asleep", "not asleep", "awake"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "files": ("staged", "returned"),
-    "environment": ("built", "failed"),
+    "environment": ("building", "built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
     "hook": ("failed", "dropped"),
     "web": ("ended", "abandoned"),
