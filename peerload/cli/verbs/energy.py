@@ -96,6 +96,7 @@ def by_user(tasks: Iterable[dict[str, Any]], since: float) -> list[dict[str, Any
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    numbers = [number_text(row[key], 1) for key in ("joules", "wh", "tasks_joules", "other_joules", "idle_joules")]
+    parts = ("joules", "wh", "tasks_joules", "other_joules", "idle_joules")
+    numbers = [number_text(row[key], 3 if key == "wh" else 1) for key in parts]
     gap = "-" if row["gap_s"] is None else duration_text(row["gap_s"])
     return [*numbers, gap, *(str(row[key] or "-") for key in ("quality", "scope", "source"))]
