@@ -8,6 +8,7 @@ import pytest
 
 from peerload.cli.common import options
 from peerload.cli.common.command import command_options, task_name
+from peerload.cli.common.verb_table import VERBS, load
 from peerload.cli.verbs.submit import array_ranges
 from peerload.client.environment import captured, looks_secret, packed
 from peerload.model.errors import BadRequest, UsageError
@@ -221,3 +222,10 @@ print(sorted({{"argparse", "typing", "re", "socket", "msgspec", "shutil"}} & set
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+@each("verb", sorted(VERBS))
+def test_each_verb_shows_its_help(verb: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(verb)(["--help"])
+    assert not ended.value.code
