@@ -115,6 +115,10 @@ class Environments:
         """True if an attempt needs no environment, or has it."""
         return action.spec.lock is None or (action.key in self._uses and self._is_built(self._uses[action.key]))
 
+    def prepares(self, key: str) -> bool:
+        """True if an attempt waits for its environment."""
+        return key in self._staging
+
     def offered(self, action: StageFiles) -> None:
         """Bring environment and files of an offered attempt here, then tell the core."""
         if action.spec.lock is None:
@@ -125,9 +129,9 @@ class Environments:
     async def _stage_offered(self, action: StageFiles) -> None:
         work = asyncio.ensure_future(self._prepare(action))
         try:
-            while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
-                told = Staging(action.task, action.uid, action.attempt, builds=True)
-                self._links.send(action.home, told)
+            while not work.done():
+                self._links.send(action.home, Staging(action.task, action.uid, action.attempt, builds=True))
+                await asyncio.wait({work}, timeout=TELL_EVERY_S)
             work.result()
         except (PeerloadError, OSError, TimeoutError) as error:
             code = error.code if isinstance(error, BuildFailed) else "busy"

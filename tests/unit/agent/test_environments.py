@@ -100,6 +100,7 @@ def test_all_tasks_of_a_lock_wait_for_one_build_and_later_ones_for_none(played: 
     async def story(lab: Lab) -> None:
         waiting = [lab.prepare(number) for number in range(32)]
         key = await lab.builder()
+        assert lab.made.prepares("a31")
         directory = Path(os.fsdecode(lab.spawned[key].spec.directory))
         assert (directory / "lock/requirements.txt").read_bytes() == LINES
         assert (directory.parent / "client/cloudpickle").is_dir()
@@ -108,6 +109,7 @@ def test_all_tasks_of_a_lock_wait_for_one_build_and_later_ones_for_none(played: 
         lab.ends(key)
         await asyncio.gather(*waiting)
         await lab.prepare(99)
+        assert not lab.made.prepares("a31")
         assert lab.looks == 1
         assert (len(lab.spawned), lab.told) == (1, ["building", "built"])
         (kept,) = lab.made.usage()
