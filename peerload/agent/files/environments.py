@@ -183,10 +183,11 @@ class Environments:
                 await asyncio.shield(build.work)
             finally:
                 build.waiting -= 1
-                if not build.waiting:
+                if not build.waiting and not build.work.done():
                     build.work.cancel()
+                    del self._builds[plan.key]  # who comes now begins another
         except BaseException:
-            self.forget(action.key)
+            self._unuse(action.key)
             raise
 
     async def _plan(self, lock: EnvironmentLock) -> Plan | str:
@@ -202,8 +203,12 @@ class Environments:
         if why and time.monotonic() - failed_s < FAILED_S:
             raise BuildFailed(why)
         build = self._builds[plan.key] = _Build(asyncio.get_running_loop().create_task(self._build(plan, action)))
-        build.work.add_done_callback(lambda _: self._builds.pop(plan.key))
+        build.work.add_done_callback(lambda _: self._ended(plan.key, build))
         return build
+
+    def _ended(self, key: str, build: _Build) -> None:
+        if self._builds.get(key) is build:
+            del self._builds[key]
 
     # -- the builder ---------------------------------------------------------------------------------------------------
 
@@ -328,6 +333,10 @@ class Environments:
 
     def forget(self, attempt: str) -> None:
         """An attempt needs its environment no longer."""
+        self.ended_early(attempt)
+        self._unuse(attempt)
+
+    def _unuse(self, attempt: str) -> None:
         if self._uses.pop(attempt, None) is not None:
             (self._noted / attempt).unlink(missing_ok=True)
 
