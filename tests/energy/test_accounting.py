@@ -20,7 +20,7 @@ from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.model.config import AgentConfig, EnergySettings
 from peerload.model.devices import DeviceReading
 from peerload.model.instant import Instant
-from peerload.model.power import PowerCurve, Quality
+from peerload.model.power import PowerCurve, Quality, estimated_curve
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import Exit, Usage
 from tests.core.given import Given
@@ -173,8 +173,9 @@ def test_estimates_go_on_after_a_kill(tmp_path: Path) -> None:
         asyncio.run(machine.sample())
     before = machine.told()["joules"]
     machine.start()
-    machine.passes(SAMPLE_S)
-    asyncio.run(machine.sample())
+    for _ in range(30):
+        machine.passes(SAMPLE_S)
+        asyncio.run(machine.sample())
     assert machine.told()["joules"] > before > 0
 
 

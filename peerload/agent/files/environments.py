@@ -8,6 +8,7 @@ launcher, beside the tasks; one that outlives its agent is ended by the next.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import secrets
@@ -16,9 +17,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cloudpickle  # noqa: TID251 -- only its place on the disk is of interest
-
-import peerload
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.environments import builders
 from peerload.files import manifest as manifests
@@ -274,8 +272,10 @@ class Environments:
         store = self._files.store
         make_tree(directory / "lock", manifests.decode(manifest, store.read), (), store.read_some)
         self._client.mkdir(mode=0o700, exist_ok=True)
-        for module in (peerload, cloudpickle):
-            place = Path(str(module.__file__)).parent
+        for module in ("peerload", "cloudpickle"):
+            found = importlib.util.find_spec(module)
+            assert found is not None
+            place = Path(str(found.origin)).parent
             link = self._client / place.name
             if not link.is_symlink() or link.readlink() != place:
                 link.unlink(missing_ok=True)

@@ -222,7 +222,7 @@ class EnergySensors:
         readings = self._powercap.read() if readings is None else readings
         at_s = self._now().boot_s
         passed_s, self._sampled_s = at_s - self._sampled_s, at_s
-        self._hwmon.read(at_s)
+        await self._hwmon.refresh(at_s)
         busy = max(own_s - self._kept.own_s, 0.0) / max(at_s - self._kept.at_s, 1e-3)
         self._take_host(at_s, passed_s, readings, busy)
         self._take_cards(at_s, passed_s)

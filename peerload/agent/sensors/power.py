@@ -41,6 +41,7 @@ PROFILE_FILE = "power.json"
 PROFILE_BYTES_MAX = 64 << 10
 COMMAND_EVERY_S = 10.0
 COMMAND_S_MAX = 5.0
+READ_S_MAX = 0.2
 OUTPUT_BYTES_MAX = 4096
 ENDED_LOOKS = 50
 ENDED_LOOK_S = 0.01
@@ -197,6 +198,13 @@ class Hwmon(_OfReadings):
         self._place = Path(place)
         self._file: Path | None = None
         self._find_in = 0
+        self._reading: asyncio.Future[None] | None = None
+
+    async def refresh(self, at_s: float) -> None:
+        """Take a reading in a thread: firmware may take its time. One that hangs holds up nothing, and no other is begun."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().run_in_executor(None, self.read, at_s)
+        await asyncio.wait({self._reading}, timeout=READ_S_MAX)
 
     def read(self, at_s: float) -> None:
         """Take a reading; look for a chip now and then where there is none."""
