@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -43,6 +44,8 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.energy.controls import FILE as CONTROLS_FILE
+from peerload.agent.energy.controls import PowerControls
 from peerload.agent.energy.price_feed import PriceFeed
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
@@ -135,7 +138,7 @@ from peerload.wire import recording
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.peers.streams import PieceServer
@@ -150,6 +153,8 @@ RESTART = -1
 """Result of `Daemon.run` when the agent is to be started again."""
 FAR_ANSWER_S = 1.0
 """Timeout of answers where nodes are far apart (`gossip = "wan"`): it is longer than a round trip."""
+CONTROLS_S_MAX = 5.0
+"""Patience with drivers that set the power of this machine, or put it back."""
 STOP_S_MAX = 5.0
 """Bound on a polite stop; then what is left is cut."""
 
@@ -240,17 +245,20 @@ class Daemon:
             core_config = _core_config(config)
             self.node = Node(core_config, policies, identity, profile, chance)
             self._build(state, cluster, trust)
-            await self._serve(
-                loop,
-                recording.Started(
-                    version=__version__,
-                    config=core_config,
-                    preset=preset.name,
-                    preset_text=preset.text,
-                    preset_directory=preset.base,
-                    identity=identity,
-                    profile=profile,
-                    seed=f"{seed:x}",
+            await self._serve_under_controls(
+                PowerControls(state / CONTROLS_FILE),
+                self._serve(
+                    loop,
+                    recording.Started(
+                        version=__version__,
+                        config=core_config,
+                        preset=preset.name,
+                        preset_text=preset.text,
+                        preset_directory=preset.base,
+                        identity=identity,
+                        profile=profile,
+                        seed=f"{seed:x}",
+                    ),
                 ),
             )
         finally:
@@ -345,7 +353,7 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node)
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node, event_log)
 
         self.energy = energy = EnergySensors(
             config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
@@ -468,6 +476,19 @@ class Daemon:
         links.streams.serve(pieces, self.stdin_server, self.forward_server)
 
     # -- start and stop ------------------------------------------------------------------------------------------------
+
+    async def _serve_under_controls(self, controls: PowerControls, serve: Coroutine[Any, Any, None]) -> None:
+        """Serve while the controls of power that are set are in force; those that an earlier start has left are put back first."""
+        settings = self.config.energy
+        try:
+            if controls.are_wanted(settings):
+                for words in await _within_patience(functools.partial(controls.start, settings)):
+                    self.event_log.record("energy", "control failed", reason=words)
+            await serve
+        finally:
+            serve.close()
+            if controls.are_wanted(settings):
+                await _within_patience(controls.restore)
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, started: recording.Started) -> None:
         assert self.launcher is not None
@@ -655,6 +676,17 @@ class Daemon:
         await self.launcher.close()
         await self.gpus.close()
         await self.energy.close()
+
+
+async def _within_patience(control: Callable[[], list[str]]) -> list[str]:
+    """Do this in a thread, since a driver may hang. → what could not be done, which is logged."""
+    try:
+        said = await asyncio.wait_for(asyncio.to_thread(control), CONTROLS_S_MAX)
+    except TimeoutError:
+        said = ["a driver does not answer"]
+    for words in said:
+        log.warning("power control failed: %s", words)
+    return said
 
 
 def _core_config(config: AgentConfig) -> CoreConfig:

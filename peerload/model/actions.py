@@ -124,7 +124,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "cluster": ("revoked", "rotated", "forged", "certified", "renewed"),
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
-    "energy": ("prices read", "prices refused"),
+    "energy": ("prices read", "prices refused", "control failed"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "files": ("staged", "returned"),
     "environment": ("built", "failed"),

@@ -218,7 +218,8 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
     hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
     node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
-    price_file: prices of energy, or its carbon, over time (`energy/prices.py`)."""
+    price_file: prices of energy, or its carbon, over time (`energy/prices.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
+    cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy/controls.py`)."""
 
     power_cmd: Annotated[str, Meta(max_length=4096)] = ""
     powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
@@ -226,6 +227,10 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
     cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
     price_file: Annotated[str, Meta(max_length=4096)] = ""
+    gpu_power_w: Annotated[float, Meta(ge=0.0, le=1e5)] = 0.0
+    gpu_clock_mhz: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    cpu_governor: Annotated[str, Meta(pattern=r"^[a-z_]{0,32}\Z")] = ""
+    cpu_max_mhz: Annotated[int, Meta(ge=0, le=100_000)] = 0
 
 
 Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=8)]

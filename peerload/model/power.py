@@ -83,7 +83,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def watts_at(self, threads: float) -> float:
         """Power of the node while it is awake, with so many threads busy."""
         last = len(self.watts) - 1
-        at = min(self.rate(threads) / self.rate(self.threads), 1.0) * last
+        at = min(self.rate(max(threads, 0.0)) / self.rate(self.threads), 1.0) * last
         step = min(int(at), last - 1)
         return self.watts[step] + (self.watts[step + 1] - self.watts[step]) * (at - step)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 from peerload.model.text import printable
 from peerload.text.format import ago_text, counted, duration_text, number_text, say, shortened, table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 ENDED = ("done", "failed", "cancelled")
 REASON_WIDTH_MAX = 60

@@ -152,6 +152,15 @@ def test_a_task_whose_environment_cannot_be_built_goes_elsewhere_until_nobody_is
     assert (record.state, record.reason) == (TaskState.FAILED, "environment: no wheel")
 
 
+def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_and_named() -> None:
+    x, _, _ = offering()
+    told = messages.Decline("x/2", x.task(2).uid, 1, "cache", "the file cache is full", ACCEPTS)
+    x.hear("y", told)
+    assert "cache" in x.node.membership.why_declines("y", x.task(2).spec)
+    assert x.node.membership.why_declines("y", spec()) == ""
+    assert x.task(2).offered_to == ""
+
+
 def test_an_executor_that_is_lost_before_its_outputs_came_home_has_the_task_run_again() -> None:
     x, name, uid = offering()
     x.hear("y", messages.Accept(name, uid, 1, 5, 7.0, files=True))
@@ -232,12 +241,3 @@ def test_an_executor_fetches_from_the_sources_that_it_is_told_but_not_from_itsel
     x = Given(peers=("h",))
     x.hear("h", messages.Offer("h/1", UID, 1, spec(files=FILES), 60.0, sources=("y", "x", "h")))
     assert x.done(actions.StageFiles).sources == ("y",)
-
-
-def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_and_named() -> None:
-    x, _, _ = offering()
-    told = messages.Decline("x/2", x.task(2).uid, 1, "cache", "the file cache is full", ACCEPTS)
-    x.hear("y", told)
-    assert "cache" in x.node.membership.why_declines("y", x.task(2).spec)
-    assert x.node.membership.why_declines("y", spec()) == ""
-    assert x.task(2).offered_to == ""

@@ -20,7 +20,7 @@ from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.model.config import AgentConfig, EnergySettings
 from peerload.model.devices import DeviceReading
 from peerload.model.instant import Instant
-from peerload.model.power import PowerCurve, Quality
+from peerload.model.power import PowerCurve, Quality, estimated_curve
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import Exit, Usage
 from tests.core.given import Given
@@ -49,12 +49,14 @@ class Machine:
         self.ledger = self.x.node.ledger
         self.x.node.own_profile.change(power=curve)
         self.is_silent = False
+        self.own_before_s = 0.0  # own cores are counted from the start of an agent
         self.put: list[Any] = []
         self.start()
 
     def start(self, mode: Literal["user", "system"] = "user") -> None:
         """Start the agent, after a kill -9 if one ran."""
         self.is_system = mode == "system"
+        self.busy_before_s = self.busy_s
         settings = EnergySettings(powercap=str(self.tree.powercap), hwmon=str(self.tree.hwmon))
         config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
@@ -83,7 +85,7 @@ class Machine:
         if self.tree.counted_uj:
             self.tree.draw(self.uncounted_j)
         self.uncounted_j = 0.0
-        await self.agent.sample(self.busy_s, self.busy_s)
+        await self.agent.sample(self.busy_s, self.busy_s - self.busy_before_s)
 
     def runs(self, key: str) -> None:
         self.ledger.running[key] = (ResourceRequest(), True)
@@ -165,6 +167,34 @@ def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> 
     asyncio.run(run())
 
 
+def test_estimates_go_on_after_a_kill(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, estimated_curve(CORES))
+    for _ in range(30):
+        machine.passes(SAMPLE_S, CORES)
+        asyncio.run(machine.sample())
+    before = machine.told()["joules"]
+    machine.start()
+    machine.passes(SAMPLE_S)
+    asyncio.run(machine.sample())
+    assert machine.told()["joules"] > before > 0
+
+
+def test_an_estimate_goes_on_after_a_kill(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        await machine.sample()
+        for _ in range(5):
+            machine.passes(SAMPLE_S, other_cores=3.0)
+            await machine.sample()
+        machine.start()
+        machine.own_before_s = machine.busy_s
+        machine.passes(SAMPLE_S, other_cores=3.0)
+        await machine.sample()
+        assert machine.told()["joules"] == pytest.approx(6 * SAMPLE_S * (IDLE_W + 3 * CORE_W))
+
+    asyncio.run(run())
+
+
 def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: Path) -> None:
     async def run() -> None:
         machine = Machine(tmp_path)
@@ -190,6 +220,7 @@ def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: 
             machine.passes(SAMPLE_S)
             await machine.sample()
         assert machine.agent.power()["source"] == "powercap"
+        assert machine.told()["gap_s"] == pytest.approx(10.0 + SAMPLE_S)  # the first reading counts nothing
 
     asyncio.run(run())
 

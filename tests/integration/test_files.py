@@ -100,6 +100,16 @@ def test_a_snapshot_is_of_the_moment_of_its_submission(user: User) -> None:
     assert user.task(task)["files"]["kept_beside"] == 1
     (ended,) = (one for one in json.loads(user.types("history", "--json").stdout)["tasks"] if one["id"] == task)
     assert ended["files"] == user.task(task)["files"]
+    assert happened(user.there, task) == ["staged"]
+    assert happened(user.here, task) == ["returned"]
+    told = user.here.call("events", limit=1000, what=["files"], tasks=[task])["events"][-1]["reason"]
+    assert "kept beside what was changed meanwhile: src/a" in told
+
+
+def happened(agent: Agent, task: str) -> list[str]:
+    """What the events of an agent say of the files of a task."""
+    told = agent.call("events", limit=1000, what=["files"])["events"]
+    return [event["state"] for event in told if event["task"] == task]
 
 
 def test_an_output_that_is_not_made_is_no_success(user: User) -> None:
@@ -150,6 +160,7 @@ def test_what_cannot_travel_is_refused_before_anything_is_queued(user: User) -> 
     assert user.types("submit", "--in", "../other", "true").returncode != 0
     listed = user.types("run", "--snapshot", "--dry-run", "--json", "true")
     assert json.loads(listed.stdout)["files_bytes"] == 4
+    assert "src/a (4 B)" in user.types("map", "--snapshot", "--dry-run", "true", ":::", "1").stderr
 
 
 def test_the_cache_is_shown_and_emptied(user: User) -> None:

@@ -26,6 +26,7 @@ from peerload.model.errors import BadRequest, PeerloadError, StagingFailed
 from peerload.model.events import FilesStaged, OutputArrived
 from peerload.model.messages import Staging
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
+from peerload.text.format import counted, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
     from peerload.model.actions import FetchOutput, KeepOutput, SpawnTask, StageFiles
     from peerload.model.submit_options import SubmitOptions
@@ -49,6 +51,8 @@ STAGING_S_MAX = 86_400.0
 """Bound on the time in which the files of one attempt have to be in place."""
 REPAIRS_MAX = 3
 """Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
+CONFLICTS_NAMED_MAX = 5
+"""Outputs kept beside others that an event names."""
 TASKS_REMEMBERED_MAX = 1024
 """Tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
 
@@ -56,7 +60,7 @@ TASKS_REMEMBERED_MAX = 1024
 class AttemptNote(msgspec.Struct):
     """The note about an attempt. is_ready: its working directory is complete. directory, submitted_at: where its outputs come
     home to, and when it was submitted; of a task of another home b"" and 0. result: of an ended one, once it is collected;
-    unplaced: why an output is missing."""
+    unplaced: why an output is missing; returned: what came home, for its event."""
 
     task: str
     files: TaskFiles
@@ -67,6 +71,7 @@ class AttemptNote(msgspec.Struct):
     in_s: float = 0.0
     result: Staged | None = None
     unplaced: str = ""
+    returned: str = ""
 
 
 class AttemptFiles:
@@ -82,6 +87,7 @@ class AttemptFiles:
         inbox: Inbox,
         info: NodeInfo,
         node: Node,
+        event_log: EventLog,
     ) -> None:
         is_system = info.config.mode == "system"
         self.store = BlockStore(state / "files", limit_bytes, disk.low_bytes)
@@ -90,6 +96,7 @@ class AttemptFiles:
         self._links = links
         self._inbox = inbox
         self._node = node
+        self._event_log = event_log
         self._is_system = is_system
         self._directory = state / "files" / "attempts"
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -259,6 +266,10 @@ class AttemptFiles:
         note.in_s = time.monotonic() - began_s
         note.is_ready = True
         self._note(key, note)
+        came = (
+            f"{size_text(note.in_bytes)} fetched, {size_text(note.files.size_bytes)} in place after {note.in_s:.1f} s"
+        )
+        self._event_log.record("files", "staged", task=note.task, reason=came)
 
     async def _fetch_and_make(
         self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
@@ -311,12 +322,16 @@ class AttemptFiles:
     async def settled(self, key: str, exit_: Exit) -> Exit:
         """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is no success if one
         is missing."""
-        return exit_ if key not in self._notes else await self.transfer.in_slow_thread(self._settled, key, exit_)
-
-    def _settled(self, key: str, exit_: Exit) -> Exit:
         note = self._notes.get(key)
         if note is None:
             return exit_
+        exit_ = await self.transfer.in_slow_thread(self._settled, key, note, exit_)
+        if note.returned:
+            self._event_log.record("files", "returned", task=note.task, reason=note.returned)
+        return exit_
+
+    def _settled(self, key: str, note: AttemptNote, exit_: Exit) -> Exit:
+        began_s = time.monotonic()
         if note.result is None:
             note.result, note.unplaced = self._collected(key, note, is_success=exit_.exit_code == 0)
             try:
@@ -326,8 +341,8 @@ class AttemptFiles:
         staged, unplaced = note.result, note.unplaced
         if not unplaced and staged.outputs and note.directory:
             uid = bytes.fromhex(key.partition("-")[0])
-            unplaced, conflicts = self._place(
-                uid, note.task, note.files, note.directory, note.submitted_at, staged.outputs
+            unplaced, conflicts, note.returned = self._place(
+                uid, note.task, note.files, note.directory, note.submitted_at, staged.outputs, began_s
             )
             staged = msgspec.structs.replace(staged, conflicts=conflicts)
         exit_ = msgspec.structs.replace(exit_, staged=staged)
@@ -366,7 +381,7 @@ class AttemptFiles:
     async def bring_home(self, node: str, action: KeepOutput | FetchOutput) -> tuple[str, OutputArrived]:
         """Fetch the outputs of an attempt from its node, and place them → an error that may pass, or ""; and the event that
         says so."""
-        event = OutputArrived(action.uid, action.attempt)
+        event, began_s = OutputArrived(action.uid, action.attempt), time.monotonic()
         task = self._node.home.tasks.get(action.uid)
         if task is None or task.spec.files is None:
             return "", event
@@ -377,7 +392,7 @@ class AttemptFiles:
                 assert work is not None
                 await asyncio.shield(work)
             record = task.record
-            unplaced, conflicts = await self.transfer.in_slow_thread(
+            unplaced, conflicts, returned = await self.transfer.in_slow_thread(
                 self._place,
                 action.uid,
                 action.task,
@@ -385,7 +400,9 @@ class AttemptFiles:
                 task.terms.files_home,
                 record.submitted_at,
                 action.files,
+                began_s,
             )
+            self._event_log.record("files", "returned", task=action.task, reason=returned or unplaced)
         except (NoRoom, OSError) as error:
             return f"its output files cannot be kept: {error}", event
         except StagingFailed as error:
@@ -395,9 +412,17 @@ class AttemptFiles:
         return "", msgspec.structs.replace(event, unplaced=unplaced, conflicts=conflicts)
 
     def _place(
-        self, uid: bytes, task: str, files: TaskFiles, directory: bytes, submitted_at: float, outputs: bytes
-    ) -> tuple[str, int]:
-        """→ why an output is not in its place, and the number of those that are kept beside another."""
+        self,
+        uid: bytes,
+        task: str,
+        files: TaskFiles,
+        directory: bytes,
+        submitted_at: float,
+        outputs: bytes,
+        began_s: float,
+    ) -> tuple[str, int, str]:
+        """→ why an output is not in its place, the number of those that are kept beside another, and what came home, in
+        words."""
         own = self._placed.setdefault(uid, {})
         self._placed.move_to_end(uid)
         while len(self._placed) > TASKS_REMEMBERED_MAX:
@@ -412,10 +437,15 @@ class AttemptFiles:
             with self._placing:  # of two tasks with the same output the second finds that of the first
                 coming.place(manifest, self.store.read_some)
         except (PeerloadError, OSError) as error:
-            return str(error), len(coming.conflicts)
+            return str(error), len(coming.conflicts), ""
+        came = f"{counted(len(manifest.files), 'file')} of {size_text(manifest.size_bytes)} in {time.monotonic() - began_s:.1f} s"
         for path in coming.conflicts:
             log.info("output kept beside a file that was changed: task=%s path=%s", task, path)
-        return "", len(coming.conflicts)
+        if coming.conflicts:
+            more = len(coming.conflicts) - CONFLICTS_NAMED_MAX
+            named = ", ".join(coming.conflicts[:CONFLICTS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+            came += f"; kept beside what was changed meanwhile: {named}"
+        return "", len(coming.conflicts), came
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import files, options
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
@@ -19,8 +17,10 @@ from peerload.model.text import printable
 from peerload.text import units
 from peerload.text.format import number_text, say, size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from typing import Any
 
     from peerload.client.connection import AgentConnection
 
@@ -446,9 +446,9 @@ def gpus(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number <= GPUS_MAX:
-        raise ArgumentTypeError(f"{text!r} is not a number of GPUs; such as 1, 4, or 0.25 for a fraction of one")
+        raise units.invalid(f"{text!r} is not a number of GPUs; such as 1, 4, or 0.25 for a fraction of one")
     if number > 1 and number != int(number):
-        raise ArgumentTypeError(f"{text!r} is neither a whole number nor below 1; such as 2, or 0.5")
+        raise units.invalid(f"{text!r} is neither a whole number nor below 1; such as 2, or 0.5")
     return number
 
 
@@ -457,9 +457,9 @@ def device(text: str) -> tuple[str, int]:
     name, equals, number = text.partition("=")
     count = number if equals else "1"
     if not name or not count.isdecimal() or not 1 <= int(count) <= GPUS_MAX:
-        raise ArgumentTypeError(f"{text!r} is not KIND=N; such as fpga=1")
+        raise units.invalid(f"{text!r} is not KIND=N; such as fpga=1")
     if name == "gpu":
-        raise ArgumentTypeError("GPUs are requested with -G")
+        raise units.invalid("GPUs are requested with -G")
     return name, int(count)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.errors import CANNOT, INTERRUPTED
 from peerload.model.text import printable
 from peerload.text.format import say, shortened, size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from peerload.client.connection import AgentConnection
 
 PLACEMENT_ROUNDS = 9

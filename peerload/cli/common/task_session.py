@@ -11,7 +11,6 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
 
 from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
 from peerload.cli.common.terminal import BACKGROUND_LOOK_S, DETACH_KEY, RawTerminal, StdinReader, window
@@ -22,9 +21,11 @@ from peerload.model.text import printable
 from peerload.text.format import say, shortened
 from peerload.text.tasks import is_mine
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+    from typing import Any, Self
 
 SECOND_INTERRUPT_S = 2.0
 """A second Ctrl-C within this cancels the task."""

@@ -22,12 +22,17 @@ FILE_BYTES_MAX = 64 << 10
 
 def main(words: list[str]) -> int:
     """Run the verb."""
+    if words[:1] == ["restore"]:
+        from peerload.cli.common.power_restore import restore
+
+        return restore(words[1:])
     reader = Options(
         "power",
         "Show what this node draws, from which sensor, and how good the figure is: measured, derived (computed from readings),\n"
         "or estimated (from the load alone). Then its power curve, which other nodes compare when they place by energy.\n"
-        "profile: measure that curve: keep more and more threads busy, for up to 5 minutes. Nothing else may run meanwhile.",
-        usage="[profile] [flags]",
+        "profile: measure that curve: keep more and more threads busy, for up to 5 minutes. Nothing else may run meanwhile.\n"
+        "restore: put back what the controls of an agent have changed (`[energy] gpu_power_w gpu_clock_mhz cpu_governor cpu_max_mhz`).",
+        usage="[profile|restore] [flags]",
     )
     reader.flag(
         "--from FILE", help="profile: use this one, which another start of this machine has measured", dest="file"
@@ -62,7 +67,13 @@ def _lines(told: dict[str, Any]) -> list[str]:
         ]
         for one in told["sources"]
     ]
-    lines = [f"{told['node']}: {number_text(told['watts'], 1)} W {told['quality']}, by {told['source']}", ""]
+    is_known = told["watts"] is not None
+    lines = [
+        f"{told['node']}: {number_text(told['watts'], 1)} W {told['quality']}, by {told['source']}"
+        if is_known
+        else f"{told['node']}: not known yet; the first sample comes within seconds",
+        "",
+    ]
     lines += table(HEADINGS, rows, ("WATTS",))
     if curve := told["curve"]:
         state = "stale: measure it again:  peerload power profile" if curve.get("stale") else curve["quality"]

@@ -78,7 +78,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("used", _usage(usage) if task.get("ended_at") else ""),
         ("output", _output(task)),
         ("files", _files(task.get("files"), ended=bool(task.get("ended_at")))),
-        ("environment", task.get("lock") or ""),
+        ("env", task.get("lock") or ""),
         ("-o", task.get("output_file") or ""),
         ("-e", task.get("error_file") or ""),
         ("notify", task.get("notify") or ""),

@@ -414,7 +414,8 @@ class Sender:
             self._searches.decide(search, node or "over", reason)
         self.drop_search(task)
         self.unstrand(task)
-        task.stranded_because = ""
+        if task.stranded_because:
+            task.stranded_because = ""
         if node:  # there may be room for the next, too
             self.place_next()
 

@@ -125,7 +125,8 @@ class WaitingQueue:
         work.order = self._next_order
         work.is_queued = True
         work.withheld = False
-        work.reserved = ()
+        if work.reserved:
+            work.reserved = ()
         level = self._levels.get(work.spec.priority)
         if level is None:
             level = self._levels[work.spec.priority] = tuple(Line() for _ in ALL)

@@ -29,7 +29,8 @@ def files_of(state: Path, came: list[Any], mode: str = "user") -> AttemptFiles:
     disk: Any = SimpleNamespace(low_bytes=0)
     inbox: Any = SimpleNamespace(put=came.append)
     links: Any = None
-    return AttemptFiles(state, 1 << 30, disk, Spool(state), links, inbox, info, home)
+    event_log: Any = SimpleNamespace(record=lambda *_, **__: None)
+    return AttemptFiles(state, 1 << 30, disk, Spool(state), links, inbox, info, home, event_log)
 
 
 async def others() -> None:
