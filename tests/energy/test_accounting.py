@@ -195,6 +195,26 @@ def test_an_estimate_goes_on_after_a_kill(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_readings_of_power_say_nothing_of_the_time_before_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.chip(0, "power_meter", 50.0)
+        for _ in range(6):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        machine.passes(20.0)
+        machine.start()
+        for _ in range(2):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        node = machine.told()
+        assert node["source"] == "hwmon"
+        assert node["joules"] == pytest.approx((4 + 1) * SAMPLE_S * 50.0)
+        assert node["gap_s"] == pytest.approx(2 * SAMPLE_S + 20.0)
+
+    asyncio.run(run())
+
+
 def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: Path) -> None:
     async def run() -> None:
         machine = Machine(tmp_path)
