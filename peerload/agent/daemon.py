@@ -46,6 +46,7 @@ from peerload.agent.effects import (
 )
 from peerload.agent.energy.controls import FILE as CONTROLS_FILE
 from peerload.agent.energy.controls import PowerControls
+from peerload.agent.energy.power_down import PowerDown, Waker
 from peerload.agent.energy.price_feed import PriceFeed
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
@@ -443,7 +444,8 @@ class Daemon:
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
-        peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
+        waker = Waker(config.energy.resume_cmd)
+        peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers, waker)
         starter = TaskStarter(info, node, spool, stdin, launcher, environments, settler)
         self.performer = Performer(
             outbox,
@@ -537,6 +539,13 @@ class Daemon:
                 self.address_watch.run(),
                 memory.watch(self.node),
                 PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
+                PowerDown(
+                    loader.sleep_after_s(self.config.energy),
+                    self.config.energy.suspend_cmd,
+                    self.node,
+                    self.inbox.put,
+                    self.event_log,
+                ).run(),
                 self.samples.run(),
             ]
             if speed_of(self.config) is None:
@@ -697,6 +706,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         counts_foreign=config.load.foreign == "count",
         gpu=loader.gpu_config(config.gpu),
         cap_w=config.energy.cap_w,
+        may_sleep=bool(config.energy.sleep_after),
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

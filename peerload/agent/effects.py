@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
+    from peerload.agent.energy.power_down import Waker
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
@@ -188,6 +189,8 @@ class Performer:
                 self._records.find(action.tasks)
             case actions.Dial():
                 self._peers.dial(action)
+            case actions.WakePeer():
+                self._peers.wake(action)
             case actions.ForgetPeer():
                 self._peers.forget(action)
             case actions.DialAddress():
@@ -343,6 +346,13 @@ class PeerEffects:
     _members: Members
     _bus: MqttBus | None
     _bus_peers: BusPeers
+    _waker: Waker
+
+    def wake(self, action: actions.WakePeer) -> None:
+        """Wake a machine."""
+        peer = self._node.membership.get(action.node)
+        if peer is not None:
+            self._waker.wake(peer.profile)
 
     def send(self, dst: str, message: Message) -> None:
         """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""

@@ -220,6 +220,10 @@ class WaitReasons:
                 return f"suspect: it has not answered for {since}"
             case PeerState.DEAD:
                 return f"dead for {since}"
+            case PeerState.ASLEEP if peer.identity.node in self._node.membership.waking.failed:
+                return f"asleep for {since}, and did not wake when it was asked to"
+            case PeerState.ASLEEP:
+                return f"asleep for {since}; it is woken when no other node has room"
             case _:
                 return ""
 

@@ -163,6 +163,11 @@ class Node:
             return False
         return key in self.executor.guests or (task is not None and task.key == key)
 
+    @property
+    def has_work(self) -> bool:
+        """True if a task of this home has not ended, or one of another is here: the machine must not sleep."""
+        return bool(self.home.tasks or self.executor.guests or self.ledger.inbound)
+
     def holds(self, key: str) -> bool:
         """True if this attempt is to run here."""
         return self.runs.holds(key)
@@ -282,10 +287,15 @@ class Node:
                     self.shortage.try_again()
                 self.sharing.information.announce()
             case events.MachineSleeping():
+                if event.is_suspended and self.has_work:
+                    return
                 self.state.is_asleep = True
                 self.handoff.parking.go_away("this machine goes to sleep")
+                if event.is_suspended:
+                    self.membership.gossip.sleep()
             case events.MachineWoke():
                 self.state.is_asleep = False
+                self.membership.gossip.wake()
                 self.handoff.parking.resume()
                 self.handoff.leases.ask_all()
             case events.AgentStopping():
@@ -475,6 +485,8 @@ class Node:
             case timers.Gossip():
                 self.membership.timer(timer.kind, timer.subject)
                 self.peer_events.gossiped()
+            case timers.Wake():
+                self.membership.waking.overdue(timer.node)
             case timers.Region():
                 self.sharing.information.region_held()
             case timers.Period():
@@ -597,7 +609,7 @@ class _Mediator:
         return self._node.eligibility.groups.regains(task)
 
     def run_again(self, task: HomeTask, exit_: Exit) -> str:
-        return self._node.handoff.retries.again(task, exit_)
+        return self._node.handoff.run_again(task, exit_)
 
     def attempt_lost(self, task: HomeTask, reason: str) -> None:
         self._node.handoff.lost_attempts.died(task, reason)

@@ -118,16 +118,16 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "lost",
         "delivered",
     ),
-    "node": ("alive", "suspect", "dead", "left", "forgotten", "skipped"),
+    "node": ("alive", "suspect", "dead", "left", "forgotten", "skipped", "asleep", "waking", "not woken"),
     "agent": ("started", "stopping", "leaving", "draining", "undrained", "restarting", "reloaded", "not reloaded"),
     "join": ("invited", "welcomed", "refused"),
     "cluster": ("revoked", "rotated", "forged", "certified", "renewed"),
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
-    "energy": ("prices read", "prices refused", "control failed"),
+    "energy": ("prices read", "prices refused", "control failed", "asleep", "not asleep", "awake"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "files": ("staged", "returned"),
-    "environment": ("built", "failed"),
+    "environment": ("building", "built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
     "hook": ("failed", "dropped"),
     "web": ("ended", "abandoned"),
@@ -219,6 +219,12 @@ class Dial(_Action, frozen=True):
     """Make a peer link to this node if there is none."""
 
     identity: Identity
+
+
+class WakePeer(_Action, frozen=True):
+    """Wake a node that is asleep."""
+
+    node: str
 
 
 class DialAddress(_Action, frozen=True):
@@ -419,6 +425,7 @@ OUTWARD: tuple[type, ...] = (
     Dial,
     DialAddress,
     ForgetPeer,
+    WakePeer,
     SpawnTask,
     FindTasks,
     SignalTask,
@@ -442,6 +449,7 @@ Action = (
     | Dial
     | DialAddress
     | ForgetPeer
+    | WakePeer
     | SendGossip
     | SpawnTask
     | FindTasks

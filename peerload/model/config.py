@@ -170,10 +170,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     # energy
     cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
     """Bound on the power of this node by its curve, in place of the curve's own; 0: none."""
+    may_sleep: bool = False
+    """This machine is suspended when it is idle."""
 
     def limited(self, power: PowerCurve) -> PowerCurve:
-        """The curve with the bound of this node."""
-        return power if self.cap_w is None else msgspec.structs.replace(power, cap_w=self.cap_w)
+        """The curve with the bound of this node, which may sleep or not."""
+        cap_w = power.cap_w if self.cap_w is None else self.cap_w
+        return msgspec.structs.replace(power, cap_w=cap_w, may_sleep=power.may_sleep or self.may_sleep)
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -219,7 +222,9 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
     node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
     price_file: prices of energy, or its carbon, over time (`energy/prices.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
-    cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy/controls.py`)."""
+    cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy/controls.py`). sleep_after: this machine is
+    suspended by suspend_cmd after so long without tasks, "": never; resume_cmd: wakes another one, whose node is in
+    PEERLOAD_NODE, "": a magic packet does (`agent/energy/power_down.py`)."""
 
     power_cmd: Annotated[str, Meta(max_length=4096)] = ""
     powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
@@ -231,6 +236,9 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gpu_clock_mhz: Annotated[int, Meta(ge=0, le=100_000)] = 0
     cpu_governor: Annotated[str, Meta(pattern=r"^[a-z_]{0,32}\Z")] = ""
     cpu_max_mhz: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    sleep_after: Annotated[str, Meta(max_length=20)] = ""
+    suspend_cmd: Annotated[str, Meta(max_length=4096)] = ""
+    resume_cmd: Annotated[str, Meta(max_length=4096)] = ""
 
 
 Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=8)]

@@ -321,7 +321,10 @@ class PricesRead(_Event, frozen=True):
 
 
 class MachineSleeping(_Event, frozen=True):
-    """This machine is about to sleep: tasks of this home that are elsewhere are parked."""
+    """This machine is about to sleep: tasks of this home that are elsewhere are parked. is_suspended: nothing runs on it then, so
+    that other nodes are told; not while there are tasks."""
+
+    is_suspended: bool = False
 
 
 class MachineWoke(_Event, frozen=True):

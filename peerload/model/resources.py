@@ -119,6 +119,10 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Tasks get their shares of the processors, so that some may overcommit."""
     power: PowerCurve | None = None
     """Its power over its load; None: not told."""
+    wake: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z")], ...], Meta(max_length=8)
+    ] = ()
+    """Addresses of network cards that a magic packet wakes it by; (): it is never suspended."""
     issuer: bool = False
     """True if it has the key of the cluster's CA, and so can let others in."""
     builders: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()

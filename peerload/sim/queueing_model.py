@@ -474,6 +474,7 @@ class QueueingModel:
                 | actions.Dial()
                 | actions.DialAddress()
                 | actions.ForgetPeer()
+                | actions.WakePeer()
                 | actions.AttemptGone()
                 | actions.AnswerPart()
                 | actions.SendGossip()

@@ -51,7 +51,10 @@ class Central(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
             known, profile = view.report(peer), view.profile(peer)
             report = known.report if known is not None else None
             told, since = self._placed.get(peer, (report, 0))
-            placed = since if told is report else 0
+            is_current = (
+                known is not None and known.age_s <= view.mean_s
+            )  # else what was placed may have ended unreported
+            placed = since if told is report and is_current else 0
             slots = max(profile.slots, 1) if profile is not None else 1
             load = ((report.load_tasks if report is not None else 0) + placed) / slots
             if load < least:

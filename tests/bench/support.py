@@ -109,9 +109,10 @@ def agents(
     policy: str = "symmetric",
     mqtt: bool = False,
     prepare: Callable[[Path, str], None] | None = None,
+    program: Sequence[str] = (),
 ) -> Iterator[list[Agent]]:
     """So many agents in a temporary directory; with ``mqtt`` they share a broker and have met when this returns.
-    ``prepare`` is called with the state directory and the name of each before it starts."""
+    ``prepare`` is called with the state directory and the name of each before it starts. program: as `agent_process.start` takes it."""
     started: list[Agent] = []
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="pl-bench-", dir=None))
@@ -126,7 +127,7 @@ def agents(
             settings |= {"config": str(directory / "config.toml"), "listen": "127.0.0.1:0"}
             if prepare is not None:
                 prepare(directory / f"state{number}", f"node{number}")
-            started.append(Agent(agent_process.start(settings), slots))
+            started.append(Agent(agent_process.start(settings, program), slots))
         if mqtt:
             for agent in started:
                 wait_until(lambda agent=agent: _alive(agent) == count, MEET_WITHIN_S)

@@ -152,6 +152,23 @@ def test_a_task_whose_environment_cannot_be_built_goes_elsewhere_until_nobody_is
     assert (record.state, record.reason) == (TaskState.FAILED, "environment: no wheel")
 
 
+def test_a_task_whose_environment_cannot_be_built_at_home_goes_elsewhere() -> None:
+    x = Given(policies=SENDER, peers=(), facts={"builders": ("uv",)})
+    x.meet("y", builders=("uv",))
+    x.submit(BUILT)
+    failed = Exit(125, reason="environment: no wheel", not_built=True)
+    key = x.task().key
+    x.when(events.TaskEnded(key, failed))
+    assert x.task().record.state is TaskState.QUEUED
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    assert x.task().offered_to == "y"
+    x.hear("y", messages.Decline("x/1", x.task().uid, 2, "environment", "no wheel either", ACCEPTS))
+    assert x.done(actions.TaskChanged).record.state is TaskState.FAILED
+    x.submit(BUILT)  # y has failed with this lock lately: nobody is left
+    x.when(events.TaskEnded(x.task(2).key, failed))
+    assert x.done(actions.TaskChanged).record.reason == "environment: no wheel"
+
+
 def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_and_named() -> None:
     x, _, _ = offering()
     told = messages.Decline("x/2", x.task(2).uid, 1, "cache", "the file cache is full", ACCEPTS)

@@ -249,10 +249,17 @@ def test_a_directory_that_another_node_does_not_have_travels_unasked(
     monkeypatch.chdir(apart.directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(apart.directory.parent / "cache"))
     assert Client(apart.here.socket).submit(["cat", "src/a"], node="n2").wait(60).succeeded
+    assert asyncio.run(read_there(apart.here.socket)) == b"one\n"
     with Executor(apart.here.socket, node="n2") as executor:
         read = [executor.submit(lambda: Path("src/a").read_text()) for _ in range(3)]
         assert {future.result(60) for future in read} == {"one\n"}
     assert set(apart.files()) == {"b", "src/a", "x", "y"}
+
+
+async def read_there(socket: str) -> bytes:
+    task = await AsyncClient(socket).submit(["cat", "src/a"], node="n2")
+    await task.wait(60)
+    return (await task.output()).stdout
 
 
 def test_a_directory_that_all_nodes_have_does_not_travel(apart: User, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
 from peerload.files.place import Homecoming, make_tree
 from peerload.files.store import BlockStore, NoRoom
 from peerload.model.errors import StagingFailed
+from tests.support import wait_until
 
 LIMIT_BYTES = 64 << 20
 
@@ -309,6 +310,31 @@ def test_damage_is_found_when_a_block_is_read_and_the_block_is_wanted_again(tmp_
     with pytest.raises(StagingFailed, match="damaged"):
         store.read(digest)
     assert store.missing([digest]) == [digest]
+
+
+def test_what_was_verified_a_moment_ago_is_not_verified_again_unless_its_file_was_touched(
+    tmp_path: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+
+    def counting(data: bytes) -> bytes:
+        hashed.append(len(data))
+        return manifest.digest_of(data)
+
+    monkeypatch.setattr("peerload.files.store.digest_of", counting)
+    (digest,) = store.put([b"x" * 1000])
+    store.read(digest)
+    assert len(hashed) == 1
+    (file,) = [path for path in (tmp_path / "store/blocks").rglob("*") if path.is_file()]
+    ctime_ns = file.stat().st_ctime_ns
+
+    def is_touched() -> bool:
+        file.chmod(0o600)
+        return file.stat().st_ctime_ns != ctime_ns
+
+    wait_until(is_touched)
+    store.read(digest)
+    assert len(hashed) == 2
 
 
 def test_a_block_of_another_content_than_announced_is_not_kept(store: BlockStore) -> None:

@@ -152,10 +152,14 @@ class PowerControls:
         return ""
 
     def _changed(self) -> list[Control]:
+        """What has to be put back. For root, who may write everywhere, the file of another user names nothing but processors and
+        cards."""
         try:
-            return [Control(*map(str, one)) for one in json.loads(self._file.read_text())]
-        except (OSError, ValueError, TypeError):
+            is_own = self._file.stat().st_uid == os.geteuid()
+            found = [Control(*map(str, one)) for one in json.loads(self._file.read_text())]
+        except (OSError, ValueError, TypeError, RecursionError):
             return []
+        return [one for one in found if one.kind not in CPU_FILES or is_own or _is_of_kernel(one.target)]
 
     def _keep(self, changed: list[Control]) -> None:
         """Write what has to be put back, durably."""
@@ -203,6 +207,10 @@ def _cpu_changes(settings: EnergySettings) -> Iterator[tuple[str, str, str]]:
         if value:
             for policy in sorted(Path(settings.cpufreq).glob("policy*")):
                 yield kind, str(policy / CPU_FILES[kind]), value
+
+
+def _is_of_kernel(target: str) -> bool:
+    return target.startswith("/sys/devices/system/cpu/") and "/../" not in target
 
 
 def _why(error: Exception) -> str:

@@ -178,10 +178,10 @@ class AttemptFiles:
         self._pin()
         return await self.transfer.in_slow_thread(self.store.collect, self._pinned, everything=True)
 
-    def usage(self) -> dict[str, object]:
+    async def usage(self) -> dict[str, object]:
         """The contents of the cache, for clients."""
         self._pin()
-        found = self.store.usage()
+        found = await self.transfer.in_thread(self.store.usage)
         return {
             "size_bytes": found.size_bytes,
             "limit_bytes": found.limit_bytes,
@@ -388,7 +388,7 @@ class AttemptFiles:
         try:
             if not await self.transfer.in_thread(self._is_complete, action.files):
                 self._pin()
-                work = self.transfer.fetch(action.files, [node]).work
+                work = self.transfer.fetch(action.files, [node], is_output=True).work
                 assert work is not None
                 await asyncio.shield(work)
             record = task.record

@@ -41,7 +41,7 @@ PIECES_MAX = 2
 THREADS = 2
 """Threads that read, write and verify blocks; as many others fill, read and remove whole directories."""
 FETCHES_MAX = 2
-"""Manifests that are fetched at a time; the others wait."""
+"""Manifests of inputs that are fetched at a time, and as many of outputs; the others wait."""
 SOURCES_MAX = 2
 """Nodes that one manifest is fetched from at a time."""
 BLOCKS_MIN = 64
@@ -83,7 +83,7 @@ class FileTransfer:
         self._room = room
         self._serves = serves
         self._fetches: dict[bytes, Fetch] = {}
-        self._turn = asyncio.Semaphore(FETCHES_MAX)
+        self._inputs, self._outputs = asyncio.Semaphore(FETCHES_MAX), asyncio.Semaphore(FETCHES_MAX)
         self._served = asyncio.Semaphore(PIECES_MAX)
         self._threads, self._slow_threads = Workers(THREADS), Workers(THREADS)
 
@@ -126,13 +126,15 @@ class FileTransfer:
 
     # -- from other nodes ----------------------------------------------------------------------------------------------
 
-    def fetch(self, manifest: bytes, sources: Sequence[str]) -> Fetch:
+    def fetch(self, manifest: bytes, sources: Sequence[str], *, is_output: bool = False) -> Fetch:
         """Fetch a manifest and all its blocks from these nodes, the best first, unless that is under way: then they are further
         ones. Its work raises StagingFailed for what cannot be had at all, PeerloadError or OSError for what may be had later."""
         known = self._fetches.get(manifest)
         if known is None:
             known = self._fetches[manifest] = Fetch()
-            known.work = asyncio.get_running_loop().create_task(self._fetch(known, manifest))
+            known.work = asyncio.get_running_loop().create_task(
+                self._fetch(known, manifest, self._outputs if is_output else self._inputs)
+            )
             known.work.add_done_callback(lambda work: self._done(manifest, work))
         known.sources += [node for node in sources if node not in known.sources]
         return known
@@ -142,9 +144,9 @@ class FileTransfer:
         if not work.cancelled() and (error := work.exception()) is not None:
             log.info("cannot fetch files: manifest=%s error=%s", manifest.hex()[:16], error)
 
-    async def _fetch(self, fetch: Fetch, manifest: bytes) -> None:
+    async def _fetch(self, fetch: Fetch, manifest: bytes, turn: asyncio.Semaphore) -> None:
         wait_s, silent_s = RETRY_S_MIN, 0.0
-        async with self._turn:
+        async with turn:
             while lacking := await self.in_thread(self._store.missing_of, manifest):
                 if not fetch.size_bytes and lacking != [manifest]:
                     fetch.size_bytes = decode_root(await self.in_thread(self._store.read, manifest)).size_bytes

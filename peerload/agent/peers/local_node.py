@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.energy.power_down import cards
 from peerload.agent.node_info import now
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
@@ -147,6 +148,7 @@ def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) 
         gpus=sum(device.kind == GPU for device in devices),
         devices=devices,
         issuer=is_issuer,
+        wake=cards() if config.energy.sleep_after else (),
         power=own_curve(config, round(cpus)),
         builders=kinds() if config.mode == "user" else (),
     )

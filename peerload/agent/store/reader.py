@@ -255,6 +255,11 @@ class StoreReader:
             damaged += self.damaged_besides(damaged, limit)
         return TaskPage(read, damaged, truncated)
 
+    @property
+    def has_damage(self) -> bool:
+        """True if there are unfinished tasks that cannot be read, which the core does not know."""
+        return bool(self._damaged)
+
     def damaged_besides(self, named: Sequence[Damage], limit: int) -> list[Damage]:
         """Unfinished tasks that cannot be read, besides those that were named already."""
         names = {damage.task for damage in named}

@@ -82,6 +82,10 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
     argv = _argv(flags.shell, words, verb)
     locks = [word for word in flags.env if "=" not in word]
+    for word in locks:
+        if word.isidentifier() and not os.path.exists(word):
+            hint = f"a variable that you have:  --export {word}"
+            raise UsageError(f"{verb}: --env takes NAME=VALUE or a lock file, not {word!r}", hint=hint)
     flags.env = [word for word in flags.env if "=" in word]
     if len(locks) > 1:
         raise UsageError(f"{verb}: --env names two environments: {printable(' '.join(locks))}", hint="--env PATH")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import HomeTask
     from peerload.model.events import OutputArrived
+    from peerload.model.task import Exit
 
 SIGKILL = 9
 UNCOLLECTED_CHARS_MAX = 300
@@ -191,6 +192,16 @@ class HomeHandoff:
             return
         self._membership.circuit_breaker.declined(src, message.code, accepts=message.report.accepts)
         self._declined(task, offering, message.reason)
+
+    def run_again(self, task: HomeTask, exit_: Exit) -> str:
+        """Queue a task again whose attempt here has ended so, if it is to be tried again: → "". Else why this is its result."""
+        if exit_.not_built and task.spec.guarantee is not Guarantee.ONCE:
+            task.cannot_here = exit_.reason
+            if self._may_be_built(task):
+                self._home.requeue(task, f"{exit_.reason}; another node may build it")
+                return ""
+            task.cannot_here = ""
+        return self.retries.again(task, exit_)
 
     def _may_be_built(self, task: HomeTask) -> bool:
         """True if some node has not failed to build the environment of a task yet."""

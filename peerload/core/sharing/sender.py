@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 STRANDED_ASKED_MAX = 64
 """Stranded tasks looked at when a report says that its node has room; the others have their timers."""
 
+STRANDED_TIMED_MAX = 1000
+"""Stranded tasks that have a timer; the others take turns with those that have been asked about in vain for longest. A timer for
+each of 100,000 would hold up the agent for seconds."""
+
 
 class Sender:
     """One per node; its timers are ``probe`` and ``stranded``."""
@@ -65,6 +69,8 @@ class Sender:
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self._places_all = bool(getattr(state.policies.sender, "places_all", False))
         self._waiting: deque[HomeTask] = deque()
+        self._timed: set[bytes] = set()
+        self._untimed: dict[bytes, HomeTask] = {}
         self._in_flight = 0
 
     # -- which tasks look for a place ----------------------------------------------------------------------------------
@@ -91,20 +97,41 @@ class Sender:
         self._home.stranded[task.uid] = task
         if searches:
             self.search_for(task)
-        self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
+        self._set_timer(task)
 
     def unstrand(self, task: HomeTask) -> None:
         """Stop looking for a task that was placed or cancelled, or can run here after all."""
-        if self._home.stranded.pop(task.uid, None) is not None:
+        if self._home.stranded.pop(task.uid, None) is None:
+            return
+        self._untimed.pop(task.uid, None)
+        if task.uid in self._timed:
+            self._timed.remove(task.uid)
             self._state.clear_timer(timers.Stranded.of(task.uid))
+            self._time_next()
+
+    def _set_timer(self, task: HomeTask) -> None:
+        if task.uid in self._timed or len(self._timed) < STRANDED_TIMED_MAX:
+            self._timed.add(task.uid)
+            self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
+        else:
+            self._untimed[task.uid] = task
+
+    def _time_next(self) -> None:
+        """Give a timer to the task that has been without one for longest."""
+        if self._untimed:
+            self._set_timer(self._untimed.pop(next(iter(self._untimed))))
 
     def ask_again(self, uid: bytes) -> None:
         """The back-off of a stranded task is over."""
         task = self._home.stranded.get(uid)
         if task is None:
             return
-        task.backoff_s = min(task.backoff_s * 2, self._state.config.stranded_backoff_s_max)
-        self._state.set_timer_in(task.backoff_s, timers.Stranded.of(uid))
+        most_s = self._state.config.stranded_backoff_s_max
+        if self._untimed and task.backoff_s >= most_s:
+            self._timed.discard(uid)
+            self._time_next()
+        task.backoff_s = min(task.backoff_s * 2, most_s)
+        self._set_timer(task)
         self.search_for(task)
 
     def peer_met(self) -> None:
@@ -240,6 +267,12 @@ class Sender:
             self._searches.decide(search, "stay", reason)
             self._searches.leave_footprints(search)
             self._end(search)
+            self._wake_for(task)
+
+    def _wake_for(self, task: HomeTask) -> None:
+        """Nobody takes a task: wake a node for it, unless it can start here."""
+        if task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
+            self._membership.wake_for(task)
 
     def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Broadcast | Transfer | Keep:
         search.because = ""

@@ -68,6 +68,7 @@ class Sharing:
         transfer, load, sender = state.policies.transfer, state.policies.load, state.policies.sender
         is_steady = getattr(transfer, "steady", False) and getattr(load, "steady", False)
         self._heeds_all = not is_steady or hasattr(sender, "announced")
+        self._places_all = bool(getattr(sender, "places_all", False))
         self._stranded = home.stranded
         self._ledger = queue.ledger
         retry_rate = RetryRate(state)
@@ -135,7 +136,10 @@ class Sharing:
     def heeds(self, src: str, report: LoadReport) -> bool:
         """True if this node does anything about a report that is told to everybody, beside knowing it: asks for work, offers
         a task, or changes its hints, its thresholds or its load index."""
-        if self._heeds_all or ((report.accepts or report.gpus) and (self._stranded or self._ledger.waits_for_devices)):
+        if self._heeds_all:
+            return True
+        looks_for_room = self._stranded or self._ledger.waits_for_devices or (self._places_all and self._ledger.waiting)
+        if looks_for_room and (report.accepts or report.gpus):
             return True
         is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
         if report.gives or is_overloaded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -109,6 +109,14 @@ class Home:
     def is_being_made(self, name: str) -> bool:
         """True if this is an array whose members are not durable yet, or one of them."""
         return (_array(name) or name) in self._being_made
+
+    def unfinished(self) -> dict[str, int]:
+        """The number of unfinished tasks in each state, where there are any; without arrays that are being made."""
+        numbers = {state: number for state, number in self.states.items() if not state.is_final}
+        for members in (self.arrays.get(array, {}) for array in self._being_made):
+            for first in islice(members.values(), 1):  # nothing has become of any of them
+                numbers[first.record.state] -= len(members)
+        return {state.value: number for state, number in numbers.items() if number}
 
     def named(self, name: str) -> list[HomeTask]:
         """The unfinished tasks that a user means: one, or the members of an array."""

@@ -47,8 +47,13 @@ class Lab:
         config: Any = SimpleNamespace(state=str(state), mode="user", files=SimpleNamespace(build_s_max=3600.0))
         log: Any = SimpleNamespace(record=lambda _, state, **__: self.told.append(state))
         nobody: Any = None
-        monkeypatch.setattr(builders, "plan_of", lambda lock, _: builders.Plan("k" + lock.name[:1], (b"build",), False))
+        self.looks = 0
+        monkeypatch.setattr(builders, "plan_of", self._plan_of)
         self.made = Environments(config, files, launcher, self.spool, nobody, nobody, log)
+
+    def _plan_of(self, lock: EnvironmentLock, _: str) -> builders.Plan:
+        self.looks += 1
+        return builders.Plan("k" + lock.name[:1], (b"build",), is_conda=False)
 
     def _spawn(self, action: SpawnTask, *_: object) -> None:
         self.spawned[action.key] = action
@@ -103,7 +108,8 @@ def test_all_tasks_of_a_lock_wait_for_one_build_and_later_ones_for_none(played: 
         lab.ends(key)
         await asyncio.gather(*waiting)
         await lab.prepare(99)
-        assert (len(lab.spawned), lab.told) == (1, ["built"])
+        assert lab.looks == 1
+        assert (len(lab.spawned), lab.told) == (1, ["building", "built"])
         (kept,) = lab.made.usage()
         assert (kept["name"], kept["bytes"], kept["in_use"]) == ("requirements.txt", 1000 + len(LINES), True)
         assert lab.made.variables("a7", {b"PATH": b"/bin"})["PATH"] == f"{directory}/env/bin:/bin"
@@ -122,7 +128,7 @@ def test_a_build_that_fails_is_told_with_its_last_lines_and_not_repeated_at_once
             await first
         with pytest.raises(BuildFailed, match="ERROR: no tool"):
             await lab.prepare(2)
-        assert (len(lab.spawned), lab.told, lab.made.usage()) == (1, ["failed"], [])
+        assert (len(lab.spawned), lab.told, lab.made.usage()) == (1, ["building", "failed"], [])
         monkeypatch.setattr(environments, "FAILED_S", 0.0)
         again = lab.prepare(3)
         lab.ends(await lab.builder())

@@ -14,7 +14,7 @@ from peerload.agent.files import transfer
 from peerload.agent.files.transfer import FileTransfer
 from peerload.files import manifest
 from peerload.files.manifest import FileEntry, Manifest
-from peerload.files.store import BlockStore
+from peerload.files.store import BlockStore, NoRoom
 from peerload.model.errors import LinkUnavailable, StagingFailed
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
 
@@ -182,7 +182,10 @@ def test_a_source_that_fails_is_replaced(tmp_path: Path, bad: str) -> None:
     assert empty.missing_of(id_) == []
 
 
-def test_a_source_whose_block_is_damaged_is_asked_to_verify_and_drops_it(tmp_path: Path) -> None:
+def test_a_source_whose_block_is_damaged_is_asked_to_verify_and_drops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerload.files.store.FRESH_S", 0.0)
     full, empty, id_ = stores(tmp_path)
     damaged, _, _ = stores(tmp_path / "other")
     for path in (tmp_path / "other/full/blocks").rglob("*"):
@@ -222,3 +225,31 @@ def test_few_pieces_become_ready_in_one_turn_of_the_loop_however_many_nodes_ask(
     pieces = -(-sum(len(full.read(digest)) for digest in every) // transfer.PIECE_BYTES)
     assert sum(ready.values()) >= 50 * pieces
     assert max(ready.values()) <= 2 * transfer.PIECES_MAX  # each with the word that it was the last
+
+
+def test_outputs_come_home_while_inputs_that_do_not_arrive_wait(tmp_path: Path) -> None:
+    full, empty, id_ = stores(tmp_path)
+
+    async def silent(_: str, __: BlocksRequest) -> Pieces:
+        await asyncio.Event().wait()
+        yield BlocksEnd()
+
+    async def story() -> None:
+        there = transfer_of(empty, Links(y=silent, z=server(full)))
+        for number in range(2 * transfer.FETCHES_MAX):
+            there.fetch(bytes([number]) * 32, ["y"])
+        home = there.fetch(id_, ["z"], is_output=True)
+        assert home.work is not None
+        await home.work
+        await there.close()
+
+    asyncio.run(story())
+    assert empty.missing_of(id_) == []
+
+
+def test_a_full_cache_ends_the_copy_and_keeps_within_its_limit(tmp_path: Path) -> None:
+    full, _, id_ = stores(tmp_path)
+    small = BlockStore(tmp_path / "small", 1 << 20)
+    with pytest.raises(NoRoom):
+        fetched(small, Links(server(full)), id_)
+    assert small.usage().size_bytes <= 1 << 20
