@@ -3,6 +3,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
+from argparse import ArgumentTypeError
 
 import pytest
 
@@ -221,3 +223,13 @@ print(sorted({{"argparse", "typing", "re", "socket", "msgspec", "shutil"}} & set
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+def test_an_instant_is_in_so_long_a_time_of_day_or_a_date() -> None:
+    now = time.time()
+    assert options.instant("8h") == pytest.approx(now + 8 * 3600, abs=60)
+    assert now < options.instant("06:00") <= now + 86_400 + 3600
+    assert options.instant("2130-01-31T06:00Z") == 5_051_743_200.0
+    for text in ("2001-01-31T06:00Z", "soon", "25:00", "12"):
+        with pytest.raises(ArgumentTypeError):
+            options.instant(text)
