@@ -30,7 +30,6 @@ DECODERS = {
     "files/manifest.py:_unpacked": "manifest",
     "files/snapshot.py:_Known.__init__": OUR_OWN,
     "agent/files/attempts.py:AttemptFiles.__init__": OUR_OWN,
-    "agent/energy/controls.py:PowerControls._changed": OUR_OWN,
     "sim/public_traces.py:PublicTrace._json_lines": USERS_OWN,
     "sim/service.py:read_class": USERS_OWN,
     "sim/energy_cases.py:read_cases": "energy-cases",
