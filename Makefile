@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-web docs-sentences comparison recording bench bench-guard energy theory golden lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-web docs-sentences comparison recording bench bench-guard bench-peers energy theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 6
@@ -111,6 +111,9 @@ bench: setup  ## measure, on a quiet machine
 
 bench-guard: setup  ## compare counts and processor time, not elapsed time, with tests/bench/guard.json; RECORD=1 records them
 	@.venv/bin/python tests/bench/bench_guard.py $(if $(RECORD),--record)
+
+bench-peers: setup  ## the same work beside task-spooler, GNU parallel, HyperQueue, Dask, Ray, Celery and jobd (TOOLS=DIRECTORY keeps them)
+	@.venv/bin/python tests/bench/bench_peers.py $(if $(TOOLS),--tools $(TOOLS))
 
 energy: CASES = tests/energy/cases.json
 energy: OUT = build/energy.json

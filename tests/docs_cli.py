@@ -31,15 +31,15 @@ HEAD = re.compile(r"\A\n(?!\| flag)[^\n]+\n(?:\n\| flag \|.*?\n(?=\n|\Z))?|\A\n\
 class Read(Exception):
     """Thrown from a verb as soon as it has built its parser."""
 
-    def __init__(self, parser: Options) -> None:
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser
 
 
-def parser_of(verb: str) -> Options:
+def parser_of(verb: str) -> argparse.ArgumentParser:
     """The parser of a verb, taken when it is about to read the command line."""
 
     def stop(parser: Options, _words: list[str]) -> None:
-        raise Read(parser)
+        raise Read(parser.parser())
 
     kept = Options.read, Options.read_command
     Options.read = Options.read_command = stop  # type: ignore[assignment,method-assign]
@@ -52,7 +52,7 @@ def parser_of(verb: str) -> Options:
     raise AssertionError(f"{verb} has read no flags")
 
 
-def flags(parser: Options) -> dict[str, argparse.Action]:
+def flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Its own flags by their long name (of one without: the short one), in the order of its help."""
     found = {action.option_strings[-1]: action for action in parser._actions if action.option_strings}
     return {name: action for name, action in found.items() if name not in GENERAL and action.help != AT}
@@ -68,7 +68,7 @@ def row(action: argparse.Action, formatter: argparse.HelpFormatter) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def table(parser: Options, names: list[str]) -> str:
+def table(parser: argparse.ArgumentParser, names: list[str]) -> str:
     """The table of some flags of a verb; "" where there are none."""
     if not names:
         return ""
@@ -76,7 +76,7 @@ def table(parser: Options, names: list[str]) -> str:
     return "\n| flag | meaning |\n|---|---|\n" + "".join(row(own[name], formatter) + "\n" for name in names)
 
 
-def head(verb: str, parser: Options, shared: set[str]) -> str:
+def head(verb: str, parser: argparse.ArgumentParser, shared: set[str]) -> str:
     """A verb's usage, its purpose, and the flags that it does not share."""
     usage = (parser.usage or "").removeprefix(f"peerload {verb}").strip()
     if not usage:

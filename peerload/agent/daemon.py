@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -43,6 +44,9 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
+from peerload.agent.energy.controls import FILE as CONTROLS_FILE
+from peerload.agent.energy.controls import PowerControls
+from peerload.agent.energy.power_down import PowerDown, Waker
 from peerload.agent.energy.price_feed import PriceFeed
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
@@ -135,7 +139,7 @@ from peerload.wire import recording
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.peers.streams import PieceServer
@@ -150,6 +154,8 @@ RESTART = -1
 """Result of `Daemon.run` when the agent is to be started again."""
 FAR_ANSWER_S = 1.0
 """Timeout of answers where nodes are far apart (`gossip = "wan"`): it is longer than a round trip."""
+CONTROLS_S_MAX = 5.0
+"""Patience with drivers that set the power of this machine, or put it back."""
 STOP_S_MAX = 5.0
 """Bound on a polite stop; then what is left is cut."""
 
@@ -240,17 +246,20 @@ class Daemon:
             core_config = _core_config(config)
             self.node = Node(core_config, policies, identity, profile, chance)
             self._build(state, cluster, trust)
-            await self._serve(
-                loop,
-                recording.Started(
-                    version=__version__,
-                    config=core_config,
-                    preset=preset.name,
-                    preset_text=preset.text,
-                    preset_directory=preset.base,
-                    identity=identity,
-                    profile=profile,
-                    seed=f"{seed:x}",
+            await self._serve_under_controls(
+                PowerControls(state / CONTROLS_FILE),
+                self._serve(
+                    loop,
+                    recording.Started(
+                        version=__version__,
+                        config=core_config,
+                        preset=preset.name,
+                        preset_text=preset.text,
+                        preset_directory=preset.base,
+                        identity=identity,
+                        profile=profile,
+                        seed=f"{seed:x}",
+                    ),
                 ),
             )
         finally:
@@ -322,9 +331,11 @@ class Daemon:
         process = (
             LauncherService(Path(config.launcher), config.node)
             if config.mode == "system"
-            else LauncherProcess(state / "launcher", self._files_max, store.store_id)
+            else LauncherProcess(
+                state / "launcher", self._files_max, store.store_id, cores=config.cpus.enforce != "off"
+            )
         )
-        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail)
+        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail, enforce=config.cpus.enforce)
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
@@ -343,9 +354,11 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, node, is_system=config.mode == "system")
+        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node, event_log)
 
-        self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE))
+        self.energy = energy = EnergySensors(
+            config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
+        )
         self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         # After the end of a task
@@ -431,7 +444,8 @@ class Daemon:
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
-        peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers)
+        waker = Waker(config.energy.resume_cmd)
+        peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers, waker)
         starter = TaskStarter(info, node, spool, stdin, launcher, environments, settler)
         self.performer = Performer(
             outbox,
@@ -465,6 +479,19 @@ class Daemon:
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
+    async def _serve_under_controls(self, controls: PowerControls, serve: Coroutine[Any, Any, None]) -> None:
+        """Serve while the controls of power that are set are in force; those that an earlier start has left are put back first."""
+        settings = self.config.energy
+        try:
+            if controls.are_wanted(settings):
+                for words in await _within_patience(functools.partial(controls.start, settings)):
+                    self.event_log.record("energy", "control failed", reason=words)
+            await serve
+        finally:
+            serve.close()
+            if controls.are_wanted(settings):
+                await _within_patience(controls.restore)
+
     async def _serve(self, loop: asyncio.AbstractEventLoop, started: recording.Started) -> None:
         assert self.launcher is not None
         launcher = self.launcher_events.without_own(await self.launcher.start())
@@ -493,6 +520,7 @@ class Daemon:
         )
         self.inbox.start(consumer.consume)
         self._begin(kept, launcher)
+        del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
             self.disk_events.changed(self.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
@@ -511,6 +539,13 @@ class Daemon:
                 self.address_watch.run(),
                 memory.watch(self.node),
                 PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
+                PowerDown(
+                    loader.sleep_after_s(self.config.energy),
+                    self.config.energy.suspend_cmd,
+                    self.node,
+                    self.inbox.put,
+                    self.event_log,
+                ).run(),
                 self.samples.run(),
             ]
             if speed_of(self.config) is None:
@@ -569,15 +604,22 @@ class Daemon:
         kept = self.store.recover()
         self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
-        of = {id(row): (self.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
+        of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
         for row in kept.tasks:
-            whose, directory = of[id(row)]
+            alike = id(row.spec), id(row.terms)
+            if alike not in of:
+                of[alike] = self.users.submitter(row.spec, row.terms), row.spec.directory
+            whose, directory = of[alike]
             if row.record.state is TaskState.QUEUED and (whose, directory) not in here:
                 here[whose, directory] = True
                 with contextlib.suppress(SlowDown):
                     here[whose, directory] = await self.users.admitted(row.spec, row.terms)
+        if all(here.values()):
+            return kept
         rows = (
-            msgspec.structs.replace(row, directory_here=False) if not here.get(of[id(row)], True) else row
+            row
+            if here.get(of[id(row.spec), id(row.terms)], True)
+            else msgspec.structs.replace(row, directory_here=False)
             for row in kept.tasks
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
@@ -605,6 +647,8 @@ class Daemon:
                 attempts_up_to=kept.attempts_up_to,
             )
         )
+        if self.launcher is not None and self.launcher.enforces_cores:
+            self.inbox.put(events.CoresEnforced())
         self.launcher_events.release_early()
 
     async def _wind_down(self) -> None:
@@ -643,6 +687,17 @@ class Daemon:
         await self.energy.close()
 
 
+async def _within_patience(control: Callable[[], list[str]]) -> list[str]:
+    """Do this in a thread, since a driver may hang. → what could not be done, which is logged."""
+    try:
+        said = await asyncio.wait_for(asyncio.to_thread(control), CONTROLS_S_MAX)
+    except TimeoutError:
+        said = ["a driver does not answer"]
+    for words in said:
+        log.warning("power control failed: %s", words)
+    return said
+
+
 def _core_config(config: AgentConfig) -> CoreConfig:
     """The settings of the core."""
     core_config = CoreConfig(
@@ -651,6 +706,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         counts_foreign=config.load.foreign == "count",
         gpu=loader.gpu_config(config.gpu),
         cap_w=config.energy.cap_w,
+        may_sleep=bool(config.energy.sleep_after),
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
+    from peerload.agent.energy.power_down import Waker
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
@@ -65,9 +66,9 @@ FOUND_AT_A_TIME = 25
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 CLOCKS_DIFFER_S = 0.001
 """Timers that come earlier than this are set again."""
+ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions.PutFloor))
+"""Rows about which more is done than to keep them."""
 OUTWARD = frozenset(actions.OUTWARD)
-ENDS_OF_GUESTS = frozenset((actions.DropExecution, actions.PutFloor))
-"""Rows with which an attempt of another home may be gone from here."""
 BULK_TIMERS = (timers.Batch, timers.Eligibility)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
@@ -77,6 +78,9 @@ class ClientNotifier(Protocol):
 
     def answered(self, answer: Answer, /) -> None:
         """A request has its answer."""
+
+    def answered_in_part(self, part: actions.AnswerPart, /) -> None:
+        """A part of the answer to a request has come."""
 
     def changed(self, action: TaskChanged, /) -> None:
         """A task has a new record, or runs."""
@@ -113,21 +117,25 @@ class Performer:
         if isinstance(event, events.LauncherReady):
             self._tasks.resume()
         for action in decided:
-            if type(action) in OUTWARD:
-                outward = partial(self._outward, action)
-                if uids := actions.granted(action):
-                    self._outbox.renewal(uids, outward)
-                else:
-                    self._outbox.when_durable(outward)
-            elif isinstance(action, actions.Persist):
-                self._records.persist(action.rows)
-                self._tasks.dropped(action.rows)
+            if isinstance(action, actions.Persist):
+                self._persist(action.rows)
+            elif isinstance(action, actions.Send) and (uids := actions.granted(action)):
+                self._outbox.renewal(uids, partial(self._outward, action))
+            elif type(action) in OUTWARD:
+                self._outbox.when_durable(partial(self._outward, action))
             else:
                 self._inward(action)
         if isinstance(event, events.AgentStarted):
             self._clients.restored()
         if isinstance(event, events.AgentStarted | events.LauncherReady):
             self._tasks.adopt(self._knows, is_first=isinstance(event, events.AgentStarted))
+
+    def _persist(self, rows: tuple[Row, ...]) -> None:
+        self._outbox.keep(rows)
+        for row in rows:
+            if type(row) in ROWS_WITH_EFFECTS:
+                self._records.kept(row)
+                self._tasks.dropped(row)
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
@@ -157,6 +165,10 @@ class Performer:
                 self._clients.attempt_gone(action.key)
             case actions.Answer():
                 self._clients.answered(action)
+            case actions.AnswerPart():
+                self._clients.answered_in_part(action)
+            case actions.ForgetTask():
+                self._tasks.forget(action)
             case actions.StageFiles():
                 self._tasks.stage(action)
             case actions.SignalTask():
@@ -177,6 +189,8 @@ class Performer:
                 self._records.find(action.tasks)
             case actions.Dial():
                 self._peers.dial(action)
+            case actions.WakePeer():
+                self._peers.wake(action)
             case actions.ForgetPeer():
                 self._peers.forget(action)
             case actions.DialAddress():
@@ -278,10 +292,9 @@ class RecordEffects:
         self._wanted: dict[str, None] = {}
         """Tasks that are looked up for the core; no more than it waits for and others may ask after."""
 
-    def persist(self, rows: tuple[Row, ...]) -> None:
-        """Keep rows; completion jobs among them begin when they are durable."""
-        self._outbox.keep(rows)
-        if any(type(row) is actions.PutChores for row in rows):
+    def kept(self, row: Row) -> None:
+        """Begin completion jobs as soon as they are durable."""
+        if isinstance(row, actions.PutChores):
             self._outbox.when_durable(self._jobs.wake)
 
     def note(self, event: actions.PutEvent) -> None:
@@ -333,6 +346,13 @@ class PeerEffects:
     _members: Members
     _bus: MqttBus | None
     _bus_peers: BusPeers
+    _waker: Waker
+
+    def wake(self, action: actions.WakePeer) -> None:
+        """Wake a machine."""
+        peer = self._node.membership.get(action.node)
+        if peer is not None:
+            self._waker.wake(peer.profile)
 
     def send(self, dst: str, message: Message) -> None:
         """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
@@ -518,9 +538,9 @@ class TaskEffects:
         self._files.forget(action.key)
         self._environments.forget(action.key)
 
-    def dropped(self, rows: tuple[Row, ...]) -> None:
-        """End the outputs of attempts that are gone from here by these rows."""
-        if any(type(row) in ENDS_OF_GUESTS for row in rows):
+    def dropped(self, row: Row) -> None:
+        """End the outputs of attempts that are gone from here by this row."""
+        if isinstance(row, actions.DropExecution | actions.PutFloor):
             self._output.remote_attempts_gone()
 
     def signal(self, action: actions.SignalTask) -> None:

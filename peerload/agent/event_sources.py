@@ -16,6 +16,7 @@ import msgspec
 
 from peerload.agent.accounts.as_user import TaskUser
 from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
@@ -172,7 +173,8 @@ class ExitSettler:
             why = str(getattr(error, "strerror", None) or error)
             reason = f"{what}: {why}" if what else why
             code = CANNOT_STAGE if isinstance(error, StagingFailed) else CANNOT_EXECUTE
-            self.settle(events.TaskEnded(key, Exit(code, reason=reason)))
+            not_built = isinstance(error, BuildFailed)
+            self.settle(events.TaskEnded(key, Exit(code, reason=reason, not_built=not_built)))
 
     async def close(self) -> None:
         """End background work."""

@@ -38,6 +38,7 @@ async def watch(node: Node) -> None:
             frozen = now
             gc.collect(YOUNG)
             gc.freeze()
+            await _trim()  # the tables that have become too small
         elif now >= before and most - now >= max(TASKS_MIN, now):
             most = frozen = now
             node.shrink()

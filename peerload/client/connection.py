@@ -12,20 +12,21 @@ a plain dict.
 
 from __future__ import annotations
 
+import _socket as socket  # `socket` itself loads enum and selectors, a third of a command's start
 import os
 import select
-import socket
 import struct
 import sys
-from typing import TYPE_CHECKING, Any, Self
 
 from peerload.client.protocol import Protocol, accepted, agent_gone, follows, joined
 from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 from peerload.wire import frame
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
+    from typing import Any, Self
 
     from peerload.client.protocol import Answer
 

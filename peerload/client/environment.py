@@ -7,7 +7,6 @@ variables that travel anyway; with `--export none` only named ones do.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import msgpack
 
@@ -15,6 +14,7 @@ from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable
 from peerload.text.format import size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 

@@ -72,7 +72,11 @@ class Executor(concurrent.futures.Executor):
         if not keep:
             self._fields["attended"] = True
         path = socket_path or connection.default_socket_path()
-        if (bring := files.sender(self._fields, wanted)) is not None:
+        bring = files.sender(self._fields, wanted)
+        if (lock := self._fields["spec"].get(files.LOCK)) is not None:  # a call is read by the version that wrote it
+            version = f"=={sys.version_info.major}.{sys.version_info.minor}.*"
+            self._fields["spec"][files.LOCK] = lock._replace(python=",".join(filter(None, (lock.python, version))))
+        if bring is not None:
             bring(path)
         self._named = wanted.get("name") or ""
         self._room = threading.BoundedSemaphore(tasks_max)

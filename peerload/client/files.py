@@ -9,8 +9,6 @@ where the agent answers that the working directory is to travel (`snapshot = "au
 from __future__ import annotations
 
 import os
-import warnings
-from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -19,8 +17,10 @@ from peerload.model.errors import StagingFailed
 from peerload.model.text import printable
 from peerload.text.format import size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from peerload.files.tree import Found
 
@@ -62,10 +62,16 @@ def add_script(spec: dict[str, Any]) -> None:
 
 
 def prepare(
-    spec: dict[str, Any], terms: dict[str, Any], inputs: Sequence[str], outputs: Sequence[str], *, snapshot: bool
+    spec: dict[str, Any],
+    terms: dict[str, Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    snapshot: bool,
+    files_max: int | None = None,
 ) -> list[Found]:
-    """Have the task work in a fresh directory whose outputs come home → what goes there; [] if nothing travels. Raises
-    StagingFailed."""
+    """Have the task work in a fresh directory whose outputs come home → what goes there; [] if nothing travels. files_max: bound
+    on the files of a snapshot. Raises StagingFailed."""
     if not (inputs or outputs or snapshot):
         return []
     from peerload.files import snapshot as reading  # noqa: PLC0415 -- most submissions have none
@@ -74,7 +80,8 @@ def prepare(
     globs = [_relative(glob, home, is_glob=True) for glob in outputs]
     paths = [_relative(path, home) for path in inputs]
     try:
-        found = reading.look(home, paths, everything=snapshot)
+        limit = {} if files_max is None else {"files_max": files_max}
+        found = reading.look(home, paths, everything=snapshot, **limit)
     except OSError as error:
         raise StagingFailed(f"{printable(home)} cannot be read", why=str(error.strerror)) from None
     terms["files_home"], spec["directory"] = home, SCRATCH
@@ -143,12 +150,12 @@ def freeze(
     """Have the working directory travel → the reason why it does not, "" if it does. Raises PeerloadError."""
     before = dict(spec), dict(terms)
     try:
-        found = prepare(spec, terms, (), (), snapshot=True)
+        found = prepare(spec, terms, (), (), snapshot=True, files_max=AUTO_FILES_MAX)
         size = size_of(found)
-        if len(found) <= AUTO_FILES_MAX and size <= AUTO_BYTES_MAX:
+        if size <= AUTO_BYTES_MAX:
             send(client, spec, terms, found, progress)
             return ""
-        why = f"it has {len(found)} files of {size_text(size)}, and no more than {AUTO_FILES_MAX} of {size_text(AUTO_BYTES_MAX)} travel unasked"
+        why = f"its files have {size_text(size)}, and no more than {size_text(AUTO_BYTES_MAX)} travel unasked"
     except StagingFailed as error:
         why = str(error)
     for now, was in zip((spec, terms), before, strict=True):
@@ -188,4 +195,6 @@ def freeze_fields(path: str, fields: dict[str, Any]) -> None:
     fields["spec"], fields["terms"] = spec, terms
     fields.pop("freezes", None)
     if why:
+        import warnings  # noqa: PLC0415 -- as above
+
         warnings.warn(f"{printable(spec['directory'])} does not travel with the task: {why}", stacklevel=2)

@@ -7,8 +7,6 @@ way, and hands them to `receive_data` until `next_answer` returns that answer. S
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from peerload.model.errors import (
     AgentUnavailable,
     BadRequest,
@@ -20,8 +18,10 @@ from peerload.model.errors import (
 )
 from peerload.wire import frame
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     Answer = tuple[int, str, dict[str, Any]]
     """The number of the request that it answers, its kind ("more", "ok" or "error"), and its body."""

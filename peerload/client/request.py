@@ -31,7 +31,7 @@ class RunRequest(TypedDict, total=False):
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel), snapshot
     (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer (``"time"``,
     ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env
-    (a lock file: the environment that it finds in PATH).
+    (a lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough).
     """
 
     cpus: float
@@ -64,6 +64,7 @@ class RunRequest(TypedDict, total=False):
     est_s: float
     prefer: str
     defer_until: float
+    overcommit: bool
     in_: Sequence[str]
     out: Sequence[str]
     snapshot: bool
@@ -109,6 +110,7 @@ def spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
     for name, field in (("mem", "mem_bytes"), ("gpu_mem", "gpu_mem_bytes")):
         if wanted.get(name):
             request[field] = _size(wanted[name])  # type: ignore[literal-required]
+    request |= _given(wanted, "overcommit")
     placement = _given(wanted, "node", "exclude", "labels", "local", "migrations_max")
     made = {
         "argv": list(argv),

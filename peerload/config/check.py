@@ -17,7 +17,7 @@ import msgspec
 from peerload import notification
 from peerload.config import loader
 from peerload.config.loader import configured_devices
-from peerload.model.config import AgentConfig, EnergySettings, GpuSettings, LoadSettings
+from peerload.model.config import AgentConfig, CpusSettings, EnergySettings, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from peerload.security.address import parse_address
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FILE_BYTES_MAX = 1 << 20
-FLAT_TABLES = {"load": LoadSettings, "energy": EnergySettings}
+FLAT_TABLES = {"load": LoadSettings, "energy": EnergySettings, "cpus": CpusSettings}
 _LINE = re.compile(r"at line (\d+)")
 
 

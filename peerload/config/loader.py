@@ -32,13 +32,13 @@ from peerload.wire.expected import in_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.model.config import DeviceConfig, HooksSettings
+    from peerload.model.config import DeviceConfig, EnergySettings, HooksSettings
 
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
-TABLES = ("gpu", "load", "energy", "files", "hooks", "web", "device", "users")
+TABLES = ("gpu", "load", "cpus", "energy", "files", "hooks", "web", "device", "users")
 """Keys that are, or may be, tables of a file."""
 BUILT_IN = "built-in"
 ENVIRONMENT = "environment"
@@ -111,6 +111,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
         "device": lambda: configured_devices(config.device),
         "hooks": lambda: check_hooks(config.hooks),
     }
+    checks["energy"] = lambda: sleep_after_s(config.energy)
     for key, check in checks.items():
         try:
             check()
@@ -177,6 +178,13 @@ def _with_unit(key: str, text: str, parse: Callable[[str], float]) -> float:
         return parse(text)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(key, f"{text!r} cannot be used", why=str(error)) from None
+
+
+def sleep_after_s(settings: EnergySettings) -> float:
+    """Time without tasks after which this machine is suspended, 0 = never. Raises ConfigError."""
+    if settings.sleep_after and not settings.suspend_cmd:
+        raise ConfigError("energy.sleep_after", "there is no suspend_cmd", hint='suspend_cmd = "systemctl suspend"')
+    return _with_unit("energy.sleep_after", settings.sleep_after, units.duration) if settings.sleep_after else 0.0
 
 
 def load_prices(path: Path) -> tuple[tuple[float, float], ...]:

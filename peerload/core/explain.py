@@ -220,6 +220,10 @@ class WaitReasons:
                 return f"suspect: it has not answered for {since}"
             case PeerState.DEAD:
                 return f"dead for {since}"
+            case PeerState.ASLEEP if peer.identity.node in self._node.membership.waking.failed:
+                return f"asleep for {since}, and did not wake when it was asked to"
+            case PeerState.ASLEEP:
+                return f"asleep for {since}; it is woken when no other node has room"
             case _:
                 return ""
 
@@ -274,7 +278,8 @@ def holding_reason(task: HomeTask) -> str:
             if staging is not None and staging.builds:
                 return f"its environment is being built on {task.offered_to}"
             if staging is not None:
-                return f"its files are on their way to {task.offered_to}: {staging.done_bytes} of {staging.size_bytes} bytes"
+                done, size = staging.done_bytes / MIB, staging.size_bytes / MIB
+                return f"its files are on their way to {task.offered_to}: {done:.1f} of {size:.1f} MiB"
             return f"it is offered to {task.offered_to}, which has not answered yet"
         case HomePhase.RESTING:
             if task.record.failures and not task.record.losses:
@@ -316,10 +321,10 @@ def cores_reason(ledger: Ledger, request: ResourceRequest, names: Mapping[str, s
     if profile.slots_fixed and len(ledger.running) >= profile.slots:
         holders = [names.get(key, UNNAMED) for key in ledger.running]
         return f"{len(ledger.running)} of {profile.slots} slot{'' if profile.slots == 1 else 's'} taken: {some_of(holders)}"
-    if ledger.cpus_running + request.cpus > profile.cpus + EPSILON:
+    if ledger.cpus_running + ledger.cores_of(request) > profile.cpus + EPSILON:
         taken = f"{ledger.cpus_running:g} of {profile.cpus:g} cpus taken, asked {request.cpus:g}"
         return taken + _by(names, {key: one.cpus for key, (one, _) in ledger.running.items()}, "g")
-    if profile.power is not None and ledger.exceeds_cap(ledger.cpus_running + request.cpus):
+    if profile.power is not None and ledger.exceeds_cap(ledger.cpus_running + ledger.cores_of(request)):
         return f"{ledger.cpus_running:g} of {under_cap_text(profile.power, profile.cpus)} taken, asked {request.cpus:g}"
     promised = f"{ledger.mem_promised_bytes / GIB:.1f} of {profile.mem_bytes / GIB:.1f} GiB of memory promised"
     held = {key: one.mem_bytes / GIB for key, (one, _) in ledger.running.items() if one.mem_bytes}

@@ -142,15 +142,15 @@ class Node:
 
     def validate(self) -> None:
         """Check the invariants of this node, between two events. Raises InvariantBroken with the facts."""
-        validation.validate_tasks(self.home, self.queue, self.runs, self.state.node)
+        validation.validate_tasks(self.home, self.runs, self.state.node)
         validation.validate_groups(self.eligibility.groups, self.home)
-        validation.validate_attempts(self.executor, self.queue, self.ledger, self.runs)
+        validation.validate_attempts(self.executor, self.ledger, self.runs)
         validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
         """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""
         self.submissions.shrink()
-        for table in (*self.home.tables(), *self.queue.tables()):
+        for table in self.home.tables():
             kept = list(table.items())
             table.clear()
             table.update(kept)
@@ -162,6 +162,11 @@ class Node:
         except ValueError:  # a file that somebody else has put here
             return False
         return key in self.executor.guests or (task is not None and task.key == key)
+
+    @property
+    def has_work(self) -> bool:
+        """True if a task of this home has not ended, or one of another is here: the machine must not sleep."""
+        return bool(self.home.tasks or self.executor.guests or self.ledger.inbound)
 
     def holds(self, key: str) -> bool:
         """True if this attempt is to run here."""
@@ -237,6 +242,9 @@ class Node:
             case events.SpeedMeasured():
                 self.own_profile.change(speed=event.speed)
                 self.sharing.information.announce()
+            case events.PowerMeasured():
+                self.own_profile.change(power=event.curve.limited_as(self.state.profile.power))
+                self.sharing.information.announce()
             case events.BusChanged():
                 self.membership.has_bus = event.connected
                 if event.connected:
@@ -267,6 +275,9 @@ class Node:
                 self.executor.home_revoked(event.node)
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)
+            case events.CoresEnforced():
+                self.own_profile.change(enforces_cores=True)
+                self.ledger.recount(self.queue.oldest_first())
             case events.PricesRead():
                 self.dispatch.prices_changed(event.prices)
             case events.DiskRoomChanged():
@@ -276,10 +287,15 @@ class Node:
                     self.shortage.try_again()
                 self.sharing.information.announce()
             case events.MachineSleeping():
+                if event.is_suspended and self.has_work:
+                    return
                 self.state.is_asleep = True
                 self.handoff.parking.go_away("this machine goes to sleep")
+                if event.is_suspended:
+                    self.membership.gossip.sleep()
             case events.MachineWoke():
                 self.state.is_asleep = False
+                self.membership.gossip.wake()
                 self.handoff.parking.resume()
                 self.handoff.leases.ask_all()
             case events.AgentStopping():
@@ -469,6 +485,8 @@ class Node:
             case timers.Gossip():
                 self.membership.timer(timer.kind, timer.subject)
                 self.peer_events.gossiped()
+            case timers.Wake():
+                self.membership.waking.overdue(timer.node)
             case timers.Region():
                 self.sharing.information.region_held()
             case timers.Period():
@@ -591,7 +609,7 @@ class _Mediator:
         return self._node.eligibility.groups.regains(task)
 
     def run_again(self, task: HomeTask, exit_: Exit) -> str:
-        return self._node.handoff.retries.again(task, exit_)
+        return self._node.handoff.run_again(task, exit_)
 
     def attempt_lost(self, task: HomeTask, reason: str) -> None:
         self._node.handoff.lost_attempts.died(task, reason)

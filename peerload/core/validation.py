@@ -41,7 +41,7 @@ CPUS_ERROR_MAX = 1e-6
 """Sums of cores differ by their rounding."""
 
 
-def validate_tasks(home: Home, queue: WaitingQueue, runs: RunningTasks, node: str) -> None:
+def validate_tasks(home: Home, runs: RunningTasks, node: str) -> None:
     """The tasks of this home. Raises InvariantBroken, with the story of the task."""
     for uid, task in home.tasks.items():
         record = task.record
@@ -57,7 +57,7 @@ def validate_tasks(home: Home, queue: WaitingQueue, runs: RunningTasks, node: st
         runs_here = task.phase in (HomePhase.HERE, HomePhase.OVER)
         _hold(task, runs.holds(task.key) == runs_here, "what runs here disagrees with its phase")
         waits = task.phase in (HomePhase.WAITING, HomePhase.OFFERED)
-        is_queued, is_stranded = uid in queue, uid in home.stranded
+        is_queued, is_stranded = task.is_queued, uid in home.stranded
         _hold(task, waits or not (is_queued or is_stranded), "it does not wait, and is in the queue or stranded")
         _hold(task, not (is_queued and is_stranded), "it is in the queue and stranded")
         is_offered = is_queued and task.phase is HomePhase.OFFERED
@@ -78,13 +78,13 @@ def validate_groups(groups: TaskGroups, home: Home) -> None:
             raise InvariantBroken(f"group {group.settings.name} knows of tasks that are no members of it")
 
 
-def validate_attempts(executor: ExecutorHandoff, queue: WaitingQueue, ledger: Ledger, runs: RunningTasks) -> None:
+def validate_attempts(executor: ExecutorHandoff, ledger: Ledger, runs: RunningTasks) -> None:
     """The attempts of other homes that are on this node."""
     for key, guest in executor.guests.items():
         _hold(guest, key == guest.key and guest.uid in executor.by_uid, "it is not found by its key and its uid")
         is_newest = executor.by_uid[guest.uid] is guest
-        is_queued = is_newest and guest.uid in queue
-        _hold(guest, is_queued == (guest.phase is RemotePhase.WAITING), "the queue disagrees with its phase")
+        _hold(guest, guest.is_queued == (guest.phase is RemotePhase.WAITING), "the queue disagrees with its phase")
+        _hold(guest, is_newest or not guest.is_queued, "a newer attempt is here, and it waits")
         _hold(guest, runs.holds(key) == (guest.phase is RemotePhase.HERE), "what runs here disagrees with its phase")
         has_room = guest.uid in ledger.inbound or guest.phase is not RemotePhase.RESERVED
         _hold(guest, has_room, "it is accepted, and no room is reserved")
@@ -104,7 +104,7 @@ def validate_room(ledger: Ledger, queue: WaitingQueue, runs: RunningTasks) -> No
     local = sum(isinstance(work, HomeTask) for work in works.values())
     if ledger.running_local != local:
         raise InvariantBroken(f"{local} tasks of this home run here, and {ledger.running_local} are counted")
-    cpus = sum(request.cpus for request, _ in ledger.running.values())
+    cpus = sum(ledger.cores_of(request) for request, _ in ledger.running.values())
     if not math.isclose(cpus, ledger.cpus_running, rel_tol=CPUS_ERROR_MAX, abs_tol=CPUS_ERROR_MAX):
         raise InvariantBroken(f"tasks hold {cpus} cores here, and {ledger.cpus_running} are counted")
     if ledger.waiting != len(queue):

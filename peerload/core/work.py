@@ -44,6 +44,8 @@ class HomePhase(enum.StrEnum):
     OVER = "over"
     """Cancelled; kept only while its process is still being ended here."""
 
+    __hash__ = str.__hash__  # as with `TaskState`
+
 
 class RemotePhase(enum.StrEnum):
     """Phase of an attempt of another home at its executor."""
@@ -173,25 +175,29 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 class Work:
     """A task or an attempt that may wait in the queue of this node and be started here.
 
-    order: the place in the order of arrival at this node; withheld: an offer is out, so it must not start here;
+    order: the place in the order of arrival at this node; is_queued: it waits in the queue, between ``before`` and ``after``; withheld: an offer is out, so it must not start here;
     started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for;
     devices: the ids of those it was given, here or, as its node has said, there; reserved: of those that are kept for it, once nobody may overtake it there.
     """
 
     __slots__ = (
+        "__dict__",  # of what few tasks have: a class attribute until it is set
+        "after",
         "arrived_s",
-        "devices",
+        "before",
         "is_local",
+        "is_queued",
         "keys",
-        "killed_because",
         "order",
-        "reserved",
         "spec",
-        "started_s",
         "task",
         "uid",
         "withheld",
     )
+    killed_because = ""
+    started_s = 0.0
+    devices: tuple[str, ...] = ()
+    reserved: tuple[str, ...] = ()
 
     def __init__(self, task: str, uid: bytes, spec: TaskSpec, arrived_s: float, *, is_local: bool) -> None:
         self.task = task
@@ -199,13 +205,12 @@ class Work:
         self.spec = spec
         self.arrived_s = arrived_s
         self.is_local = is_local
+        self.before: Work | None = None
+        self.after: Work | None = None
+        self.is_queued = False
         self.order = 0
         self.withheld = False
-        self.killed_because = ""
-        self.started_s = 0.0
         self.keys: tuple[bytes, ...] = ()
-        self.devices: tuple[str, ...] = ()
-        self.reserved: tuple[str, ...] = ()
 
     def moves(self) -> int:
         """Placements away from its home by choice, so far."""
@@ -222,21 +227,16 @@ class HomeTask(Work):
     only its home has to know.
     """
 
-    __slots__ = (
-        "backoff_s",
-        "cannot_here",
-        "collection",
-        "false_starts",
-        "lease",
-        "offering",
-        "phase",
-        "record",
-        "running_at",
-        "search",
-        "signalled",
-        "stranded_because",
-        "terms",
-    )
+    __slots__ = ("phase", "record", "search", "terms")
+    offering: Offering | None = None
+    lease: GrantedLease | None = None
+    collection: Collection | None = None
+    backoff_s = 0.0
+    stranded_because = ""
+    cannot_here = ""
+    running_at = 0.0
+    false_starts = 0
+    signalled: tuple[int, tuple[int, ...]] = (0, ())
 
     def __init__(
         self,
@@ -251,16 +251,7 @@ class HomeTask(Work):
         self.record = record
         self.terms = terms
         self.phase = phase
-        self.offering: Offering | None = None
-        self.lease: GrantedLease | None = None
-        self.collection: Collection | None = None
         self.search: int | None = None
-        self.backoff_s = 0.0
-        self.stranded_because = ""
-        self.cannot_here = ""
-        self.running_at = 0.0
-        self.false_starts = 0
-        self.signalled: tuple[int, tuple[int, ...]] = (0, ())
 
     def enter(
         self, phase: HomePhase, *, offering: Offering | None = None, collection: Collection | None = None
@@ -422,5 +413,6 @@ def with_more_memory(spec: TaskSpec, gpu_mem_bytes: int, *, alone: bool) -> Task
 
 def story(work: Work) -> str:
     """All that is known of a task or an attempt, for the report of a bug."""
-    names = [name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ())]
+    slots = {name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ())}
+    names = (slots | vars(work).keys()) - {"__dict__", "before", "after"}
     return ", ".join(f"{name}={value!r}" for name in sorted(names) if (value := getattr(work, name)) not in (None, ""))

@@ -34,6 +34,10 @@ class Part(NamedTuple):
     used: Mapping[str, float]
     busy: float
 
+    def known_s(self, seconds: float) -> float:
+        """Seconds of the window of which the joules are. A longer gap is of a sensor that was silent before, beside others."""
+        return seconds - self.gap_s if self.gap_s < seconds else seconds * (self.joules > 0)
+
 
 class Totals(msgspec.Struct, omit_defaults=True):
     """Joules of a node from ``since`` to ``until`` (Unix s)."""
@@ -106,7 +110,7 @@ class Book(msgspec.Struct):
         for task in self.tasks.values():
             task.device_w = 0.0
         for number, part in enumerate(parts):
-            known_s = max(seconds - part.gap_s, 0.0)
+            known_s = part.known_s(seconds)
             idle_j = min(part.idle_w * known_s, part.joules)
             dynamic_j, everybody = part.joules - idle_j, max(part.busy, sum(part.used.values()))
             tasks_j = 0.0

@@ -13,7 +13,7 @@ import msgpack
 
 from peerload.files import tree
 from peerload.files.beneath import DIRECTORY, Parents
-from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
+from peerload.files.manifest import FILES_MAX, FileEntry, Manifest, digest_of, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -100,17 +100,17 @@ class _Sender:
         self.await_kept()
 
 
-def look(directory: bytes, paths: Sequence[str], *, everything: bool) -> list[tree.Found]:
+def look(directory: bytes, paths: Sequence[str], *, everything: bool, files_max: int = FILES_MAX) -> list[tree.Found]:
     """Files that would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
     Raises StagingFailed, OSError."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
     try:
-        found = list(tree.scan(base, rules=tree.Rules(tree.IGNORE_FILES))) if everything else []
+        found = tree.bounded(tree.scan(base, rules=tree.Rules(tree.IGNORE_FILES)), files_max) if everything else []
         named = {item.path: item for item in found}
-        named.update((item.path, item) for item in tree.scan(base, sorted(set(paths))))
+        named.update((item.path, item) for item in tree.bounded(tree.scan(base, sorted(set(paths)))))
     finally:
         os.close(base)
-    chosen = [named[path] for path in sorted(named)]
+    chosen = tree.bounded(named[path] for path in sorted(named))
     tree.check_size(chosen)
     return chosen
 

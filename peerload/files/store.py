@@ -7,6 +7,7 @@ may be removed, the manifest that was used least recently first: a pack without 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import sqlite3
@@ -26,9 +27,12 @@ UNUSED_S_MAX = 3600.0
 """Blocks that no manifest has are kept for so long: their manifest may be on its way."""
 TARGET_SHARE = 0.9
 """A store that is full is emptied down to this share of its limit."""
-AT_A_TIME = 256
-"""Blocks that one statement finds."""
+AT_FIRST, AT_A_TIME = 8, 256
+"""Blocks that one statement finds: of those to be read, a few and then more, since large ones are soon enough."""
 BUFFER_BYTES = 128 << 10
+FRESH_S, FRESH_MAX = 60.0, 8192
+"""For so long a pack counts as verified that this process has written from verified blocks, unless its file was touched since;
+and so many of them are remembered."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blocks (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, added_at REAL NOT NULL, pack INTEGER NOT NULL, start INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS blocks_of_pack ON blocks (pack);
@@ -69,6 +73,7 @@ class BlockStore:
         self._size_bytes = int(self._database.execute("SELECT coalesce(sum(size), 0) FROM blocks").fetchone()[0])
         self._pack = self._remove_unnamed()
         self._is_dirty = False
+        self._fresh: collections.OrderedDict[int, tuple[float, int]] = collections.OrderedDict()
 
     def _opened(self) -> sqlite3.Connection:
         path = self._directory / "index.db"
@@ -146,7 +151,9 @@ class BlockStore:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with path.open("wb", buffering=BUFFER_BYTES) as file:
                 file.writelines(new.values())
-            self._name(pack, new)
+                file.flush()
+                changed_ns = os.fstat(file.fileno()).st_ctime_ns
+            self._name(pack, new, changed_ns)
         except BaseException:
             with self._lock:
                 self._size_bytes -= size
@@ -154,8 +161,8 @@ class BlockStore:
             raise
         return digests
 
-    def _name(self, pack: int, new: dict[bytes, bytes]) -> None:
-        """Say in the database which blocks are in a pack."""
+    def _name(self, pack: int, new: dict[bytes, bytes], changed_ns: int) -> None:
+        """Say in the database which blocks are in a pack that was written just now."""
         rows, start, now = [], 0, time.time()
         for digest, block in new.items():
             rows.append((digest, len(block), now, pack, start))
@@ -172,6 +179,9 @@ class BlockStore:
                 if isinstance(error, sqlite3.Error):
                     raise NoRoom("files of tasks cannot be kept", why=str(error)) from None
                 raise
+            self._fresh[pack] = time.monotonic() + FRESH_S, changed_ns
+            if len(self._fresh) > FRESH_MAX:
+                self._fresh.popitem(last=False)
             if named < len(rows):
                 self._size_bytes -= start - sum(
                     size for (size,) in self._execute("SELECT size FROM blocks WHERE pack = ?", (pack,))
@@ -194,10 +204,12 @@ class BlockStore:
         """The first of these blocks, at least one, until they have so many bytes together. verified: False where somebody
         else verifies them. Raises StagingFailed if one is not here (any more), or damaged: then it is removed."""
         found: list[bytes] = []
-        opened, fd = 0, -1
+        opened, fd, is_fresh = 0, -1, False
         try:
-            for at in range(0, len(digests), AT_A_TIME):
-                some = digests[at : at + AT_A_TIME]
+            at, count = 0, AT_FIRST
+            while at < len(digests):
+                some = digests[at : at + count]
+                at, count = at + count, min(count * 2, AT_A_TIME)
                 with self._lock:
                     rows = {digest: place for digest, *place in self._find("digest, pack, start, size", some)}
                 for digest in some:
@@ -209,8 +221,9 @@ class BlockStore:
                         if fd >= 0:
                             os.close(fd)
                         opened, fd = pack, self._open(pack)
+                        is_fresh = fd >= 0 and self._is_fresh(pack, os.fstat(fd))
                     data = os.pread(fd, size, start) if fd >= 0 else b""
-                    if len(data) != size or (verified and digest_of(data) != digest):
+                    if len(data) != size or (verified and not is_fresh and digest_of(data) != digest):
                         self._damaged(digest)
                     found.append(data)
                     bytes_max -= size
@@ -220,6 +233,10 @@ class BlockStore:
             if fd >= 0:
                 os.close(fd)
         return found
+
+    def _is_fresh(self, pack: int, status: os.stat_result) -> bool:
+        until_s, changed_ns = self._fresh.get(pack, (0.0, 0))
+        return time.monotonic() < until_s and status.st_ctime_ns == changed_ns
 
     def _open(self, pack: int) -> int:
         try:
@@ -271,13 +288,11 @@ class BlockStore:
                 os.close(fd)
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows of one statement. Raises NoRoom if the database cannot be used now, StagingFailed if it is damaged."""
+        """The rows of one statement. Raises NoRoom if the database cannot be used: the task may run elsewhere."""
         try:
             return self._database.execute(statement, values).fetchall()
-        except sqlite3.OperationalError as error:
-            raise NoRoom("the cache of files cannot be used", why=str(error)) from None
         except sqlite3.Error as error:
-            raise StagingFailed("the cache of files is damaged", why=str(error)) from None
+            raise NoRoom("the cache of files cannot be used", why=str(error)) from None
 
     def sync(self) -> None:
         """Have all blocks on disk. Raises OSError."""
@@ -352,6 +367,12 @@ class BlockStore:
                 if digest not in kept and (digest in named or added_at < orphans_until)
             ]
             return self._drop(gone)
+
+    def drop_damaged(self, manifest: bytes) -> None:
+        """Remove all blocks of a manifest that are damaged, as far as it can be read."""
+        for digest in self._blocks_of(manifest):
+            with contextlib.suppress(StagingFailed):
+                self.read(digest)
 
     def _blocks_of(self, manifest: bytes) -> set[bytes]:
         """All blocks of a manifest, as far as it is here."""

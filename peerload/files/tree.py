@@ -7,6 +7,7 @@ Then each file is opened beneath its directory (`beneath.py`): a link that was p
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -71,12 +72,14 @@ class Rules:
         return False
 
 
-def scan(base: int, starts: Iterable[str] = ("",), rules: Rules | None = None) -> Iterator[Found]:
+def scan(
+    base: int, starts: Iterable[str] = ("",), rules: Rules | None = None, pattern: re.Pattern[str] | None = None
+) -> Iterator[Found]:
     """The files, links and empty directories of ``starts`` beneath an open directory, sorted by name; "" is all of it.
-    Raises StagingFailed for what cannot travel, and OSError."""
+    pattern: of the paths that count, None = all. Raises StagingFailed for what counts and cannot travel, and OSError."""
     for start in starts:
         if not start:
-            yield from _scan_directory(base, "", rules)
+            yield from _scan_directory(base, "", rules, pattern)
             continue
         _check_name(start)
         try:
@@ -87,14 +90,14 @@ def scan(base: int, starts: Iterable[str] = ("",), rules: Rules | None = None) -
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                yield from _scan_directory(fd, start, None)
+                yield from _scan_directory(fd, start, None, pattern)
             else:
                 yield _found(start, status, lambda fd=fd: os.readlink("", dir_fd=fd))  # type: ignore[misc]
         finally:
             os.close(fd)
 
 
-def _scan_directory(above: int, path: str, rules: Rules | None) -> Iterator[Found]:
+def _scan_directory(above: int, path: str, rules: Rules | None, pattern: re.Pattern[str] | None) -> Iterator[Found]:
     fd = open_beneath(above, ".", DIRECTORY)
     try:
         entries = sorted(os.scandir(fd), key=lambda entry: entry.name)
@@ -108,12 +111,17 @@ def _scan_directory(above: int, path: str, rules: Rules | None) -> Iterator[Foun
             if rules is not None and rules.ignore(below, is_directory=is_directory):
                 continue
             is_empty = False
-            _check_name(below)
+            if pattern is None:
+                _check_name(below)
+            elif not is_directory:
+                if not pattern.match(below):
+                    continue
+                _check_name(below)
             try:
                 if is_directory:
                     inner = open_beneath(fd, entry.name, DIRECTORY)
                     try:
-                        yield from _scan_directory(inner, below, rules)
+                        yield from _scan_directory(inner, below, rules, pattern)
                     finally:
                         os.close(inner)
                 else:
@@ -143,11 +151,17 @@ def _check_name(path: str) -> None:
         raise StagingFailed(f"{path!r} cannot be staged", why=why, hint=_SKIPS)
 
 
-def check_size(found: Sequence[Found], bytes_max: int = BYTES_MAX) -> None:
-    """Raises StagingFailed if there are too many files, or too much is in them; the largest are named."""
-    if len(found) > FILES_MAX:
-        why = f"there are {len(found)} files; at most {FILES_MAX} are allowed"
+def bounded(found: Iterable[Found], files_max: int = FILES_MAX) -> list[Found]:
+    """All of them. Raises StagingFailed as soon as there are too many."""
+    all_ = list(itertools.islice(found, files_max + 1))
+    if len(all_) > files_max:
+        why = f"there are more than {files_max} files"
         raise StagingFailed("too many files to be staged", why=why, hint="leave some out:  .peerloadignore")
+    return all_
+
+
+def check_size(found: Sequence[Found], bytes_max: int = BYTES_MAX) -> None:
+    """Raises StagingFailed if too much is in the files; the largest are named."""
     total = sum(item.status.st_size for item in found if item.status is not None)
     if total > bytes_max:
         named = ", ".join(f"{item.path} ({item.status.st_size} bytes)" for item in largest(found) if item.status)
@@ -256,7 +270,7 @@ def changed(
     pattern = matcher(globs) if globs else None
     known = {entry.path: entry for entry in before.files}
     links = dict(before.links)
-    found = [item for item in scan(base, rules=rules) if pattern is None or pattern.match(item.path)]
+    found = bounded(scan(base, rules=rules, pattern=pattern))
     paths = {item.path for item in found}
     for glob in globs:
         if (

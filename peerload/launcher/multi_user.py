@@ -27,6 +27,7 @@ class MultiUser(Protocol):
     access: AgentCredentials
     powercap: Powercap
     unenforced: tuple[str, ...]
+    enforces_cores: bool
 
     def open(
         self, epoll: select.epoll, events: list[LauncherEvent], units: Units, root_name: str, own_children: set[int]

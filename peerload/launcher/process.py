@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import errno
+import itertools
 import os
 import signal
 from typing import Any
@@ -107,7 +108,7 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
     """Fork a process that becomes a program, and wait until it has → its pid. ``become`` gets the signals that do not have their
     default here. Raises OSError or ValueError if it has not. The builtins of `signal` are called, since its own functions make an enum of
     each of 64 signals: nothing costs more before a fork, and in the child each page that is written to is copied."""
-    changed = [number for number in SIGNALS_DEFAULT if _signal.getsignal(number) is not _signal.SIG_DFL]
+    changed = list(itertools.compress(SIGNALS_DEFAULT, map(_signal.getsignal, SIGNALS_DEFAULT)))  # SIG_DFL is 0
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         blocked = _signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_DEFAULT)

@@ -153,8 +153,9 @@ class SpawnRequest(Message):
     environment: None if it cannot be read. deadline_s: CLOCK_BOOTTIME, 0 = none. ts: of the message that granted the lease.
     frozen_s_max: 0 = the launcher's own. once: its exit is on the disk before it is reported. input: the file that feeds its
     stdin. terminal: rows and columns. run: the run of the launcher that this was meant for. inside: key of the task whose
-    environment, directory and containment it shares. The rest is for a launcher that serves all users: user at the node home,
-    with this uid (-1: not known); kept: names of variables that a task of another user gets all the same.
+    environment, directory and containment it shares. cpus, cpus_max: its share of the processors, and the most of them that it
+    gets (0 = no bound), where they are enforced. The rest is for a launcher that serves all users: user at the node home, with
+    this uid (-1: not known); kept: names of variables that a task of another user gets all the same.
     """
 
     key: str
@@ -181,6 +182,7 @@ class SpawnRequest(Message):
     kept: list[bytes] | None = None
     devices: bool = False
     cpus: float = 1.0
+    cpus_max: float = 0.0
 
 
 class SignalRequest(Message):
@@ -310,7 +312,8 @@ Request = (
 
 class ListedEvent(Message):
     """A part of the list. run: the name of this run of the launcher. units, memory: how tasks are contained, and their memory
-    limited. unenforced: sentences about what cannot be enforced. system: it serves all users."""
+    limited. unenforced: sentences about what cannot be enforced. system: it serves all users. cores: tasks get their shares of
+    the processors."""
 
     pid: int
     more: bool
@@ -322,6 +325,7 @@ class ListedEvent(Message):
     unenforced: list[str]
     memory: str
     system: bool
+    cores: bool = False
 
 
 class StartedEvent(Message):

@@ -63,6 +63,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
+    from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import Units
     from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.protocol import LauncherEvent, Request
@@ -86,9 +87,17 @@ class Launcher:
     directory."""
 
     def __init__(
-        self, directory: str, units: str = "", memory: str = "", system: MultiUser | None = None, store: str = ""
+        self,
+        directory: str,
+        units: str = "",
+        memory: str = "",
+        system: MultiUser | None = None,
+        store: str = "",
+        *,
+        cores: bool = False,
     ) -> None:
-        """store: the id of the database that it starts tasks for, "" for several."""
+        """store: the id of the database that it starts tasks for, "" for several. cores: they are enforced, as far as
+        possible; for all users they always are."""
         self._directory = directory
         self._store = store
         self._claim: socket.socket | None = None
@@ -96,6 +105,8 @@ class Launcher:
         self._access = OwnCredentials() if system is None else system.access
         self._units_wanted = units
         self._memory_wanted = memory
+        self._cores: CgroupLimits | None = None
+        self._wants_cores = cores and system is None
         self._lock = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,8 +141,12 @@ class Launcher:
         if self._system is not None:
             self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run, self._own_children)
         self._input = LauncherStdin(self._epoll, self._events, self._access)
+        if self._wants_cores:
+            from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
+
+            self._cores = CgroupLimits(self._directory, self._units, ROOT_PREFIX + self._run, (CPU,))
         self._spawner = Spawner(
-            self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system
+            self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system, self._cores
         )
         self._reaper = Reaper(self._units, self._end, self._unit_closed)
         self._leases = LeaseTimers(self._tasks, self._units, self._events)
@@ -203,7 +218,7 @@ class Launcher:
             self._flush()
         self._agent.close()
         self._units.remove()
-        self._memory.remove()
+        self._remove_cgroups()
         if self._system is not None:
             self._system.close()
         if self._watchdog is not None:
@@ -275,6 +290,13 @@ class Launcher:
         """Release what an attempt had; not even its unit is left."""
         if self._system is not None:
             self._system.release(key)
+        if self._cores is not None:
+            self._cores.close(key)
+
+    def _remove_cgroups(self) -> None:
+        self._memory.remove()
+        if self._cores is not None:
+            self._cores.remove()
 
     def _report_lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
         self._events.append(ExpiredEvent(key, reason, never_started, shortage))
@@ -377,6 +399,7 @@ class Launcher:
                 unenforced=[*self._units.unenforced, *self._memory.unenforced, *self._spawner.unenforced],
                 memory=self._memory.name,
                 system=self._system is not None,
+                cores=self._spawner.enforces_cores,
             )
             self._agent.send([event])
 
@@ -556,13 +579,13 @@ def _request_socket(directory: str) -> None:
 
 
 def locked_launcher(
-    directory: str, units: str, memory: str, system: MultiUser | None = None, store: str = ""
+    directory: str, units: str, memory: str, system: MultiUser | None = None, store: str = "", *, cores: bool = False
 ) -> Launcher:
     """The launcher of this directory; ends this process if there is another."""
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
         try:
-            return Launcher(directory, units, memory, system, store)
+            return Launcher(directory, units, memory, system, store, cores=cores)
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
                 _request_socket(directory)
@@ -572,17 +595,21 @@ def locked_launcher(
 
 
 def main() -> None:
-    """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to
+    """``--directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]``: run the launcher of DIR until it is told to
     stop. Units are cgroup2 or bare; memory is limited by cgroup2, cgroup1 or rlimit; the default is the best that
     works. ID: of the database that it starts tasks for."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
-    known = {"--directory", "--units", "--memory", "--store"}
+    known = {"--directory", "--units", "--memory", "--store", "--cores"}
     if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:
-        sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND] [--store ID]")
+        sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]")
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
     launcher = locked_launcher(
-        directory, flags.get("--units", ""), flags.get("--memory", ""), store=flags.get("--store", "")
+        directory,
+        flags.get("--units", ""),
+        flags.get("--memory", ""),
+        store=flags.get("--store", ""),
+        cores="--cores" in flags,
     )
     _detach(directory)
     launcher.open()

@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import Units
     from peerload.launcher.memory_limits import MemoryLimits
     from peerload.launcher.multi_user import MultiUser
@@ -58,10 +59,16 @@ class Spawner:
         memory: MemoryLimits,
         standard_input: LauncherStdin,
         system: MultiUser | None = None,
+        cores: CgroupLimits | None = None,
     ) -> None:
+        """cores: enforces cores for a launcher of one user."""
         self._run = run
         self._system = system
+        self._cores = cores
         self.unenforced: tuple[str, ...] = () if system is None else system.unenforced
+        self.enforces_cores = system is not None and system.enforces_cores
+        if cores is not None:
+            self.unenforced, self.enforces_cores = cores.unenforced, cores.enforces_cores
         self._standard_input = standard_input
         self._tasks = tasks
         self._units = units
@@ -135,8 +142,12 @@ class Spawner:
             self._memory.enter(request.key, request.memory_bytes_max, inside=request.inside)
             if self._system is not None:
                 return self._system.spawn(request, reads)
+            if self._cores is not None and not request.inside:
+                self._cores.enter(request.key, 0, request.cpus, request.cpus_max)
             return spawn(request, reads, fork)
         finally:
+            if self._cores is not None:
+                self._cores.leave()
             self._memory.leave()
 
     def _limit(self, key: str, pid: int, limit_bytes: int) -> None:

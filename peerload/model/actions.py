@@ -118,19 +118,19 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "lost",
         "delivered",
     ),
-    "node": ("alive", "suspect", "dead", "left", "forgotten", "skipped"),
+    "node": ("alive", "suspect", "dead", "left", "forgotten", "skipped", "asleep", "waking", "not woken"),
     "agent": ("started", "stopping", "leaving", "draining", "undrained", "restarting", "reloaded", "not reloaded"),
     "join": ("invited", "welcomed", "refused"),
     "cluster": ("revoked", "rotated", "forged", "certified", "renewed"),
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
-    "energy": ("prices read", "prices refused"),
+    "energy": ("prices read", "prices refused", "control failed", "asleep", "not asleep", "awake"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "files": ("staged", "returned"),
-    "environment": ("built", "failed"),
+    "environment": ("building", "built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
-    "web": ("ended", "abandoned"),
     "hook": ("failed", "dropped"),
+    "web": ("ended", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
 }
@@ -221,6 +221,12 @@ class Dial(_Action, frozen=True):
     identity: Identity
 
 
+class WakePeer(_Action, frozen=True):
+    """Wake a node that is asleep."""
+
+    node: str
+
+
 class DialAddress(_Action, frozen=True):
     """Make a peer link to whoever is at this HOST:PORT, if there is none."""
 
@@ -309,8 +315,8 @@ class SendResult(_Action, frozen=True):
 
 
 class StageFiles(_Action, frozen=True):
-    """Bring the files of this offered attempt into its working directory, then answer with FilesStaged; tell its home
-    meanwhile that they are on their way."""
+    """Bring the files of this offered attempt into its working directory, from ``sources`` or its home, then answer with
+    FilesStaged; tell its home meanwhile that they are on their way."""
 
     key: str
     task: str
@@ -318,6 +324,7 @@ class StageFiles(_Action, frozen=True):
     attempt: int
     home: str
     spec: TaskSpec
+    sources: tuple[str, ...] = ()
 
 
 class KeepOutput(_Action, frozen=True):
@@ -354,6 +361,13 @@ class Answer(_Action, frozen=True):
     request: int
     reply: dict[str, object] = {}
     error: Exception | None = None
+
+
+class AnswerPart(_Action, frozen=True):
+    """Send lists of an answer ahead of it, which are joined with those that come later."""
+
+    request: int
+    reply: dict[str, object] = {}
 
 
 class TaskChanged(_Action, frozen=True):
@@ -411,6 +425,7 @@ OUTWARD: tuple[type, ...] = (
     Dial,
     DialAddress,
     ForgetPeer,
+    WakePeer,
     SpawnTask,
     FindTasks,
     SignalTask,
@@ -422,6 +437,7 @@ OUTWARD: tuple[type, ...] = (
     KeepOutput,
     FetchOutput,
     Answer,
+    AnswerPart,
     TaskChanged,
     AttemptGone,
 )
@@ -433,6 +449,7 @@ Action = (
     | Dial
     | DialAddress
     | ForgetPeer
+    | WakePeer
     | SendGossip
     | SpawnTask
     | FindTasks
@@ -446,6 +463,7 @@ Action = (
     | KeepOutput
     | FetchOutput
     | Answer
+    | AnswerPart
     | TaskChanged
     | AttemptGone
     | SetTimer

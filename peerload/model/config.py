@@ -170,10 +170,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     # energy
     cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
     """Bound on the power of this node by its curve, in place of the curve's own; 0: none."""
+    may_sleep: bool = False
+    """This machine is suspended when it is idle."""
 
     def limited(self, power: PowerCurve) -> PowerCurve:
-        """The curve with the bound of this node."""
-        return power if self.cap_w is None else msgspec.structs.replace(power, cap_w=self.cap_w)
+        """The curve with the bound of this node, which may sleep or not."""
+        cap_w = power.cap_w if self.cap_w is None else self.cap_w
+        return msgspec.structs.replace(power, cap_w=cap_w, may_sleep=power.may_sleep or self.may_sleep)
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,11 +210,21 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     build_s_max: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 1800.0
 
 
+class CpusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[cpus]` of the config file. enforce: tasks get shares of the processors by what they ask for where these are
+    scarce ("share"), and never more than they ask for ("limit"), as far as the launcher has cgroups."""
+
+    enforce: Literal["off", "share", "limit"] = "off"
+
+
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
     hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
     node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
-    price_file: prices of energy, or its carbon, over time (`energy/prices.py`)."""
+    price_file: prices of energy, or its carbon, over time (`energy/prices.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
+    cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy/controls.py`). sleep_after: this machine is
+    suspended by suspend_cmd after so long without tasks, "": never; resume_cmd: wakes another one, whose node is in
+    PEERLOAD_NODE, "": a magic packet does (`agent/energy/power_down.py`)."""
 
     power_cmd: Annotated[str, Meta(max_length=4096)] = ""
     powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
@@ -219,6 +232,13 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
     cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
     price_file: Annotated[str, Meta(max_length=4096)] = ""
+    gpu_power_w: Annotated[float, Meta(ge=0.0, le=1e5)] = 0.0
+    gpu_clock_mhz: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    cpu_governor: Annotated[str, Meta(pattern=r"^[a-z_]{0,32}\Z")] = ""
+    cpu_max_mhz: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    sleep_after: Annotated[str, Meta(max_length=20)] = ""
+    suspend_cmd: Annotated[str, Meta(max_length=4096)] = ""
+    resume_cmd: Annotated[str, Meta(max_length=4096)] = ""
 
 
 Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=8)]
@@ -321,6 +341,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sharing of the GPUs of this node: a table of the config file."""
     load: LoadSettings = LoadSettings()
     """Load of this node: a table of the config file."""
+    cpus: CpusSettings = CpusSettings()
+    """Cores of tasks: a table of the config file."""
     energy: EnergySettings = EnergySettings()
     """Sensors of power: a table of the config file."""
     files: FilesSettings = FilesSettings()

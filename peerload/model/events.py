@@ -13,6 +13,7 @@ from peerload.model.devices import Device, DeviceReading
 from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
+from peerload.model.power import PowerCurve
 from peerload.model.resources import Profile
 from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
 from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
@@ -309,6 +310,10 @@ class DiskRoomChanged(_Event, frozen=True):
     trouble: str = ""
 
 
+class CoresEnforced(_Event, frozen=True):
+    """Tasks get their shares of the processors here."""
+
+
 class PricesRead(_Event, frozen=True):
     """Price of energy, or its carbon, over time: (from when, Unix s, value per kWh), ascending; empty: none is known."""
 
@@ -316,7 +321,10 @@ class PricesRead(_Event, frozen=True):
 
 
 class MachineSleeping(_Event, frozen=True):
-    """This machine is about to sleep: tasks of this home that are elsewhere are parked."""
+    """This machine is about to sleep: tasks of this home that are elsewhere are parked. is_suspended: nothing runs on it then, so
+    that other nodes are told; not while there are tasks."""
+
+    is_suspended: bool = False
 
 
 class MachineWoke(_Event, frozen=True):
@@ -506,6 +514,12 @@ class SpeedMeasured(_Event, frozen=True):
     speed: float
 
 
+class PowerMeasured(_Event, frozen=True):
+    """The power curve of this node was measured, or has turned out to be stale."""
+
+    curve: PowerCurve
+
+
 class BusChanged(_Event, frozen=True):
     """The MQTT broker can be reached, or no longer."""
 
@@ -551,6 +565,7 @@ Event = (
     | NodeRevoked
     | RemoteCancelRequested
     | DiskRoomChanged
+    | CoresEnforced
     | PricesRead
     | MachineSleeping
     | MachineWoke
@@ -575,6 +590,7 @@ Event = (
     | DevicesSampled
     | DirectoryFound
     | SpeedMeasured
+    | PowerMeasured
     | BusChanged
     | LoadTold
     | AgentStopping

@@ -41,13 +41,20 @@ Age = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class MemberStatus(enum.IntEnum):
-    """Status of a member. Of two updates about the same run that count alike, the greater one wins."""
+    """Status of a member. Of two updates about the same run that count alike, the one of greater `rank` wins."""
 
     ALIVE = 0
     SUSPECT = 1
     DEAD = 2
     LEFT = 3
     FORGOTTEN = 4
+    ASLEEP = 5
+    """Suspended, as it has said itself: weightier than DEAD."""
+
+    @property
+    def rank(self) -> int:
+        """Weight of this word beside others about the same."""
+        return 2 * MemberStatus.DEAD + 1 if self is MemberStatus.ASLEEP else 2 * self
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -107,7 +114,7 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
     def weight(self) -> tuple[int, int, int, str]:
         """The greatest wins: a later run, within a run a later word of the node itself, of words about the same the
         graver. The boot id settles what cannot happen unless two agents share a name."""
-        return self.incarnation, self.refutation, self.standing, self.boot
+        return self.incarnation, self.refutation, self.standing.rank, self.boot
 
     def is_credible(self, believed: MembershipUpdate | None) -> bool:
         """True if anybody but the node itself may say this, given what is believed of it."""

@@ -41,6 +41,8 @@ PAIR_MOVES_MAX = 64
 
 BLOCKS_MAX = 2048
 """Blocks of files that are asked for at a time."""
+SOURCES_MAX = 4
+"""Nodes beside its home that an offer names as sources of a task's files."""
 DECLINES = (
     "room",
     "directory",
@@ -53,21 +55,23 @@ DECLINES = (
     "stalled",
     "staging",
     "environment",
+    "cache",
 )
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
 has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
-user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, or its
-environment cannot be built here."""
-DECLINES_LASTING = ("directory", "policy", "stalled", "environment")
-"""Declines that hold for every task of the same user in the same directory, or of the same lock, and are remembered for a
-while."""
+user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, its
+environment cannot be built here, or its files do not fit into the cache."""
+DECLINES_LASTING = ("directory", "policy", "stalled", "environment", "cache")
+"""Declines that hold for every task of the same user in the same directory, of the same lock or the same files, and are
+remembered for a while."""
 
 
 def decline_subject(code: str, spec: TaskSpec | DirectoryTold) -> bytes:
     """The subject of a decline for a lasting reason: it holds for every task with the same subject."""
     user = spec.user.encode()
-    if code == "environment":
-        return spec.lock.manifest if isinstance(spec, TaskSpec) and spec.lock is not None else b""
+    if code in ("environment", "cache"):
+        part = (spec.lock if code == "environment" else spec.files) if isinstance(spec, TaskSpec) else None
+        return b"" if part is None else part.manifest
     return user if code == "policy" else spec.directory + b"\0" + user if user else spec.directory
 
 
@@ -310,7 +314,8 @@ class Offer(_Message, frozen=True, tag="offer"):
     """home → x: would you run attempt n? The answer reserves room for 10 s.
 
     migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue;
-    load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide)."""
+    load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide). sources: other
+    nodes that have the task's files."""
 
     task: TaskId
     uid: Uid
@@ -321,6 +326,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     migrations_max: Annotated[int, Meta(ge=-1, le=1000)] = -1
     only: bool = False
     load_tasks_max: Annotated[int, Meta(ge=-1, le=1 << 40)] = -1
+    sources: Annotated[tuple[NodeName, ...], Meta(max_length=SOURCES_MAX)] = ()
 
 
 class Accept(_Message, frozen=True, tag="accept"):

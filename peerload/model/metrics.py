@@ -46,6 +46,15 @@ SPAWNS_DROPPED = "spawns_dropped_total"
 OUTPUTS_UNREADABLE = "outputs_unreadable_total"
 """Outputs whose files are gone or cannot be read at the end of the task."""
 
+FILES_FETCHED_BYTES = "files_fetched_bytes_total"
+"""Bytes of tasks' files that came from other nodes."""
+
+FILES_SERVED_BYTES = "files_served_bytes_total"
+"""Bytes of tasks' files that other nodes have fetched here."""
+
+FILES_WRONG = "files_wrong_total"
+"""Blocks of files from other nodes that had another content than their name says."""
+
 OFFERS_UNANSWERED = "offers_unanswered_total"
 """Offers that were dropped, since their directory or user could not be checked in time."""
 

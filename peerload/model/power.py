@@ -83,7 +83,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def watts_at(self, threads: float) -> float:
         """Power of the node while it is awake, with so many threads busy."""
         last = len(self.watts) - 1
-        at = min(self.rate(threads) / self.rate(self.threads), 1.0) * last
+        at = min(self.rate(max(threads, 0.0)) / self.rate(self.threads), 1.0) * last
         step = min(int(at), last - 1)
         return self.watts[step] + (self.watts[step + 1] - self.watts[step]) * (at - step)
 
@@ -101,6 +101,13 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             return threads_max
         counts = range(min(int(threads_max), self.threads), -1, -1)
         return float(next((count for count in counts if not self.exceeds_cap(count)), 0))
+
+    def limited_as(self, other: PowerCurve | None) -> PowerCurve:
+        """The same, with what is not measured as of another curve of this node: how it sleeps."""
+        if other is None:
+            return self
+        limits = {name: getattr(other, name) for name in ("off_w", "wake_s", "may_sleep")}
+        return msgspec.structs.replace(self, **limits)
 
     def told(self, points: int = POINTS_MAX) -> tuple[float, ...]:
         """Points for other nodes, at most so many."""

@@ -30,6 +30,8 @@ BootId = Annotated[str, Meta(min_length=1, max_length=64)]
 NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 
+OVERCOMMIT_SHARE = 0.8
+"""Share of its cores that a task that overcommits has for sure."""
 Builder = Literal["pip", "uv", "conda"]
 BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda": "micromamba, mamba or conda"}
 """What builds an environment, by the kind of its lock."""
@@ -38,7 +40,7 @@ BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Resources that one task takes while it runs.
 
-    cpus: cores, may be a fraction, > 0; mem_bytes: 0 = not stated; gpus: how many, all of one node;
+    cpus: cores, may be a fraction, > 0; overcommit: OVERCOMMIT_SHARE of these is enough where more is not free; mem_bytes: 0 = not stated; gpus: how many, all of one node;
     gpu_mem_bytes: of each, 0 = not stated; gpu_fraction: of the one GPU that is asked for; gpu_prefer: which are wanted,
     the best first: a number, the beginning of a name, or a pattern of models such as ``A100*``; gpu_wait: what to do when
     those have no room, and after how many seconds (0: never) "wait for exactly those" ends; gpu_oom_retries: how often it
@@ -55,6 +57,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     gpu_wait_s_max: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     gpu_share: GpuShare = GpuShare.AUTO
     gpu_oom_retries: Annotated[int, Meta(ge=0, le=OOM_RETRIES_MAX)] = 2
+    overcommit: bool = False
     devices: Annotated[
         tuple[tuple[Kind, Annotated[int, Meta(ge=1, le=1024)]], ...], Meta(max_length=KINDS_ASKED_MAX)
     ] = ()
@@ -112,8 +115,14 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     speed: Speed = 1.0
     trouble: Annotated[str, Meta(max_length=256)] = ""
     devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MAX)] = ()
+    enforces_cores: bool = False
+    """Tasks get their shares of the processors, so that some may overcommit."""
     power: PowerCurve | None = None
     """Its power over its load; None: not told."""
+    wake: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z")], ...], Meta(max_length=8)
+    ] = ()
+    """Addresses of network cards that a magic packet wakes it by; (): it is never suspended."""
     issuer: bool = False
     """True if it has the key of the cluster's CA, and so can let others in."""
     builders: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()

@@ -60,6 +60,8 @@ class TaskState(enum.StrEnum):
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
 
+    __hash__ = str.__hash__  # that of Enum is a function in Python, and states are keys wherever a task changes
+
     @property
     def is_final(self) -> bool:
         """No transition leaves a final state."""
@@ -229,7 +231,8 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended; ``had_bytes``:
     how much of that it could have had, 0 if that is not known, or others had taken what it was promised. ``failed_device``: the
     device of the node that failed under it, which is why it ended so; "" if none did. ``missing_bytes``: so much more of its output was captured, and could not be
-    read or brought home. staged: its files, None = it had none."""
+    read or brought home. staged: its files, None = it had none. not_built: its environment could not be built, so that it never
+    ran."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -245,6 +248,7 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     failed_device: Annotated[str, Meta(max_length=128)] = ""
     missing_bytes: Annotated[int, Meta(ge=0, le=1 << 61)] = 0
     staged: Staged | None = None
+    not_built: bool = False
 
 
 STAGING_EXIT_CODE = 125

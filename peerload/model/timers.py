@@ -212,6 +212,12 @@ class Gossip(_Timer, frozen=True, tag="gossip"):
     subject: str = ""
 
 
+class Wake(_Timer, frozen=True, tag="wake"):
+    """A node that was asked to wake should be there by now."""
+
+    node: str
+
+
 Timer = (
     Offer
     | Query
@@ -241,6 +247,7 @@ Timer = (
     | Paired
     | Retry
     | Inbound
+    | Wake
     | Gossip
 )
 

@@ -474,7 +474,9 @@ class QueueingModel:
                 | actions.Dial()
                 | actions.DialAddress()
                 | actions.ForgetPeer()
+                | actions.WakePeer()
                 | actions.AttemptGone()
+                | actions.AnswerPart()
                 | actions.SendGossip()
                 | actions.LookAtDevices()
             ):

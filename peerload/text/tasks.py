@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 from peerload.model.text import printable
 from peerload.text.format import ago_text, counted, duration_text, number_text, say, shortened, table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 ENDED = ("done", "failed", "cancelled")
 REASON_WIDTH_MAX = 60
@@ -251,8 +254,7 @@ def _waiting(told: dict[str, Any], head: str, now: float) -> list[str]:
     lines = [f"{head} It waits{where}: {could} of {counted(len(nodes), 'node')} could ever run it."]
     if told.get("says"):
         lines.append(f"  {printable(told['says'])}")
-    rows = [(node["node"], _yes(node["can_ever"]), _now(node), node["reason"]) for node in nodes]
-    lines += [f"  {line}" for line in table(WHY_HEADINGS, rows)]
+    lines += [f"  {line}" for line in table(WHY_HEADINGS, verdict_rows(nodes))]
     if told.get("oldest_node"):
         freshest, oldest = told["freshest_s"], told["oldest_s"]
         lines.append(f"Facts: freshest {freshest:.1f} s old, oldest {oldest:.1f} s ({printable(told['oldest_node'])}).")
@@ -263,6 +265,11 @@ def _waiting(told: dict[str, Any], head: str, now: float) -> list[str]:
         )
     lines += _decided(told.get("decision"), now)
     return lines
+
+
+def verdict_rows(nodes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each node: whether it could ever run a task, whether now, and why not."""
+    return [(node["node"], _yes(node["can_ever"]), _now(node), node["reason"]) for node in nodes]
 
 
 def _placed(told: dict[str, Any], head: str, now: float) -> list[str]:

@@ -318,6 +318,11 @@ def node_lines(node: NodeModel, width: int, height: int, now: float) -> list[Lin
         "tasks": f"{running} running, {waiting} waiting, {number_text(facts.get('slots'))} at a time",
         "cpus": f"{number_text(facts.get('cpus_busy'), 1)} of {number_text(facts.get('cpus'))} busy{by_others}, speed {speed}",
         "memory": f"{size_text(facts.get('mem_used_bytes'))} of {size_text(facts.get('mem_bytes'))}",
+        **(
+            {}
+            if facts.get("watts") is None
+            else {"power": f"{number_text(facts['watts'], 1)} W {facts.get('watts_quality')}"}
+        ),
         "address": f"{draw.plain(facts.get('address') or '-')}, incarnation {number_text(facts.get('incarnation'))}",
     }
     for label, text in told.items():

@@ -95,8 +95,8 @@ class HttpServer:
             self._connections.add(task)
             try:
                 await _Connection(reader, writer, self._answer, self._headers, is_local=is_local).run()
-            except (OSError, TimeoutError, EOFError, h11.ProtocolError):
-                pass
+            except (OSError, TimeoutError, EOFError, h11.ProtocolError, asyncio.CancelledError):
+                pass  # `close` cancels; asyncio in Python 3.11 would log that as an error
             finally:
                 self._connections.discard(task)
                 writer.transport.abort()

@@ -31,6 +31,8 @@ INPUT_BYTES_MAX = 1 << 20
 """The largest piece of a standard input that one request carries."""
 EXEC_ENVIRONMENT_BYTES_MAX = 64 << 10
 OUTPUT_TOLD_BYTES_MAX = 64 << 10
+LEVELS_MAX = 64
+PROFILE_BYTES_MAX = 64 << 10
 EACH_MAX = 100_000
 """Command lines of one array; the size of a frame bounds them sooner."""
 
@@ -388,6 +390,17 @@ class Power(_Request, frozen=True, tag="power"):
     threads smt_gain all_core quality)."""
 
 
+class PowerProfile(_Request, frozen=True, tag="power-profile"):
+    """Take a measured power profile → it, as it is stored (cpu levels watts sd governor source scope date curve). measured:
+    threads, watts, standard deviation and work rate of each level, of a machine with so many cores and threads; document: in
+    the place of that one that was stored."""
+
+    measured: Annotated[tuple[tuple[int, float, float, float], ...], Meta(max_length=LEVELS_MAX)] = ()
+    cores: Annotated[int, Meta(ge=1, le=65536)] = 1
+    threads: Annotated[int, Meta(ge=1, le=65536)] = 1
+    document: Annotated[bytes, Meta(max_length=PROFILE_BYTES_MAX)] = b""
+
+
 class Energy(_Request, frozen=True, tag="energy"):
     """Joules of this node since then (Unix s) → node since until joules wh tasks_joules other_joules idle_joules gap_s quality scope
     source, null where nothing was counted."""
@@ -504,6 +517,7 @@ Request = (
     | Policy
     | Files
     | Power
+    | PowerProfile
     | Energy
     | Stats
     | Checkup

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgpack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 HEADER_BYTES = 4
 CONTROL_BYTES_MAX = 4 << 20

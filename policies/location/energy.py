@@ -107,7 +107,7 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
     tasks that come one by one along the lower convex envelope of the power curves, more than run by a plan for all.
 
     Good: near the optimum, with nodes that sleep, too; nobody waits for a cheap node while another has room.
-    Bad: as good as the power curves are. An agent does not measure its own yet: a typical server's is assumed for each node.
+    Bad: as good as the power curves are. A node without a measured one (`peerload power profile`) counts as a typical server.
     """
 
     slack: Slack = 0.10

@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SMALL_FILES, SMALL_BYTES, SMALL_IN_DIRECTORY = 10_000, 10_000, 100
 SAMPLE_S = 0.2
+SETTLED_S = 2.5
+"""Files that were changed so shortly before a snapshot are read again by the next one."""
 
 
 class Memory(threading.Thread):
     """The most that an agent and its launcher grew by while this ran, in bytes."""
 
     def __init__(self, started: list[Agent]) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self._before = {agent.pids: pss_bytes(agent.pids) for agent in started}
         self._over = threading.Event()
         self.grown_bytes = 0
@@ -86,8 +88,8 @@ def make_files(directory: Path, *, large_mib: int, small: int) -> None:
     yesterday = time.time() - 86400
     for path in directory.rglob("*"):
         os.utime(path, (yesterday, yesterday))
-    for path in (directory / ".gitignore",):  # a few files of every tree are new
-        path.write_text("*.o\n")
+    time.sleep(SETTLED_S)
+    (directory / ".gitignore").write_text("*.o\n")  # some file of every tree is new
 
 
 def timed(act: Callable[[], object]) -> float:
@@ -122,7 +124,11 @@ class Trip:
     def bare(self, name: str, act: Callable[[Path], object]) -> None:
         """Do the same without us."""
         with tempfile.TemporaryDirectory(dir=self._directory.parent) as target:
-            self._taken.setdefault(f"{self._name}, {name} s", []).append(timed(lambda: act(Path(target))))
+            spent = os.times()
+            took_s = timed(lambda: act(Path(target)))
+            cpu = sum(after - before for after, before in zip(os.times()[:4], spent[:4], strict=True))
+            self._taken.setdefault(f"{self._name}, {name} s", []).append(took_s)
+            self._taken.setdefault(f"{self._name}, {name}, processor s", []).append(cpu)
 
     def _types(self, *words: str) -> None:
         done = subprocess.run(

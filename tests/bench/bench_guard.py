@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench.support import TRUE, Agent, agents, arguments, bare_loop_s, cpu_s, report, switches
+from tests.bench.support import TRUE, Agent, agents, arguments, bare_loop_s, cpu_s, report, switches, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +37,8 @@ SERIAL, BATCH, REMOTE, QUEUED = 40, 300, 100, 10_000
 SPAWNS = 300
 IDLE_S = 30.0
 SETTLE_S = 5.0
+APART_S = 0.06
+PATIENCE_S = 60.0
 SYNCS = ("fsync", "fdatasync")
 
 pause = threading.Event()
@@ -146,6 +150,25 @@ def one_agent(figures: Figures) -> None:
             agent.submit(TRUE, array=QUEUED)
 
 
+def counted_agent(figures: Figures) -> None:
+    """Bytecodes of tasks one after another, so far apart that each is started as after a pause."""
+    with tempfile.TemporaryDirectory(prefix="pl-bench-") as name:
+        directory = Path(name)
+        program = [sys.executable, str(Path(__file__).with_name("counted_agent.py")), name]
+        with agents(1, program=program) as (agent,):
+            agent.wait(agent.submit(TRUE))
+            for ending in ("on", "count"):
+                for pid in agent.pids:
+                    os.kill(pid, signal.SIGUSR2)
+                    wait_until((directory / f"{pid}.{ending}").exists, PATIENCE_S)
+                for _ in range(SERIAL if ending == "on" else 0):
+                    agent.wait(agent.submit(TRUE))
+                    pause.wait(APART_S)
+            for pid, what in zip(agent.pids, ("agent", "launcher"), strict=True):
+                executed = int((directory / f"{pid}.count").read_text())
+                figures.taken[f"a task: bytecodes of the {what}"].append(executed / SERIAL)
+
+
 def two_agents(figures: Figures) -> None:
     """Tasks of a home whose slots are taken, which another node runs."""
     with agents(2, mqtt=True) as (home, other):
@@ -168,6 +191,7 @@ def main() -> int:
     for _ in range(options.rounds):
         one_agent(figures)
         two_agents(figures)
+        counted_agent(figures)
     medians = {name: statistics.median(values) for name, values in figures.taken.items()}
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if options.record:

@@ -14,35 +14,15 @@ from peerload.web.access import Access
 from peerload.web.http import HttpServer
 from peerload.web.live import LiveFeed
 from peerload.web.routes import Routes
+from tests.fakes.web_agent import ChangingCluster
 
 VIEWERS, NODES, SECONDS = 20, 300, 15
-NODE = dict.fromkeys(
-    ("load", "region", "slots", "cpus", "mem_bytes", "mem_used_bytes", "tasks_running", "tasks_queued", "trouble"), 1
-)
-
-
-class ChangingAgent:
-    """Tells of NODES nodes, each of which has changed."""
-
-    def __init__(self) -> None:
-        self._number = 0
-
-    async def ask(self, verb: str, **_fields: object) -> dict[str, Any]:
-        """The overview."""
-        self._number += 1
-        more = {"state": "alive", "gpus": [], "age_s": 0.1, "cpus_busy": self._number * 1.5}
-        nodes = [NODE | more | {"node": f"node{n}", "self": n == 0} for n in range(NODES)]
-        empty: dict[str, Any] = {
-            key: [] for key in ("nodes_gone", "tasks", "tasks_gone", "guests", "guests_gone", "events")
-        }
-        told = {"nodes": nodes, "revision": "x", "complete": self._number == 1, "agent": {}, "counts": {}}
-        return empty | told if verb == "overview" else {"tasks": []}
 
 
 async def main() -> None:
     """Measure in this process: the viewers are others."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        agent: Any = ChangingAgent()
+        agent: Any = ChangingCluster(NODES, 0)
         feed = LiveFeed(agent)
         access = Access(Path(directory) / "web", (), "c", is_secure=False)
         server = HttpServer(Routes(agent, access, feed, port=0, scheme="http").answer)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TRUE = "/bin/true"
 ROUNDS = 5
 ANSWER_WITHIN_S = 120.0
-MEET_WITHIN_S = 15.0
+MEET_WITHIN_S = 60.0
 
 _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\n'
 
@@ -109,9 +109,10 @@ def agents(
     policy: str = "symmetric",
     mqtt: bool = False,
     prepare: Callable[[Path, str], None] | None = None,
+    program: Sequence[str] = (),
 ) -> Iterator[list[Agent]]:
     """So many agents in a temporary directory; with ``mqtt`` they share a broker and have met when this returns.
-    ``prepare`` is called with the state directory and the name of each before it starts."""
+    ``prepare`` is called with the state directory and the name of each before it starts. program: as `agent_process.start` takes it."""
     started: list[Agent] = []
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="pl-bench-", dir=None))
@@ -126,7 +127,7 @@ def agents(
             settings |= {"config": str(directory / "config.toml"), "listen": "127.0.0.1:0"}
             if prepare is not None:
                 prepare(directory / f"state{number}", f"node{number}")
-            started.append(Agent(agent_process.start(settings), slots))
+            started.append(Agent(agent_process.start(settings, program), slots))
         if mqtt:
             for agent in started:
                 wait_until(lambda agent=agent: _alive(agent) == count, MEET_WITHIN_S)
@@ -183,7 +184,8 @@ def bare_loop_s(count: int, alive: int = 2) -> float:
 def gnu_parallel_s(count: int) -> float | None:
     """The same with GNU parallel -j2; None where it is not installed."""
     program = shutil.which("parallel")
-    if program is None:
+    said = subprocess.run([program, "--version"], capture_output=True, check=False).stdout if program else b""
+    if program is None or not said.startswith(b"GNU parallel"):  # moreutils has another of this name
         return None
     numbers = "".join(f"{number}\n" for number in range(count)).encode()
     with tempfile.TemporaryDirectory(prefix="pl-bench-") as home:

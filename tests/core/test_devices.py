@@ -457,7 +457,7 @@ def test_waiting_tasks_are_judged_again_when_the_devices_change() -> None:
     assert (second.stranded_because, fourth.stranded_because) == ("", "2 x 24 GiB, asked 3")
     x.when(events.DevicesFound((gpu(0, is_read=False),)))
     assert second.stranded_because == "1 x 24 GiB, asked 2"
-    assert (second.uid in x.node.queue, third.uid in x.node.queue) == (False, True)
+    assert (second.is_queued, third.is_queued) == (False, True)
     assert fourth.stranded_because == "1 x 24 GiB, asked 3"
     x.when(events.DevicesFound(()))
     assert {task.stranded_because for task in (second, third, fourth)} == {"no GPU"}
@@ -482,7 +482,7 @@ def test_what_a_node_can_no_longer_run_goes_to_others() -> None:
     assert "Return to y" in did
     assert x.sent(messages.Return).reason == "no GPU"
     assert own.stranded_because == "no GPU"
-    assert own.uid not in x.node.queue
+    assert not own.is_queued
 
 
 # -- between nodes -----------------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.coordination import termination_tracker
+from peerload.core.coordination import clients, termination_tracker
 from peerload.core.tasks import batched_requests
 from peerload.model import events, messages
-from peerload.model.actions import Answer, AttemptGone
+from peerload.model.actions import Answer, AnswerPart, AttemptGone
 from peerload.model.config import CoreConfig
 from peerload.model.events import CancelledAttempt, EndAsked
 from peerload.model.messages import Renewal, Revoke
@@ -99,6 +99,18 @@ def test_of_many_that_are_cancelled_none_is_started_in_the_room_of_another() -> 
     did = x.timer("request", "9")
     assert did.count("signal 15") == len(first) == 2
     assert not any(line.startswith("spawn") for line in (*did, *x.end(first[0].key)))
+
+
+def test_a_long_answer_comes_in_parts_each_when_its_tasks_are_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "NAMES_IN_A_PART", 3)
+    x = Given(peers=(), slots=1)
+    x.submit(indices=(1, 2, 3, 4, 5))
+    x.submit(held=True)
+    x.end(x.node.home.by_id["x/1.1"].key)  # x/1.2 runs
+    did = x.when(events.CancelRequested(9, (*(f"x/1.{member}" for member in range(1, 6)), "x/2")))
+    assert did[: did.index("AnswerPart")].count("persist cancelled") == 2
+    assert x.done(AnswerPart).reply == {"cancelled": ["x/1.3", "x/1.4"], "already_ended": ["x/1.1"]}
+    assert x.done(Answer).reply == {"cancelled": ["x/1.2", "x/1.5", "x/2"], "already_ended": []}
 
 
 def test_released_tasks_come_back_some_at_a_time_in_order() -> None:

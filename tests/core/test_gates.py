@@ -56,7 +56,7 @@ def test_a_group_lets_no_more_through_than_it_has_slots() -> None:
     for number in (3, 4):
         assert x.submit(terms=SubmitOptions(group="g")) == ["persist submission queued", "answer"]
         assert words(x, number) == "group g: 2 of 2 slots taken"
-        assert x.task(number).uid not in x.node.queue
+        assert not x.task(number).is_queued
     assert x.submit()[2:] == RUNS  # others go past them
     assert x.end(x.task(2).key) == ["persist done", *ENDS, *RUNS]
     assert x.task(3).phase is HomePhase.HERE
@@ -83,7 +83,7 @@ def test_a_paused_group_starts_nothing_until_it_goes_on() -> None:
     x = alone(slots=1)
     x.submit()
     x.submit(terms=SubmitOptions(group="g"))  # it waits for room, not at the gate
-    assert x.task(2).uid in x.node.queue
+    assert x.task(2).is_queued
     assert group(x, paused=True) == ["persist group g", "answer"]
     assert reply(x)["group"] == {
         "name": "g", "slots": None, "paused": True, "taken": 0, "running": 0, "waiting": 1, "held": 0

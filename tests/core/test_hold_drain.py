@@ -129,7 +129,7 @@ def test_a_task_that_may_run_nowhere_else_waits_for_the_end_of_the_drain() -> No
     x = Given(policies=SENDER)
     x.when(events.DrainRequested(5))
     x.submit(spec(placement=Placement(local=True)))
-    assert x.task().uid in x.node.queue
+    assert x.task().is_queued
     assert "spawn 1" in x.when(events.UndrainRequested(6))
 
 
@@ -152,7 +152,7 @@ def test_tasks_that_stay_do_not_stand_in_the_way_of_one_that_may_leave(
     assert x.task(22).uid in x.node.home.stranded
     assert len(x.node.queue) == 20
     x.when(events.UndrainRequested(902))
-    assert x.task(22).uid in x.node.queue
+    assert x.task(22).is_queued
     x.when(events.DrainRequested(903))
     assert x.task(22).uid in x.node.home.stranded
 

@@ -526,7 +526,7 @@ def test_a_task_that_only_others_can_run_goes_where_an_executor_says() -> None:
     did = x.hear(asked, messages.Return(task.task, task.uid, 1, to=other, reason="has room"))
     assert f"Offer to {other}" in did
     assert x.sent(messages.Offer).migrations == 1  # a move by choice, which the limit ends
-    assert task.uid not in x.node.queue
+    assert not task.is_queued
     declined = x.hear(other, messages.Decline(task.task, task.uid, 2, "room", "full by now", LoadReport(sequence=9)))
     assert any(name.startswith("Probe to") for name in declined), "a place is looked for again"
     assert task.uid in x.node.home.stranded

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from peerload.model import actions, events, messages
+from peerload.model.load import LoadReport
 from peerload.model.resources import Placement
 from peerload.model.task import EnvironmentLock, Exit, Staged, TaskFiles, TaskState
 from tests.core.given import ACCEPTS, SENDER, UID, Given, spec
@@ -147,3 +150,111 @@ def test_a_task_whose_environment_cannot_be_built_goes_elsewhere_until_nobody_is
     assert sorted(tried) == ["y", "z"]
     record = x.done(actions.TaskChanged).record
     assert (record.state, record.reason) == (TaskState.FAILED, "environment: no wheel")
+
+
+def test_a_task_whose_environment_cannot_be_built_at_home_goes_elsewhere() -> None:
+    x = Given(policies=SENDER, peers=(), facts={"builders": ("uv",)})
+    x.meet("y", builders=("uv",))
+    x.submit(BUILT)
+    failed = Exit(125, reason="environment: no wheel", not_built=True)
+    key = x.task().key
+    x.when(events.TaskEnded(key, failed))
+    assert x.task().record.state is TaskState.QUEUED
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    assert x.task().offered_to == "y"
+    x.hear("y", messages.Decline("x/1", x.task().uid, 2, "environment", "no wheel either", ACCEPTS))
+    assert x.done(actions.TaskChanged).record.state is TaskState.FAILED
+    x.submit(BUILT)  # y has failed with this lock lately: nobody is left
+    x.when(events.TaskEnded(x.task(2).key, failed))
+    assert x.done(actions.TaskChanged).record.reason == "environment: no wheel"
+
+
+def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_and_named() -> None:
+    x, _, _ = offering()
+    told = messages.Decline("x/2", x.task(2).uid, 1, "cache", "the file cache is full", ACCEPTS)
+    x.hear("y", told)
+    assert "cache" in x.node.membership.why_declines("y", x.task(2).spec)
+    assert x.node.membership.why_declines("y", spec()) == ""
+    assert x.task(2).offered_to == ""
+
+
+def test_an_executor_that_is_lost_before_its_outputs_came_home_has_the_task_run_again() -> None:
+    x, name, uid = offering()
+    x.hear("y", messages.Accept(name, uid, 1, 5, 7.0, files=True))
+    x.hear("y", messages.Result(name, uid, 1, Exit(0, staged=Staged(outputs=b"\x01" * 32)), inline=True))
+    x.when(events.OutputArrived(uid, 1, "files cannot be fetched from y"))
+    assert x.node.home.tasks[uid].record.state is TaskState.LEASED
+    x.meet("y", start=2, machine=2)  # its machine was started anew: nothing is left there
+    record = x.node.home.tasks[uid].record
+    assert (record.state, record.attempt) == (TaskState.QUEUED, 1)
+
+
+# -- who has the files ------------------------------------------------------------------------------------------------------
+
+LARGE = TaskFiles(b"\x05" * 32, 1 << 30, 3)
+FULL = LoadReport(1, 1, incarnation=1, sequence=2)
+
+
+def sent(x: Given) -> tuple[str, Any]:
+    """The one message of this step, and to whom."""
+    (found,) = [(action.dst, action.message) for action in x.last if isinstance(action, actions.Send)]
+    return found
+
+
+def placed_at(x: Given, node: str, search: int, report: LoadReport) -> messages.Offer:
+    """The task of this search is offered to this node, which accepts: all others that are asked before have no room."""
+    while sent(x)[0] != node:
+        x.hear(sent(x)[0], messages.ProbeReply(search, accepts=False, report=FULL))
+    x.hear(node, messages.ProbeReply(search, accepts=True, report=report))
+    to, offer = sent(x)
+    assert (to, type(offer)) == (node, messages.Offer)
+    x.hear(node, messages.Accept(offer.task, offer.uid, 1, 5, 7.0, files=True))
+    found: messages.Offer = offer
+    return found
+
+
+def home_with_a_holder(files: TaskFiles) -> Given:
+    """A home with a task of its own, whose next task with files has gone to z; now there is another."""
+    x = Given(peers=("w", "y", "z"), policies=SENDER)
+    x.submit()
+    x.submit(spec(files=files))
+    placed_at(x, "z", 1, ACCEPTS)
+    x.submit(spec(files=files))
+    return x
+
+
+def test_a_node_that_has_the_files_is_asked_first_and_named_with_the_seconds_that_it_saves() -> None:
+    x = home_with_a_holder(LARGE)
+    assert sent(x)[0] == "z"
+    assert placed_at(x, "z", 2, ACCEPTS).sources == ()
+    assert x.done(actions.Decided).reason == "z takes it, since it has its files, which saves 21.5 s"
+
+
+def test_a_node_with_the_files_where_the_task_would_wait_longer_than_they_travel_is_not_preferred() -> None:
+    x = home_with_a_holder(LARGE)
+    placed_at(x, "z", 2, LoadReport(100, 1, accepts=True, incarnation=1, sequence=3))  # the policy's choice: it accepts
+    assert x.done(actions.Decided).reason == "z takes it"
+
+
+def test_a_node_that_has_the_files_and_no_room_is_a_source_for_the_one_that_has_room() -> None:
+    x = home_with_a_holder(LARGE)
+    x.hear("z", messages.ProbeReply(2, accepts=False, report=FULL))
+    other = sent(x)[0]
+    assert placed_at(x, other, 2, ACCEPTS).sources == ("z",)
+
+
+def test_nobody_is_preferred_for_small_files() -> None:
+    x = Given(peers=("w", "y", "z"), policies=SENDER)
+    x.submit()
+    drawn = []
+    for search in (1, 2, 3):
+        x.submit(spec(files=FILES))
+        drawn.append(sent(x)[0])
+        placed_at(x, "z", search, ACCEPTS)
+    assert set(drawn) != {"z"}
+
+
+def test_an_executor_fetches_from_the_sources_that_it_is_told_but_not_from_itself() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", messages.Offer("h/1", UID, 1, spec(files=FILES), 60.0, sources=("y", "x", "h")))
+    assert x.done(actions.StageFiles).sources == ("y",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from peerload.core.tasks import batched_requests
 from peerload.model import events, messages
 from peerload.model.actions import Answer
 from peerload.model.config import CoreConfig
@@ -159,3 +160,15 @@ def test_a_task_runs_at_home_once_the_file_system_of_its_directory_answers() -> 
     assert "spawn 2" not in did
     assert x.task(2).uid in x.node.home.stranded
     assert not x.task(1).cannot_here
+
+
+def test_unfinished_tasks_are_counted_by_state_and_an_array_when_all_its_members_are_made() -> None:
+    x = Given(peers=())
+    x.submit()
+    x.submit(held=True)
+    x.submit(indices=tuple(range(batched_requests.TASKS_AT_A_TIME + 1)))
+    assert x.node.home.unfinished() == {"leased": 1, "held": 1}
+    x.finish(3)
+    assert x.node.home.unfinished() == {"leased": 1, "held": 1, "queued": batched_requests.TASKS_AT_A_TIME + 1}
+    x.when(events.CancelRequested(9, ("x/1",)))
+    assert "leased" not in x.node.home.unfinished()

@@ -32,7 +32,7 @@ def waiting(x: Given) -> Any:
 
 
 def _lost_from_index(x: Given) -> None:
-    del x.node.home.by_id["x/1"]
+    del x.node.home.singles["x/1"]
 
 
 def _wrong_phase(x: Given) -> None:

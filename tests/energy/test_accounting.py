@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.model.config import AgentConfig, EnergySettings
 from peerload.model.devices import DeviceReading
 from peerload.model.instant import Instant
-from peerload.model.power import PowerCurve, Quality
+from peerload.model.power import PowerCurve, Quality, estimated_curve
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import Exit, Usage
 from tests.core.given import Given
@@ -49,22 +49,25 @@ class Machine:
         self.ledger = self.x.node.ledger
         self.x.node.own_profile.change(power=curve)
         self.is_silent = False
+        self.put: list[Any] = []
         self.start()
 
-    def start(self, **settings: Any) -> None:
+    def start(self, mode: Literal["user", "system"] = "user") -> None:
         """Start the agent, after a kill -9 if one ran."""
-        places: dict[str, Any] = {"powercap": str(self.tree.powercap), "hwmon": str(self.tree.hwmon)} | settings
-        config = AgentConfig(node="n1", state=str(self.root), socket="s", energy=EnergySettings(**places))
+        self.is_system = mode == "system"
+        self.busy_before_s = self.busy_s
+        settings = EnergySettings(powercap=str(self.tree.powercap), hwmon=str(self.tree.hwmon))
+        config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
-        self.agent = EnergySensors(
-            config, self.x.node, self.gpus, self, store, lambda: Instant(self.at_s, 1e9 + self.at_s)
-        )
+        clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
+        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put.append, clock)
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief
-        assert not counters
+        assert counters <= self.is_system
         of = {key: TaskUsage(self.cpu_s[key], -1, -1) for key in keys if key in self.cpu_s}
-        return None if self.is_silent else UsageEvent(1, self.at_s, of)
+        told = [("/sys/zone", "package-0", round(self.drawn_j * 1e6), 10**12, 0)] if counters else []
+        return None if self.is_silent else UsageEvent(1, self.at_s, of, told)
 
     def passes(self, seconds: float, other_cores: float = 0.0, **busy: float) -> None:
         """Let time pass in which these tasks keep so many cores busy."""
@@ -81,7 +84,7 @@ class Machine:
         if self.tree.counted_uj:
             self.tree.draw(self.uncounted_j)
         self.uncounted_j = 0.0
-        await self.agent.sample(self.busy_s, self.busy_s)
+        await self.agent.sample(self.busy_s, self.busy_s - self.busy_before_s)
 
     def runs(self, key: str) -> None:
         self.ledger.running[key] = (ResourceRequest(), True)
@@ -163,6 +166,19 @@ def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> 
     asyncio.run(run())
 
 
+def test_estimates_go_on_after_a_kill(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, estimated_curve(CORES))
+    for _ in range(30):
+        machine.passes(SAMPLE_S, CORES)
+        asyncio.run(machine.sample())
+    before = machine.told()["joules"]
+    machine.start()
+    for _ in range(30):
+        machine.passes(SAMPLE_S)
+        asyncio.run(machine.sample())
+    assert machine.told()["joules"] > before > 0
+
+
 def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: Path) -> None:
     async def run() -> None:
         machine = Machine(tmp_path)
@@ -216,7 +232,7 @@ def test_idle_power_is_learned_where_no_curve_was_measured(tmp_path: Path) -> No
         ([(0, 100.0, None), (2, 100.0, None), (4, 100.0, None)], 400.0, 0.0, "derived"),
         ([(0, 100.0, 900), (2, 100.0, 10), (4, 100.0, 210)], 200.0, 2.0, "measured"),
         ([(0, 100.0, 0), (2, None, None), (4, 100.0, 400)], 400.0, 0.0, "measured"),
-        ([(0, 100.0, 0), (2, None, None), (4, None, None)], 0.0, 0.0, "measured"),
+        ([(0, 100.0, 0), *((2.0, None, None) for _ in range(9))], 0.0, 16.0, "measured"),
     ],
 )
 def test_energy_of_a_gpu_goes_to_who_holds_it(
@@ -260,6 +276,19 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
     store.close()
     with sqlite3.connect(tmp_path / "energy.db") as database:
         assert database.execute("SELECT count(*) FROM totals").fetchone() == (0,)
+
+
+def test_for_all_users_the_launcher_reads_the_counters(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.start("system")
+        for _ in range(4):
+            machine.passes(SAMPLE_S, other_cores=1.0)
+            await machine.sample()
+        assert machine.told()["joules"] == pytest.approx(3 * SAMPLE_S * (IDLE_W + CORE_W))
+        assert machine.told()["source"] == "powercap"
+
+    asyncio.run(run())
 
 
 def test_a_silent_launcher_makes_the_window_longer(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerload.agent.control.connection import Connection, LocalConnection
+from peerload.agent.energy.controls import PowerControls
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, EventFrames, exit_of
@@ -294,7 +295,7 @@ def state_file(raw: bytes) -> object:
     """The first byte chooses the file of a state that the rest is what it holds."""
     file = scratch() / "file"
     file.write_bytes(raw[1:])
-    match raw[0] % 5 if raw else 0:
+    match raw[0] % 6 if raw else 0:
         case 0:
             return AddressFile(file).port_of("127.0.0.1")
         case 1:
@@ -305,6 +306,8 @@ def state_file(raw: bytes) -> object:
             return ill.error_of("card")
         case 3:
             return stored_speed(file)
+        case 4:
+            return PowerControls(file)._changed()
         case _:
             return _redeemed(Invitations(file))
 
@@ -387,7 +390,8 @@ def files() -> tuple[bytes, ...]:
         b"\1\x90",
         b'\2{"boot": "boot", "driver": "driver", "ill": {}}',
         b"\x031.5\n",
-        b"\4" + invite,
+        b'\4[["cpu governor", "/sys/x", "powersave"]]',
+        b"\5" + invite,
     )
 
 

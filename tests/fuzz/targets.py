@@ -27,6 +27,7 @@ from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader
 from peerload.core.node import Node
+from peerload.energy.profile import BadProfile, decoded
 from peerload.launcher.record_log import RecordLog
 from peerload.model import events, messages
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
@@ -397,6 +398,14 @@ def targets() -> dict[str, Target]:
             (ConfigError,),
             (
                 b'{"format":"energy-cases/1","cases":[{"id":"a","nodes":[{"name":"n","cores":1,"watts":[1,2]}],"tasks":[],"runs":[]}]}',
+            ),
+        ),
+        "power-profile": Target(
+            lambda raw: decoded(raw, "cpu"),
+            (BadProfile,),
+            (
+                b'{"curve":{"watts":[1,2.5,3],"cores":1,"threads":2},"cpu":"cpu"}',
+                b'{"curve":{"watts":[1]},"cpu":"cpu"}',
             ),
         ),
         "web-body": Target(more_targets.web_body, (), (b'{"task": "n1/1"}',)),

@@ -14,6 +14,7 @@ import pytest
 
 from peerload.model.errors import AgentUnavailable, BadRequest
 from tests.integration.cluster import Agent, Cluster, ended
+from tests.integration.test_web import serve
 from tests.support import wait_until
 
 DISK_BYTES = 64 << 20
@@ -256,3 +257,23 @@ def test_what_a_task_wrote_on_a_full_disk_is_said_to_be_missing(cluster: Cluster
     assert "disk of n1" in reason
     assert reason in said.decode()
     assert reason in agent.cli("why", task).stdout.decode()
+
+
+def test_a_full_disk_is_scraped_like_any_other(cluster: Cluster) -> None:
+    agent = on_small_disk(cluster)
+    process, _ = serve(agent, "--listen", str(cluster.directory / "web"), "--tokens", str(cluster.directory / "tokens"))
+    words = ["curl", "-s", "--unix-socket", str(cluster.directory / "web"), "http://x/metrics"]
+
+    def scraped() -> dict[str, float]:
+        lines = subprocess.run(words, capture_output=True, check=True).stdout.decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+    with ended(process):
+        before = scraped()
+        fill(cluster.directory / "disk")
+        wait_until(lambda: scraped()["peerload_disk_free_bytes"] < before["peerload_disk_free_bytes"] / 10)
+        wait_until(lambda: agent.call("checkup")["disk"]["state"] == "full")
+        agent.call("events")
+        after = scraped()
+        assert after["peerload_inbox_events"] == 0
+        assert after.keys() >= {"peerload_disk_size_bytes", "peerload_commits_stalled"}

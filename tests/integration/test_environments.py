@@ -61,7 +61,7 @@ def test_many_tasks_of_one_lock_cause_one_build_on_each_node(user: User, tmp_pat
     ]
     assert user.types("wait", *arrays).returncode == 0
     assert [builds(agent)[count:] for agent, count in zip((user.here, user.there), before, strict=True)] == [
-        ["built"]
+        ["building", "built"]
     ] * 2
     assert user.types("logs", f"{arrays[1]}.16").stdout == "1.0\n"
     assert user.task(f"{arrays[1]}.1")["lock"] == "requirements.txt"
@@ -103,7 +103,7 @@ def test_a_lock_that_cannot_be_resolved_is_an_error_of_the_task_with_the_words_o
         reason = user.task()["reason"]
         assert reason.startswith("environment: requirements.txt cannot be built (exit code")
         assert "No such file" in reason
-    assert builds(user.there)[before:] == ["failed"]
+    assert builds(user.there)[before:] == ["building", "failed"]
     assert user.types("run", "--local", "--env", "requirements.txt", "true").returncode == 125
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from peerload import AsyncClient, Client, Executor
 from peerload.model.errors import StagingFailed
+from peerload.model.metrics import FILES_FETCHED_BYTES, FILES_SERVED_BYTES
 from tests.integration.cluster import Agent, Cluster, program
 from tests.support import wait_until
 
@@ -97,6 +98,18 @@ def test_a_snapshot_is_of_the_moment_of_its_submission(user: User) -> None:
         "x.o": "object",
     }
     assert user.task(task)["files"]["kept_beside"] == 1
+    (ended,) = (one for one in json.loads(user.types("history", "--json").stdout)["tasks"] if one["id"] == task)
+    assert ended["files"] == user.task(task)["files"]
+    assert happened(user.there, task) == ["staged"]
+    assert happened(user.here, task) == ["returned"]
+    told = user.here.call("events", limit=1000, what=["files"], tasks=[task])["events"][-1]["reason"]
+    assert "kept beside what was changed meanwhile: src/a" in told
+
+
+def happened(agent: Agent, task: str) -> list[str]:
+    """What the events of an agent say of the files of a task."""
+    told = agent.call("events", limit=1000, what=["files"])["events"]
+    return [event["state"] for event in told if event["task"] == task]
 
 
 def test_an_output_that_is_not_made_is_no_success(user: User) -> None:
@@ -147,6 +160,7 @@ def test_what_cannot_travel_is_refused_before_anything_is_queued(user: User) -> 
     assert user.types("submit", "--in", "../other", "true").returncode != 0
     listed = user.types("run", "--snapshot", "--dry-run", "--json", "true")
     assert json.loads(listed.stdout)["files_bytes"] == 4
+    assert "src/a (4 B)" in user.types("map", "--snapshot", "--dry-run", "true", ":::", "1").stderr
 
 
 def test_the_cache_is_shown_and_emptied(user: User) -> None:
@@ -235,10 +249,17 @@ def test_a_directory_that_another_node_does_not_have_travels_unasked(
     monkeypatch.chdir(apart.directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(apart.directory.parent / "cache"))
     assert Client(apart.here.socket).submit(["cat", "src/a"], node="n2").wait(60).succeeded
+    assert asyncio.run(read_there(apart.here.socket)) == b"one\n"
     with Executor(apart.here.socket, node="n2") as executor:
         read = [executor.submit(lambda: Path("src/a").read_text()) for _ in range(3)]
         assert {future.result(60) for future in read} == {"one\n"}
     assert set(apart.files()) == {"b", "src/a", "x", "y"}
+
+
+async def read_there(socket: str) -> bytes:
+    task = await AsyncClient(socket).submit(["cat", "src/a"], node="n2")
+    await task.wait(60)
+    return (await task.output()).stdout
 
 
 def test_a_directory_that_all_nodes_have_does_not_travel(apart: User, tmp_path: Path) -> None:
@@ -257,3 +278,38 @@ def test_a_directory_that_is_too_large_to_travel_unasked_stays(apart: User) -> N
     assert ran.stdout == f"{apart.directory}\n"
     assert "does not travel" in ran.stderr
     (apart.directory / "large").unlink()
+
+
+def test_what_is_damaged_in_the_cache_of_a_node_is_fetched_again(user: User) -> None:
+    content = os.urandom(100_000).hex()
+    (user.directory / "data").write_text(content)
+    assert user.types("run", "--node", "n2", "--in", "data", "true").returncode == 0
+    for pack in (user.there.state / "files/blocks").rglob("*"):
+        if pack.is_file():
+            pack.write_bytes(bytes(pack.stat().st_size))
+    before = user.there.counters()[FILES_FETCHED_BYTES]
+    assert user.types("run", "--node", "n2", "--in", "data", "cat", "data").stdout == content
+    assert user.there.counters()[FILES_FETCHED_BYTES] - before >= 100_000
+
+
+def test_a_hundred_tasks_with_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "large").write_bytes(os.urandom(5 << 20))
+    names = [str(number) for number in range(25)]
+    with Cluster() as cluster:
+        agents = cluster.linked(4, slots=4)
+        user = User(cluster, agents[:2], directory)
+        sums = set()
+        for agent in agents:
+            done = user.types("map", "--node", agent.node, "--snapshot", "cksum < large; : {}", ":::", *names)
+            assert done.returncode == 0, done.stderr
+            sums |= set(done.stdout.splitlines())
+        assert len(sums) == 1
+        size = user.here.call("files")["size_bytes"]
+        assert 5 << 20 < size < 6 << 20
+        fetched = [agent.counters().get(FILES_FETCHED_BYTES, 0) for agent in agents]
+        assert fetched == [0, size, size, size]
+        assert sum(agent.counters().get(FILES_SERVED_BYTES, 0) for agent in agents) == 3 * size
+        # the first to fetch has the home alone; the others have sources beside it
+        assert user.here.counters()[FILES_SERVED_BYTES] < 3 * size

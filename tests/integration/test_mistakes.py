@@ -65,7 +65,9 @@ MISTAKES = [
     Mistake(["submit"], USAGE, "the command is missing", "peerload submit hostname"),
     Mistake(["run", "--local"], USAGE, "the command is missing", "peerload run hostname"),
     Mistake(["submit", "-s", "a | b", "c"], USAGE, "both a command and --shell are given", "quote the whole line"),
-    Mistake(["submit", "--env", "FOO", "true"], USAGE, "--env takes NAME=VALUE, not 'FOO'", "--export FOO"),
+    Mistake(
+        ["submit", "--env", "FOO", "true"], USAGE, "--env takes NAME=VALUE or a lock file, not 'FOO'", "--export FOO"
+    ),
     Mistake(["submit", "--once", "--fast", "true"], USAGE, "contradict each other", "never started twice"),
     Mistake(["submit", "-J", "x" * 200, "true"], USAGE, "has 200 characters", "--name NAME"),
     Mistake(["submit", "-w", "N1", "true"], USAGE, "is not a valid node name", "did you mean n1 ?"),

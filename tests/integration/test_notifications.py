@@ -123,6 +123,15 @@ def test_a_webhook_is_signed_json_and_each_answer_has_an_outcome(tmp_path: Path)
     assert deliver(f"{url}/200")[0] == notification.LATER  # nobody listens
 
 
+def test_a_webhook_that_hangs_is_given_up_and_tried_again_later() -> None:
+    shorter = "import sys, peerload.notification as one; one.TRY_S_MAX = 1; sys.exit(one.main())"
+    with receiving() as (server, url):
+        environment = {"PEERLOAD_NOTIFY_TARGET": f"{url}/hang", "PATH": "/usr/bin:/bin"}
+        done = subprocess.run([sys.executable, "-c", shorter], env=environment, capture_output=True, check=False)
+        assert done.returncode == notification.LATER
+        assert server.of("/hang")
+
+
 def test_https_trusts_only_its_authorities_and_ntfy_and_mail_have_their_forms(tmp_path: Path) -> None:
     pem = certificate(tmp_path, "localhost")
     with receiving(pem) as (server, url):

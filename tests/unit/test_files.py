@@ -16,6 +16,7 @@ from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
 from peerload.files.place import Homecoming, make_tree
 from peerload.files.store import BlockStore, NoRoom
 from peerload.model.errors import StagingFailed
+from tests.support import wait_until
 
 LIMIT_BYTES = 64 << 20
 
@@ -150,12 +151,77 @@ def bad_bytes(home: Path) -> None:
     Path(os.fsdecode(os.fsencode(home) + b"/bad\xff")).touch()
 
 
-@pytest.mark.parametrize("make", [bad_fifo, bad_socket, bad_link, bad_link_up, bad_name, bad_bytes])
-def test_what_cannot_travel_is_refused_by_name(home: Path, make: Any) -> None:
+def bad_device(home: Path) -> None:
+    (home / "bad").symlink_to("/dev/zero")
+
+
+def bad_size(home: Path) -> None:
+    with (home / "bad").open("wb") as file:
+        file.truncate(tree.BYTES_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    "make", [bad_fifo, bad_socket, bad_link, bad_link_up, bad_name, bad_bytes, bad_device, bad_size]
+)
+def test_what_cannot_travel_is_refused_by_name_and_left_where_it_is_no_output(
+    home: Path, store: BlockStore, make: Any
+) -> None:
     make(home)
     with pytest.raises(StagingFailed) as refused:
         snapshot.look(os.fsencode(home), [], everything=True)
-    assert "bad" in refused.value.what
+    assert "bad" in f"{refused.value.what} {refused.value.why}"
+    (home / "result").write_text("r")
+    nothing = snapshot.Snapshot(b"", Manifest(), 0)
+    assert [entry.path for entry in changed(home, nothing, store, "result").files] == ["result"]
+    with pytest.raises(StagingFailed):
+        changed(home, nothing, store, "*")
+
+
+def test_too_many_files_are_refused_before_all_of_them_were_looked_at() -> None:
+    there = iter(range(10**6))
+    with pytest.raises(StagingFailed, match="too many files"):
+        tree.bounded(tree.Found(str(number), None) for number in there)
+    assert next(there) == manifest.FILES_MAX + 1
+
+
+def test_a_sparse_file_is_sparse_there_and_its_holes_are_not_read(
+    home: Path, tmp_path: Path, store: BlockStore
+) -> None:
+    size = 1000 * BLOCK_BYTES + 5
+    with (home / "sparse").open("wb") as file:
+        file.seek(700 * BLOCK_BYTES + 3)
+        file.write(b"middle")
+        file.truncate(size)
+    with (home / "hole").open("wb") as file:
+        file.truncate(3 * BLOCK_BYTES)
+    agent = Agent(store)
+    there = made(tmp_path / "there", frozen(home, agent), store)
+    assert agent.came <= 6  # one block of zeros, that in the middle, the last, and the manifest
+    status = (there / "sparse").stat()
+    assert (status.st_size, (there / "hole").stat().st_size) == (size, 3 * BLOCK_BYTES)
+    assert status.st_blocks * 512 < 10 * BLOCK_BYTES
+    with (there / "sparse").open("rb") as file:
+        file.seek(700 * BLOCK_BYTES + 3)
+        assert file.read(6) == b"middle"
+
+
+def test_a_manifest_of_zeros_that_are_none_is_refused(tmp_path: Path, store: BlockStore) -> None:
+    bad = Manifest((FileEntry("a", 0o600, 5, 0, (manifest.ZEROS,)), FileEntry("b", 0o600, 5, 0, (manifest.ZEROS,))))
+    (tmp_path / "there").mkdir()
+    with pytest.raises(StagingFailed, match="another size"):
+        make_tree(tmp_path / "there", bad, (), store.read_some)
+
+
+def test_hard_links_travel_as_files_of_their_own_and_their_content_once(
+    home: Path, tmp_path: Path, store: BlockStore
+) -> None:
+    (home / "a").write_bytes(os.urandom(1000))
+    os.link(home / "a", home / "b")
+    agent = Agent(store)
+    there = made(tmp_path / "there", frozen(home, agent), store)
+    assert agent.came == 1 + 2  # and the manifest
+    (there / "a").write_text("changed")
+    assert (there / "b").read_bytes() == (home / "b").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -246,6 +312,31 @@ def test_damage_is_found_when_a_block_is_read_and_the_block_is_wanted_again(tmp_
     assert store.missing([digest]) == [digest]
 
 
+def test_what_was_verified_a_moment_ago_is_not_verified_again_unless_its_file_was_touched(
+    tmp_path: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+
+    def counting(data: bytes) -> bytes:
+        hashed.append(len(data))
+        return manifest.digest_of(data)
+
+    monkeypatch.setattr("peerload.files.store.digest_of", counting)
+    (digest,) = store.put([b"x" * 1000])
+    store.read(digest)
+    assert len(hashed) == 1
+    (file,) = [path for path in (tmp_path / "store/blocks").rglob("*") if path.is_file()]
+    ctime_ns = file.stat().st_ctime_ns
+
+    def is_touched() -> bool:
+        file.chmod(0o600)
+        return file.stat().st_ctime_ns != ctime_ns
+
+    wait_until(is_touched)
+    store.read(digest)
+    assert len(hashed) == 2
+
+
 def test_a_block_of_another_content_than_announced_is_not_kept(store: BlockStore) -> None:
     with pytest.raises(StagingFailed):
         store.put([b"wrong"], [manifest.digest_of(b"right")])
@@ -306,8 +397,50 @@ def test_a_full_store_gives_up_what_is_not_pinned_the_least_recently_used_first(
     store.collect({taken[2]}, everything=True)
     assert [store.has(id_) for id_ in taken] == [False, False, True]
     assert store.missing_of(taken[2]) == []
+    size = store.usage().size_bytes
     with pytest.raises(NoRoom):
         store.put([os.urandom(BLOCK_BYTES) for _ in range(8)])
+    assert (store.usage().size_bytes, store.missing_of(taken[2])) == (size, [])
+
+
+def test_a_disk_with_little_room_takes_no_more_and_loses_nothing(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path / "store", LIMIT_BYTES, free_bytes_min=1 << 60)
+    with pytest.raises(NoRoom):
+        store.put([b"block"])
+    assert store.usage().blocks == 0
+    assert not [path for path in (tmp_path / "store/blocks").rglob("*") if path.is_file()]
+
+
+def test_a_pack_goes_with_its_last_block_and_has_a_hole_before(tmp_path: Path, home: Path) -> None:
+    store = BlockStore(tmp_path / "store", LIMIT_BYTES)
+    shared, alone = os.urandom(BLOCK_BYTES), os.urandom(BLOCK_BYTES)
+    (home / "a").write_bytes(shared)
+    (home / "b").write_bytes(alone)
+    both = frozen(home, Agent(store)).id
+    (home / "b").unlink()
+    one = frozen(home, Agent(store)).id
+    assert store.missing_of(both) == store.missing_of(one) == []
+
+    def held() -> int:
+        return sum(path.stat().st_blocks * 512 for path in (tmp_path / "store/blocks").rglob("*") if path.is_file())
+
+    before = held()
+    store.collect({one}, everything=True)
+    assert store.read(manifest.digest_of(shared)) == shared
+    assert held() <= before - BLOCK_BYTES
+    store.collect((), everything=True)
+    assert held() == 0
+
+
+def test_packs_that_no_database_names_go_at_the_start(tmp_path: Path, store: BlockStore) -> None:
+    store.put([b"named"])
+    store.close()
+    (tmp_path / "store/blocks/07").mkdir(exist_ok=True)
+    (tmp_path / "store/blocks/07/7").write_bytes(b"of an agent that ended meanwhile")
+    again = BlockStore(tmp_path / "store", LIMIT_BYTES)
+    assert len([path for path in (tmp_path / "store/blocks").rglob("*") if path.is_file()]) == 1
+    again.put([b"next"])
+    assert again.read(manifest.digest_of(b"named")) == b"named"
 
 
 # -- outputs --------------------------------------------------------------------------------------------------------------
@@ -394,6 +527,15 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
     later = entries[-1]._replace(blocks=tuple(store.put([b"second"])))
     again.place(Manifest((later,)), store.read_some)  # another attempt of the same task
     assert (again.conflicts, (home / "sub/n").read_text()) == ([], "second")
+
+
+def test_of_two_tasks_with_one_output_the_second_keeps_its_own_beside(home: Path, store: BlockStore) -> None:
+    for number in (7, 8):
+        entry = FileEntry("out/a", 0o600, 1, 0, tuple(store.put([str(number).encode()])))
+        coming = Homecoming(os.fsencode(home), Manifest(), {}, since=100.0, mark=f"n1/{number}")
+        coming.place(Manifest((entry,)), store.read_some)
+        assert coming.conflicts == ([] if number == 7 else ["out/a"])
+    assert {path.name: path.read_text() for path in (home / "out").iterdir()} == {"a": "7", "a.peerload-8": "8"}
 
 
 def test_outputs_go_nowhere_but_beneath_their_home(home: Path, tmp_path: Path, store: BlockStore) -> None:

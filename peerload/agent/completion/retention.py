@@ -68,7 +68,7 @@ Found = TypeVar("Found")
 
 class Removed:
     """Totals of a removal. ``in_use``: tasks that stayed because they are in use; ``names``: of those removed since
-    somebody last looked; ``of``: the number of each submission; ``early``: tasks that had ended within EARLY_S."""
+    who is told of them last looked; ``of``: the number of each submission; ``early``: tasks that had ended within EARLY_S."""
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -138,7 +138,7 @@ class TaskRemover:
                 free = _up_to(free, left, surplus, outputs_only=outputs_only)
             if free and not is_tried:
                 await self._remove(free, outputs_only=outputs_only, why=why)
-            removed.add(free, [self._name(task) for task in free], now - EARLY_S)
+            removed.add(free, [self._name(task) for task in free] if told is not None else (), now - EARLY_S)
             if told is not None:
                 await told(removed)
             await asyncio.sleep(0 if is_tried else PAUSE_S)

@@ -110,6 +110,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Groups: Right.OWN,
     control.Overview: Right.OWN,
     control.Group: Right.ADMIN,
+    control.PowerProfile: Right.ADMIN,
     control.Drain: Right.ADMIN,
     control.Undrain: Right.ADMIN,
     control.Forget: Right.ADMIN,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.connection import Connection
     from peerload.agent.inbox import Inbox
-    from peerload.model.actions import Answer, Decided
+    from peerload.model.actions import Answer, AnswerPart, Decided
     from peerload.model.events import Event
 
 DECISIONS_KEPT_MAX = 10_000
@@ -27,6 +27,7 @@ class CoreRequests:
         self._waiting: dict[int, tuple[Connection, int]] = {}
         self._if_refused: dict[int, Callable[[], None]] = {}
         self._futures: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._parts: dict[int, Callable[[dict[str, object]], None]] = {}
         self._next = 0
 
     def expect(self, connection: Connection, number: int, refused: Callable[[], None] | None = None) -> int:
@@ -43,22 +44,37 @@ class CoreRequests:
         """Put an event into the inbox of the core."""
         self._inbox.put(event)
 
-    def expect_future(self) -> tuple[int, asyncio.Future[dict[str, object]]]:
-        """Reserve a number for a request to the core → it, and the future of the answer."""
+    def expect_future(
+        self, parts: Callable[[dict[str, object]], None] | None = None
+    ) -> tuple[int, asyncio.Future[dict[str, object]]]:
+        """Reserve a number for a request to the core → it, and the future of the answer. parts: gets what comes of the answer
+        before its end."""
         self._next += 1
+        if parts is not None:
+            self._parts[self._next] = parts
         future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._futures[self._next] = future
         return self._next, future
 
     def withdraw(self, number: int) -> bool:
         """Drop a future of `expect_future` → True if it had no answer yet."""
+        self._parts.pop(number, None)
         return self._futures.pop(number, None) is not None
+
+    def answered_in_part(self, part: AnswerPart) -> None:
+        """Pass a part of an answer on to its client."""
+        connection, number = self._waiting.get(part.request, (None, 0))
+        if connection is not None:
+            connection.more(number, part.reply)
+        elif (parts := self._parts.get(part.request)) is not None:
+            parts(part.reply)
 
     def answered(self, answer: Answer) -> None:
         """Pass an answer on to its client."""
         refused = self._if_refused.pop(answer.request, None)
         if refused is not None and (answer.error is not None or answer.reply.get("repeated")):
             refused()
+        self._parts.pop(answer.request, None)
         future = self._futures.pop(answer.request, None)
         if future is not None:
             if not future.done() and answer.error is not None:

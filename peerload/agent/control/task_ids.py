@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from peerload.agent.store.rows import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, order_of, spans_text
+from peerload.agent.store.rows import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, order_of, spans_text, task_name
 from peerload.model.errors import BadRequest, NoSuchTask
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ LAST = re.compile(r"@(?:~(?P<back>[0-9]{1,6}))?(?P<members>\..*)?", re.DOTALL)
 
 RECORDS_AT_A_TIME = 500
 """Records of an array that are read in one go, some milliseconds."""
+NAMES_AT_A_TIME = 2000
+"""Members of an array whose names alone are read in one go, some milliseconds."""
 KNOWN_AT_A_TIME = 250
 """Ids that are looked up in one go."""
 
@@ -129,9 +131,27 @@ class TaskIds:
         names: list[str] = []
         for number, ref in enumerate(refs, start=1):
             if self.parse(ref).is_range:
-                names += [record.task async for page in self.pages(ref) for record in page]
+                names += await self.names((ref,))
             else:
                 names.append(self.known_id(ref))
+            if number % KNOWN_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return tuple(names)
+
+    async def names(self, refs: Sequence[str]) -> tuple[str, ...]:
+        """The ids of all tasks that the references name, members of arrays one by one, each once. Yields to other work in
+        between. Raises NoSuchTask if a reference has no task."""
+        names: dict[str, None] = {}
+        for number, ref in enumerate(refs, start=1):
+            meant, has_any = self.parse(ref), False
+            for first, last in meant.ranges:
+                after = first - 1
+                while members := self._store.members(meant.counter, after, last, NAMES_AT_A_TIME):
+                    after, has_any = members[-1], True
+                    names.update(dict.fromkeys(task_name(self._node, meant.counter, member) for member in members))
+                    await asyncio.sleep(0)
+            if not has_any:
+                raise self.unknown_task(ref)
             if number % KNOWN_AT_A_TIME == 0:
                 await asyncio.sleep(0)
         return tuple(names)

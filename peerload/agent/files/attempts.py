@@ -10,6 +10,7 @@ import asyncio
 import collections
 import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +21,23 @@ from peerload.files import manifest as manifests
 from peerload.files import tree
 from peerload.files.beneath import DIRECTORY
 from peerload.files.place import Homecoming, make_tree
-from peerload.files.store import BlockStore, NoRoom
+from peerload.files.store import BlockStore, Damaged, NoRoom
 from peerload.model.errors import BadRequest, PeerloadError, StagingFailed
 from peerload.model.events import FilesStaged, OutputArrived
 from peerload.model.messages import Staging
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
+from peerload.text.format import counted, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
     from peerload.agent.inbox import Inbox
+    from peerload.agent.node_info import NodeInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
     from peerload.model.actions import FetchOutput, KeepOutput, SpawnTask, StageFiles
     from peerload.model.submit_options import SubmitOptions
@@ -45,6 +49,10 @@ TELL_EVERY_S = 1.0
 """A home is told this often that files are on their way; it waits five times as long for the next word."""
 STAGING_S_MAX = 86_400.0
 """Bound on the time in which the files of one attempt have to be in place."""
+REPAIRS_MAX = 3
+"""Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
+CONFLICTS_NAMED_MAX = 5
+"""Outputs kept beside others that an event names."""
 TASKS_REMEMBERED_MAX = 1024
 """Tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
 
@@ -52,7 +60,7 @@ TASKS_REMEMBERED_MAX = 1024
 class AttemptNote(msgspec.Struct):
     """The note about an attempt. is_ready: its working directory is complete. directory, submitted_at: where its outputs come
     home to, and when it was submitted; of a task of another home b"" and 0. result: of an ended one, once it is collected;
-    unplaced: why an output is missing."""
+    unplaced: why an output is missing; returned: what came home, for its event."""
 
     task: str
     files: TaskFiles
@@ -63,6 +71,7 @@ class AttemptNote(msgspec.Struct):
     in_s: float = 0.0
     result: Staged | None = None
     unplaced: str = ""
+    returned: str = ""
 
 
 class AttemptFiles:
@@ -76,16 +85,18 @@ class AttemptFiles:
         spool: Spool,
         links: PeerLinks,
         inbox: Inbox,
+        info: NodeInfo,
         node: Node,
-        *,
-        is_system: bool,
+        event_log: EventLog,
     ) -> None:
+        is_system = info.config.mode == "system"
         self.store = BlockStore(state / "files", limit_bytes, disk.low_bytes)
-        self.transfer = FileTransfer(self.store, links, self._make_room, serves=not is_system)
+        self.transfer = FileTransfer(self.store, links, self._make_room, info.counters, serves=not is_system)
         self._spool = spool
         self._links = links
         self._inbox = inbox
         self._node = node
+        self._event_log = event_log
         self._is_system = is_system
         self._directory = state / "files" / "attempts"
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -94,6 +105,7 @@ class AttemptFiles:
         self._removing: asyncio.Task[None] | None = None
         self._is_more_dropped = False
         self._placed: collections.OrderedDict[bytes, dict[str, bytes]] = collections.OrderedDict()
+        self._placing = threading.Lock()
         self._pinned: frozenset[bytes] = frozenset()
         for path in self._directory.iterdir():
             try:
@@ -114,24 +126,15 @@ class AttemptFiles:
                 why="this agent serves all users of the machine",
                 hint="an agent of your own:  peerload up        a shared directory needs no  --in, --out, --snapshot",
             )
-        if spec.lock is not None:
-            if spec.placement.builder != spec.lock.kind:
-                raise BadRequest(
-                    "a task with an environment needs a node that builds it", why="builder of its placement"
-                )
-            if not await asyncio.to_thread(self._is_complete, spec.lock.manifest):
-                raise BadRequest(
-                    "the lock of the task's environment is not kept here (any more)", hint="submit it again"
-                )
-        if spec.files is None:
-            await asyncio.to_thread(self.store.sync)
-            return
-        if not terms.files_home.startswith(b"/") or spec.directory != SCRATCH:
+        if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)
-        if not await self.transfer.in_thread(self._is_complete, spec.files.manifest):
-            raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
-        await self.transfer.in_thread(self.store.sync)
+        if spec.lock is not None and spec.placement.builder != spec.lock.kind:
+            raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
+        for part in (spec.files, spec.lock):
+            if part is not None and not await self.transfer.in_thread(self._is_complete, part.manifest):
+                raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
+        await self.transfer.in_slow_thread(self.store.sync)
 
     def _is_complete(self, manifest: bytes) -> bool:
         return self.store.has(manifest) or not self.store.missing_of(manifest)
@@ -151,7 +154,7 @@ class AttemptFiles:
     async def bring_manifest(self, manifest: bytes, node: str) -> None:
         """Fetch a manifest and its blocks from this node, unless they are here. Raises PeerloadError, OSError."""
         if not await self.is_complete(manifest):
-            work = self.transfer.fetch(manifest, node).work
+            work = self.transfer.fetch(manifest, [node]).work
             assert work is not None
             await asyncio.shield(work)
 
@@ -173,12 +176,12 @@ class AttemptFiles:
     async def collect_garbage(self) -> int:
         """Remove everything that no task needs → the number of bytes."""
         self._pin()
-        return await self.transfer.in_thread(self.store.collect, self._pinned, everything=True)
+        return await self.transfer.in_slow_thread(self.store.collect, self._pinned, everything=True)
 
-    def usage(self) -> dict[str, object]:
+    async def usage(self) -> dict[str, object]:
         """The contents of the cache, for clients."""
         self._pin()
-        found = self.store.usage()
+        found = await self.transfer.in_thread(self.store.usage)
         return {
             "size_bytes": found.size_bytes,
             "limit_bytes": found.limit_bytes,
@@ -211,9 +214,9 @@ class AttemptFiles:
                 code, why = "cannot", "its agent serves all users of the machine, and files do not travel to it yet"
             elif action.spec.files is not None:
                 note = AttemptNote(action.task, action.spec.files)
-                await self._stage(action.key, note, action.home, (action.uid, action.attempt))
+                await self._stage(action.key, note, [*action.sources, action.home], (action.uid, action.attempt))
         except NoRoom as error:
-            code, why = "disk", str(error)
+            code, why = "cache", str(error)
         except StagingFailed as error:
             code, why = "staging", str(error)
         except (PeerloadError, OSError, TimeoutError) as error:
@@ -230,7 +233,7 @@ class AttemptFiles:
         note = AttemptNote(action.task, action.spec.files)
         if task is not None:
             note.directory, note.submitted_at = task.terms.files_home, task.record.submitted_at
-        work = self._begin(action.key, self._stage(action.key, note, "", None))
+        work = self._begin(action.key, self._stage(action.key, note, [], None))
         await work
 
     def _begin(self, key: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -239,34 +242,59 @@ class AttemptFiles:
         task.add_done_callback(lambda _: self._staging.pop(key, None))
         return task
 
-    async def _stage(self, key: str, note: AttemptNote, home: str, offer: tuple[bytes, int] | None) -> None:
+    async def _stage(
+        self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
+    ) -> None:
+        """sources: nodes to fetch from, the home of the attempt last; none if that is this node."""
         began_s = time.monotonic()
-        async with asyncio.timeout(STAGING_S_MAX):
-            self._note(key, note)
-            try:
-                if offer is not None and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
-                    self._pin()
-                    fetch = self.transfer.fetch(note.files.manifest, [home])
-                    is_first, fetch.is_counted = not fetch.is_counted, True
-                    assert fetch.work is not None
-                    while not fetch.work.done():
-                        told = Staging(note.task, *offer, fetch.done_bytes, note.files.size_bytes)
-                        self._links.send(home, told)
-                        await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
-                    fetch.work.result()
-                    note.in_bytes = fetch.done_bytes if is_first else 0
-                work = asyncio.create_task(self.transfer.in_thread(self._make, key, note))
-                while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
-                    if offer is not None:
-                        size = note.files.size_bytes
-                        self._links.send(home, Staging(note.task, *offer, size, size))
-                work.result()
-            except BaseException:
-                self.forget(key)
-                raise
+        try:
+            async with asyncio.timeout(STAGING_S_MAX):
+                self._note(key, note)
+                repairs_left = REPAIRS_MAX if sources else 0
+                while True:
+                    try:
+                        await self._fetch_and_make(key, note, sources, offer)
+                        break
+                    except Damaged:  # in the cache here: others have it
+                        if not repairs_left:
+                            raise
+                        repairs_left -= 1
+                        await self.transfer.in_slow_thread(self.store.drop_damaged, note.files.manifest)
+        except BaseException:
+            self.forget(key)
+            raise
         note.in_s = time.monotonic() - began_s
         note.is_ready = True
         self._note(key, note)
+        came = (
+            f"{size_text(note.in_bytes)} fetched, {size_text(note.files.size_bytes)} in place after {note.in_s:.1f} s"
+        )
+        self._event_log.record("files", "staged", task=note.task, reason=came)
+
+    async def _fetch_and_make(
+        self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
+    ) -> None:
+        if sources and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
+            self._pin()
+            fetch = self.transfer.fetch(note.files.manifest, sources)
+            is_first, fetch.is_counted = not fetch.is_counted, True
+            assert fetch.work is not None
+            while not fetch.work.done():
+                self._tell(note, sources, offer, fetch.done_bytes)
+                await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
+            fetch.work.result()
+            note.in_bytes += fetch.done_bytes if is_first else 0
+        work = asyncio.create_task(self.transfer.in_slow_thread(self._make, key, note))
+        while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
+            self._tell(note, sources, offer, note.files.size_bytes)
+        work.result()
+
+    def _tell(
+        self, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None, done_bytes: int
+    ) -> None:
+        """Tell the home of an offered attempt that its files are on their way."""
+        if offer is not None:
+            self._links.send(sources[-1], Staging(note.task, *offer, done_bytes, note.files.size_bytes))
 
     def _make(self, key: str, note: AttemptNote) -> None:
         if self._spool.drop_scratch(key):
@@ -294,12 +322,16 @@ class AttemptFiles:
     async def settled(self, key: str, exit_: Exit) -> Exit:
         """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is no success if one
         is missing."""
-        return exit_ if key not in self._notes else await self.transfer.in_thread(self._settled, key, exit_)
-
-    def _settled(self, key: str, exit_: Exit) -> Exit:
         note = self._notes.get(key)
         if note is None:
             return exit_
+        exit_ = await self.transfer.in_slow_thread(self._settled, key, note, exit_)
+        if note.returned:
+            self._event_log.record("files", "returned", task=note.task, reason=note.returned)
+        return exit_
+
+    def _settled(self, key: str, note: AttemptNote, exit_: Exit) -> Exit:
+        began_s = time.monotonic()
         if note.result is None:
             note.result, note.unplaced = self._collected(key, note, is_success=exit_.exit_code == 0)
             try:
@@ -309,8 +341,8 @@ class AttemptFiles:
         staged, unplaced = note.result, note.unplaced
         if not unplaced and staged.outputs and note.directory:
             uid = bytes.fromhex(key.partition("-")[0])
-            unplaced, conflicts = self._place(
-                uid, note.task, note.files, note.directory, note.submitted_at, staged.outputs
+            unplaced, conflicts, note.returned = self._place(
+                uid, note.task, note.files, note.directory, note.submitted_at, staged.outputs, began_s
             )
             staged = msgspec.structs.replace(staged, conflicts=conflicts)
         exit_ = msgspec.structs.replace(exit_, staged=staged)
@@ -349,18 +381,18 @@ class AttemptFiles:
     async def bring_home(self, node: str, action: KeepOutput | FetchOutput) -> tuple[str, OutputArrived]:
         """Fetch the outputs of an attempt from its node, and place them → an error that may pass, or ""; and the event that
         says so."""
-        event = OutputArrived(action.uid, action.attempt)
+        event, began_s = OutputArrived(action.uid, action.attempt), time.monotonic()
         task = self._node.home.tasks.get(action.uid)
         if task is None or task.spec.files is None:
             return "", event
         try:
             if not await self.transfer.in_thread(self._is_complete, action.files):
                 self._pin()
-                work = self.transfer.fetch(action.files, [node]).work
+                work = self.transfer.fetch(action.files, [node], is_output=True).work
                 assert work is not None
                 await asyncio.shield(work)
             record = task.record
-            unplaced, conflicts = await self.transfer.in_thread(
+            unplaced, conflicts, returned = await self.transfer.in_slow_thread(
                 self._place,
                 action.uid,
                 action.task,
@@ -368,7 +400,9 @@ class AttemptFiles:
                 task.terms.files_home,
                 record.submitted_at,
                 action.files,
+                began_s,
             )
+            self._event_log.record("files", "returned", task=action.task, reason=returned or unplaced)
         except (NoRoom, OSError) as error:
             return f"its output files cannot be kept: {error}", event
         except StagingFailed as error:
@@ -378,9 +412,17 @@ class AttemptFiles:
         return "", msgspec.structs.replace(event, unplaced=unplaced, conflicts=conflicts)
 
     def _place(
-        self, uid: bytes, task: str, files: TaskFiles, directory: bytes, submitted_at: float, outputs: bytes
-    ) -> tuple[str, int]:
-        """→ why an output is not in its place, and the number of those that are kept beside another."""
+        self,
+        uid: bytes,
+        task: str,
+        files: TaskFiles,
+        directory: bytes,
+        submitted_at: float,
+        outputs: bytes,
+        began_s: float,
+    ) -> tuple[str, int, str]:
+        """→ why an output is not in its place, the number of those that are kept beside another, and what came home, in
+        words."""
         own = self._placed.setdefault(uid, {})
         self._placed.move_to_end(uid)
         while len(self._placed) > TASKS_REMEMBERED_MAX:
@@ -391,12 +433,19 @@ class AttemptFiles:
             before = manifests.Manifest()
         coming = Homecoming(directory, before, own, since=submitted_at, mark=task)
         try:
-            coming.place(manifests.decode(outputs, self.store.read), self.store.read_some)
+            manifest = manifests.decode(outputs, self.store.read)
+            with self._placing:  # of two tasks with the same output the second finds that of the first
+                coming.place(manifest, self.store.read_some)
         except (PeerloadError, OSError) as error:
-            return str(error), len(coming.conflicts)
+            return str(error), len(coming.conflicts), ""
+        came = f"{counted(len(manifest.files), 'file')} of {size_text(manifest.size_bytes)} in {time.monotonic() - began_s:.1f} s"
         for path in coming.conflicts:
             log.info("output kept beside a file that was changed: task=%s path=%s", task, path)
-        return "", len(coming.conflicts)
+        if coming.conflicts:
+            more = len(coming.conflicts) - CONFLICTS_NAMED_MAX
+            named = ", ".join(coming.conflicts[:CONFLICTS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+            came += f"; kept beside what was changed meanwhile: {named}"
+        return "", len(coming.conflicts), came
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -418,7 +467,7 @@ class AttemptFiles:
     async def _remove(self) -> None:
         while self._is_more_dropped:
             self._is_more_dropped = False
-            await self.transfer.in_thread(self._spool.remove_dropped)
+            await self.transfer.in_slow_thread(self._spool.remove_dropped)
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget what earlier agents have left of other attempts."""

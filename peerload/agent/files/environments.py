@@ -8,6 +8,7 @@ launcher, beside the tasks; one that outlives its agent is ended by the next.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import secrets
@@ -16,14 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cloudpickle  # noqa: TID251 -- only its place on the disk is of interest
-
-import peerload
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.environments import builders
 from peerload.files import manifest as manifests
 from peerload.files.place import make_tree
 from peerload.model.actions import SpawnTask
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError, StagingFailed
 from peerload.model.events import FilesStaged, LauncherReady, TaskEnded, TaskLost
 from peerload.model.messages import Staging
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from peerload.model.actions import StageFiles
     from peerload.model.config import AgentConfig
     from peerload.model.events import Event
+    from peerload.model.task import EnvironmentLock
 
 log = logging.getLogger("peerload.files")
 
@@ -50,6 +50,9 @@ SIGKILL = 9
 KILLED_WITHIN_S = 10.0
 FAILED_S = 60.0
 """A lock that could not be built is not tried again within this."""
+PLAN_S = 60.0
+"""Interpreters and builders of this node are looked at again after this."""
+PLANS_MAX = 256
 LAST_BYTES = 4000
 LAST_LINES, LAST_CHARACTERS = 4, 320
 """The part of a builder's output that is repeated in the reason."""
@@ -97,6 +100,7 @@ class Environments:
         self._uses: dict[str, str] = {}
         self._builds: dict[str, _Build] = {}
         self._staging: dict[str, asyncio.Task[None]] = {}
+        self._plans: BoundedDict[EnvironmentLock, tuple[float, asyncio.Future[Plan | str]]] = BoundedDict(PLANS_MAX)
         self._ends: dict[str, asyncio.Future[Exit]] = {}
         self._failed: dict[str, tuple[float, str]] = {}
         self._noted.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -158,7 +162,7 @@ class Environments:
         assert lock is not None
         if self._config.mode == "system":
             raise BuildFailed("environments are not built by the service for all users yet")
-        plan = await asyncio.to_thread(builders.plan_of, lock, str(self._client))
+        plan = await self._plan(lock)
         if isinstance(plan, str):
             raise BuildFailed(plan)
         self._use(action.key, plan.key)
@@ -179,6 +183,14 @@ class Environments:
             self.forget(action.key)
             raise
 
+    async def _plan(self, lock: EnvironmentLock) -> Plan | str:
+        """How this node builds a lock, or why it cannot: looked at once for all that ask within PLAN_S."""
+        known = self._plans.get(lock)
+        if known is None or time.monotonic() - known[0] > PLAN_S:
+            look = asyncio.ensure_future(asyncio.to_thread(builders.plan_of, lock, str(self._client)))
+            known = self._plans[lock] = time.monotonic(), look
+        return await asyncio.shield(known[1])
+
     def _start(self, plan: Plan, action: StageFiles | SpawnTask) -> _Build:
         failed_s, why = self._failed.get(plan.key, (0.0, ""))
         if why and time.monotonic() - failed_s < FAILED_S:
@@ -193,6 +205,7 @@ class Environments:
         lock = action.spec.lock
         assert lock is not None
         began_s = time.monotonic()
+        self._event_log.record("environment", "building", task=action.task, reason=lock.name)
         directory = self._root / plan.key
         await asyncio.to_thread(self._make_directory, directory, lock.manifest)
         key = f"{PREFIX}{plan.key}-{secrets.token_hex(4)}"
@@ -250,8 +263,10 @@ class Environments:
         store = self._files.store
         make_tree(directory / "lock", manifests.decode(manifest, store.read), (), store.read_some)
         self._client.mkdir(mode=0o700, exist_ok=True)
-        for module in (peerload, cloudpickle):
-            place = Path(str(module.__file__)).parent
+        for module in ("peerload", "cloudpickle"):
+            found = importlib.util.find_spec(module)
+            assert found is not None
+            place = Path(str(found.origin)).parent
             link = self._client / place.name
             if not link.is_symlink() or link.readlink() != place:
                 link.unlink(missing_ok=True)
@@ -313,7 +328,7 @@ class Environments:
             (self._noted / attempt).unlink(missing_ok=True)
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
-        """Forget other attempts, and what an earlier agent has not built to the end."""
+        """Forget attempts that are not known any more, and what an earlier agent has not built to the end."""
         for attempt in [attempt for attempt in self._uses if not knows(attempt)]:
             self.forget(attempt)
         for path in self._root.iterdir():

@@ -4,8 +4,8 @@ They go over streams, as outputs do (`peers/streams.py`). Each block is verified
 broke off is continued with what is still missing, and any member that has the blocks will do: one that is lost, does not
 have them or sends something else is replaced.
 
-Disk and digests are left to a few threads of their own. So no more pieces than there are threads become ready in one turn
-of the event loop, however many nodes are served: gossip and leases have their turn between them.
+Disk and digests are left to threads of their own, and at most PIECES_MAX pieces become ready in one turn of the event loop,
+however many nodes are served: gossip and leases have their turn between them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from peerload.agent.event_loop import Workers
 from peerload.files.manifest import decode_root
 from peerload.files.store import Damaged, NoRoom
+from peerload.model import metrics
 from peerload.model.errors import LinkUnavailable, PeerloadError, StagingFailed
 from peerload.model.messages import BLOCKS_MAX, WHY_LENGTH_MAX, Blocks, BlocksEnd, BlocksRequest
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from peerload.agent.peers.links import PeerLinks
@@ -34,10 +36,12 @@ R = TypeVar("R")
 
 PIECE_BYTES = 1 << 20
 """Blocks are sent together up to this."""
-THREADS = 3
-"""Threads that read, write and verify blocks."""
+PIECES_MAX = 2
+"""Pieces that are read for other nodes at a time."""
+THREADS = 2
+"""Threads that read, write and verify blocks; as many others fill, read and remove whole directories."""
 FETCHES_MAX = 2
-"""Manifests that are fetched at a time; the others wait."""
+"""Manifests of inputs that are fetched at a time, and as many of outputs; the others wait."""
 SOURCES_MAX = 2
 """Nodes that one manifest is fetched from at a time."""
 BLOCKS_MIN = 64
@@ -64,14 +68,24 @@ class Fetch:
 class FileTransfer:
     """The transfers of one agent. room: makes room for so many bytes in the store."""
 
-    def __init__(self, store: BlockStore, links: PeerLinks, room: Callable[[int], None], *, serves: bool) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        links: PeerLinks,
+        room: Callable[[int], None],
+        counters: Counter[str],
+        *,
+        serves: bool,
+    ) -> None:
         self._store = store
+        self._counters = counters
         self._links = links
         self._room = room
         self._serves = serves
         self._fetches: dict[bytes, Fetch] = {}
-        self._turn = asyncio.Semaphore(FETCHES_MAX)
-        self._threads = Workers(THREADS)
+        self._inputs, self._outputs = asyncio.Semaphore(FETCHES_MAX), asyncio.Semaphore(FETCHES_MAX)
+        self._served = asyncio.Semaphore(PIECES_MAX)
+        self._threads, self._slow_threads = Workers(THREADS), Workers(THREADS)
 
     @property
     def under_way(self) -> set[bytes]:
@@ -79,9 +93,15 @@ class FileTransfer:
         return set(self._fetches)
 
     async def in_thread(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function that blocks, in a thread for files: the agent's other threads are never all busy with them."""
+        """Call a function that blocks for a moment, in a thread for files: the agent's other threads are never all busy with
+        them."""
         work = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def in_slow_thread(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same for one that may take minutes: blocks go on meanwhile."""
+        work = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._slow_threads, work)
 
     # -- to other nodes ------------------------------------------------------------------------------------------------
 
@@ -93,8 +113,10 @@ class FileTransfer:
         left = request.digests
         try:
             while left:
-                blocks = await self.in_thread(self._store.read_some, left, PIECE_BYTES, verified=request.verify)
+                async with self._served:
+                    blocks = await self.in_thread(self._store.read_some, left, PIECE_BYTES, verified=request.verify)
                 left = left[len(blocks) :]
+                self._counters[metrics.FILES_SERVED_BYTES] += sum(map(len, blocks))
                 yield Blocks(tuple(blocks))
             yield BlocksEnd()
         except StagingFailed as error:
@@ -104,13 +126,15 @@ class FileTransfer:
 
     # -- from other nodes ----------------------------------------------------------------------------------------------
 
-    def fetch(self, manifest: bytes, sources: Sequence[str]) -> Fetch:
+    def fetch(self, manifest: bytes, sources: Sequence[str], *, is_output: bool = False) -> Fetch:
         """Fetch a manifest and all its blocks from these nodes, the best first, unless that is under way: then they are further
         ones. Its work raises StagingFailed for what cannot be had at all, PeerloadError or OSError for what may be had later."""
         known = self._fetches.get(manifest)
         if known is None:
             known = self._fetches[manifest] = Fetch()
-            known.work = asyncio.get_running_loop().create_task(self._fetch(known, manifest))
+            known.work = asyncio.get_running_loop().create_task(
+                self._fetch(known, manifest, self._outputs if is_output else self._inputs)
+            )
             known.work.add_done_callback(lambda work: self._done(manifest, work))
         known.sources += [node for node in sources if node not in known.sources]
         return known
@@ -120,9 +144,9 @@ class FileTransfer:
         if not work.cancelled() and (error := work.exception()) is not None:
             log.info("cannot fetch files: manifest=%s error=%s", manifest.hex()[:16], error)
 
-    async def _fetch(self, fetch: Fetch, manifest: bytes) -> None:
+    async def _fetch(self, fetch: Fetch, manifest: bytes, turn: asyncio.Semaphore) -> None:
         wait_s, silent_s = RETRY_S_MIN, 0.0
-        async with self._turn:
+        async with turn:
             while lacking := await self.in_thread(self._store.missing_of, manifest):
                 if not fetch.size_bytes and lacking != [manifest]:
                     fetch.size_bytes = decode_root(await self.in_thread(self._store.read, manifest)).size_bytes
@@ -135,8 +159,10 @@ class FileTransfer:
                     if not fetch.sources:
                         raise error
                     continue
-                silent_s = 0.0 if fetch.done_bytes > before else silent_s + wait_s
-                if isinstance(error, TimeoutError) or silent_s > SILENCE_S_MAX:
+                silent_s += SILENCE_S_MAX if isinstance(error, TimeoutError) else wait_s
+                if fetch.done_bytes > before:
+                    silent_s = 0.0
+                if silent_s >= SILENCE_S_MAX:
                     why = str(error) or f"nothing came for {SILENCE_S_MAX:g} s"
                     raise PeerloadError(f"files cannot be fetched from {', '.join(fetch.sources)}", why=why)
                 await asyncio.sleep(wait_s)
@@ -151,18 +177,22 @@ class FileTransfer:
         errors: list[Exception] = []
 
         async def work() -> None:
-            while parts and idle:
+            part: list[bytes] = []
+            while idle and (parts or part):
                 node = idle.pop()
                 try:
-                    while parts:
-                        await self._fetch_blocks(fetch, parts.pop(), node)
+                    while part or parts:
+                        part = part or parts.pop()
+                        await self._fetch_blocks(fetch, part, node)
+                        part = []
                 except NoRoom:
                     raise
-                except StagingFailed as error:
+                except (StagingFailed, LinkUnavailable, ConnectionError, TimeoutError) as error:
                     fetch.sources.remove(node)
+                    if not isinstance(error, StagingFailed):
+                        fetch.sources.append(node)  # later, when the others were tried
                     errors.append(error)
-                except (LinkUnavailable, ConnectionError, TimeoutError) as error:
-                    errors.append(error)
+                    part = await self.in_thread(self._store.missing, part)
 
         works = [asyncio.ensure_future(work()) for _ in range(min(SOURCES_MAX, len(fetch.sources)))]
         try:
@@ -190,12 +220,15 @@ class FileTransfer:
                     raise StagingFailed(f"{node} has sent more blocks than were asked for")
                 if not await self.in_thread(self._keep, wanted, piece.blocks):
                     log.warning("a node has sent a wrong block: node=%s", node)
+                    self._counters[metrics.FILES_WRONG] += 1
                     if node in fetch.distrusted:
                         raise StagingFailed(f"{node} has sent something else than was asked for")
                     fetch.distrusted.add(node)
                     return  # what is missing is asked for again
                 at += len(wanted)
-                fetch.done_bytes += sum(map(len, piece.blocks))
+                size = sum(map(len, piece.blocks))
+                fetch.done_bytes += size
+                self._counters[metrics.FILES_FETCHED_BYTES] += size
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
 
@@ -216,4 +249,5 @@ class FileTransfer:
         for one in work:
             one.cancel()
         await asyncio.gather(*work, return_exceptions=True)
-        self._threads.shutdown()
+        for threads in (self._threads, self._slow_threads):
+            threads.shutdown()

@@ -89,6 +89,12 @@ USAGE_S_MAX = 2.0
 """Timeout of a usage request; the launcher answers at once, or is busy."""
 
 
+NO_CORES = (
+    "cores are not enforced; no cgroup for processors can be made here, or the launcher was started without that setting"
+    " (peerload down --all; peerload up)"
+)
+
+
 class LauncherLink:
     """The connection to the launcher of ``process``. failed(why): called if no more events can come. Requests of one turn of
     the loop go in one frame."""
@@ -101,6 +107,7 @@ class LauncherLink:
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
         heartbeat: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,
+        enforce: str = "off",
     ) -> None:
         self._process = process
         self._directory = process.directory
@@ -118,6 +125,9 @@ class LauncherLink:
         self.memory = ""
         """The way in which memory is limited: cgroup2, cgroup1 or rlimit; "" until the launcher has answered."""
         self.unenforced: tuple[str, ...] = ()
+        self.enforces_cores = False
+        """True if tasks get their shares of the processors, as ``enforce`` has it."""
+        self._enforce = enforce
         """Sentences about what the launcher cannot enforce."""
         self._frames: EventFrames | None = None
         self._requests: list[bytes] = []
@@ -265,8 +275,11 @@ class LauncherLink:
                 uid=owner,
                 kept=[*extra, *spec.named],
                 devices=bool(action.devices),
-                cpus=spec.request.cpus,
             )
+        if self._service_of or self._enforce != "off":
+            request = request.replace(cpus=spec.request.cpus)
+        if self._enforce == "limit" or (self._enforce == "share" and spec.request.overcommit):
+            request = request.replace(cpus_max=spec.request.cpus)
         self._request(request)
 
     def signal(self, key: str, number: int) -> None:
@@ -391,6 +404,9 @@ class LauncherLink:
         self.unenforced = tuple(hello.unenforced)
         self._protocol = hello.protocol
         self.memory = hello.memory
+        self.enforces_cores = hello.cores and self._enforce != "off"
+        if self._enforce != "off" and not hello.cores:
+            self.unenforced += (f'[cpus] enforce = "{self._enforce}": {NO_CORES}',)
         if self._service_of and not hello.system:
             raise LauncherError("this launcher serves one user only", why=f"it answers in {self._directory}")
 

@@ -20,14 +20,14 @@ GONE_S = 0.2
 
 class LauncherProcess:
     """The launcher in ``directory``. An earlier agent may have started it. files_max: its limit of open files, 0 = the
-    agent's. store: the id of the database that it starts tasks for."""
+    agent's. store: the id of the database that it starts tasks for. cores: it enforces them as far as possible."""
 
     serves_node = ""
     """The launcher belongs to one agent."""
 
-    def __init__(self, directory: Path, files_max: int = 0, store: str = "") -> None:
+    def __init__(self, directory: Path, files_max: int = 0, store: str = "", *, cores: bool = False) -> None:
         self.directory = directory
-        self._store = store
+        self._flags = [*(["--store", store] if store else []), *(["--cores", "enforce"] if cores else [])]
         self._files_max = files_max
         self._popen: subprocess.Popen[bytes] | None = None
 
@@ -38,7 +38,7 @@ class LauncherProcess:
         self._popen = subprocess.Popen(
             command_line(
                 "server",
-                ["--directory", str(self.directory), *(["--store", self._store] if self._store else [])],
+                ["--directory", str(self.directory), *self._flags],
                 first=limit,
             ),
             stdin=subprocess.DEVNULL,

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.energy.power_down import cards
 from peerload.agent.node_info import now
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
-from peerload.agent.sensors.power import rated_watts
+from peerload.agent.sensors.power import own_curve
 from peerload.core.membership.membership import PeerState
 from peerload.environments.builders import kinds
 from peerload.model import events
 from peerload.model.devices import GPU
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, State
-from peerload.model.power import estimated_curve
 from peerload.model.resources import Profile
 from peerload.wire.seal import Sealer
 
@@ -148,6 +148,7 @@ def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) 
         gpus=sum(device.kind == GPU for device in devices),
         devices=devices,
         issuer=is_issuer,
-        power=estimated_curve(round(cpus), peak_w=rated_watts(config.energy)),
+        wake=cards() if config.energy.sleep_after else (),
+        power=own_curve(config, round(cpus)),
         builders=kinds() if config.mode == "user" else (),
     )

@@ -42,7 +42,7 @@ FORWARDING_MAX = 384
 """Streams of other nodes for forwarded clients. They have places of their own, so that they never block outputs."""
 UNASKED_MAX = 256
 """Streams without a request yet. Over it the oldest of the node that has most of them is closed."""
-PIECES_WAITING_MAX = 8
+PIECES_WAITING_MAX = 4
 """Pieces that may wait for the consumer. Reading stops there, and goes on when half of them are taken."""
 _CONSUMER_BEHIND = "pieces wait for the consumer"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.cancel_wait import CancelWaits
     from peerload.agent.views.metrics import TaskFigures
-    from peerload.model.actions import Answer, Decided, TaskChanged
+    from peerload.model.actions import Answer, AnswerPart, Decided, TaskChanged
     from peerload.model.task import TaskRecord
 
 
@@ -110,6 +110,10 @@ class ClientEvents:
     def answered(self, answer: Answer) -> None:
         """A request has its answer."""
         self._core.answered(answer)
+
+    def answered_in_part(self, part: AnswerPart) -> None:
+        """A part of the answer to a request has come."""
+        self._core.answered_in_part(part)
 
     def changed(self, action: TaskChanged) -> None:
         """A task has a new durable record, or runs."""

@@ -221,6 +221,8 @@ class Verbs:
                 connection.ok(request.id, self.status.policy())
             case control.Power():
                 connection.ok(request.id, self.energy.power())
+            case control.PowerProfile():
+                connection.ok(request.id, self.energy.take_profile(request))
             case control.Energy():
                 connection.ok(request.id, self.energy.totals(request.since))
             case control.Stats():

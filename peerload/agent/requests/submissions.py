@@ -79,7 +79,7 @@ class FileRequests:
         elif request.have or request.blocks:
             reply = {"missing": await self._files.transfer.in_thread(self._files.store.missing, request.have)}
         else:
-            reply = {**self._files.usage(), "environments": self._environments.usage()}
+            reply = {**await self._files.usage(), "environments": self._environments.usage()}
         connection.ok(request.id, reply)
 
 

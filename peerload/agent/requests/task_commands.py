@@ -47,13 +47,13 @@ class TaskCommands:
     async def cancel(self, connection: Connection, request: control.Cancel) -> None:
         """Cancel tasks; with ``wait`` answer when their processes have ended."""
         await self._reads.durable()
-        names = tuple([record.task async for page in self._task_ids.all_pages(request.tasks) for record in page])
+        names = await self._task_ids.names(request.tasks)
         if not request.wait:
             number = self._core.expect(connection, request.id)
             self._core.put(CancelRequested(number, names, request.signal, request.force))
             return
         with self._cancel_waits.watched() as watch:
-            number, answer = self._core.expect_future()
+            number, answer = self._core.expect_future(lambda part: connection.more(request.id, part))
             self._core.put(CancelRequested(number, names, request.signal, request.force))
             connection.more(request.id, await answer)
             records = [record async for page in self._task_ids.all_pages(request.tasks) for record in page]

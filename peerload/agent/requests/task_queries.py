@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from peerload.agent.control.authorization import display_user
 from peerload.agent.node_info import now
 from peerload.agent.requests.overview import own_user
-from peerload.agent.store.rows import member_spec, task_name
+from peerload.agent.store.rows import SINGLE, is_id, member_spec, order_of, task_name
 from peerload.agent.store.selector import Criteria, references
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
 from peerload.core.work import as_recorded
-from peerload.model.errors import NoSuchTask
+from peerload.model.errors import NoSuchTask, StoreError
+from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.output.spool import Spool
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.store.rows import Damage
+    from peerload.agent.store.rows import Damage, RecordedEvent
     from peerload.core.node import Node
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec
@@ -121,7 +122,9 @@ class TaskQueries:
             await send_page(self._quotas, connection, request.id, tasks)
         if criteria == Criteria():
             damaged += store.damaged_besides(damaged, request.limit)
-        answer = {"tasks": [], "truncated": truncated, "unfinished": store.counts() if truncated else {}}
+        knows_all = connection.caller.sees_all and not store.has_damage  # of a million, which are not counted then
+        counted = self._node.home.unfinished if knows_all else store.counts
+        answer = {"tasks": [], "truncated": truncated, "unfinished": counted() if truncated else {}}
         connection.ok(request.id, answer | {"damaged": views.damaged_objects(damaged)})
 
     async def select(self, connection: Connection, request: control.Select) -> None:
@@ -168,7 +171,10 @@ class TaskQueries:
             after = page.last
             damaged += views.damaged_objects(page.damaged)
             tasks = [
-                task_row(self._node, record, spec, self._user) | views.usage_object(record) | views.gpu_wishes(spec)
+                task_row(self._node, record, spec, self._user)
+                | views.usage_object(record)
+                | views.gpu_wishes(spec)
+                | views.travelling(spec, record.exit)
                 for record, spec in rows
             ]
             await send_page(self._quotas, connection, request.id, tasks)
@@ -219,6 +225,9 @@ class TaskQueries:
         return task
 
 
+FINAL_STATES = frozenset(state.value for state in TaskState if state.is_final)
+
+
 @dataclass(eq=False, repr=False)
 class EventRequests:
     """The verb `events` of one agent, whose node is called ``node``."""
@@ -238,7 +247,7 @@ class EventRequests:
             shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
             while True:
                 if shown:
-                    await connection.stream(request.id, {"events": [views.event_object(event) for event in shown]})
+                    await connection.stream(request.id, {"events": [self._object(event) for event in shown]})
                 if not request.follow:
                     break
                 shown = store.events(last, EVENTS_AT_A_TIME, what=request.what, tasks=names)
@@ -247,6 +256,18 @@ class EventRequests:
                     await news.wait()
                     news.clear()
         connection.ok(request.id, {"events": []})
+
+    def _object(self, event: RecordedEvent) -> dict[str, object]:
+        """An event; the end of a task of this home with what it used."""
+        is_end = event.attempt and event.state in FINAL_STATES and event.task.partition("/")[0] == self._node
+        if not is_end or not is_id(event.task):
+            return views.event_object(event)
+        counter, member = order_of(event.task)
+        try:
+            records = self._reads.store.records(counter, member if member != SINGLE else None)
+        except StoreError:  # of a damaged row nothing is known
+            records = []
+        return views.event_object(event, next((one for one in records if one.attempt == event.attempt), None))
 
     def _whole_id(self, ref: str, *, follow: bool) -> str:
         """The whole id of a task of this home, or of another that was here. Raises NoSuchTask."""

@@ -131,6 +131,7 @@ class WhyRequest:
             "oldest_s": None,
             "oldest_node": None,
             "change": None,
+            "staging": None,
             "summary": "",
             "array": None,
         }
@@ -144,12 +145,16 @@ class WhyRequest:
         oldest = max(ages, key=lambda name: ages[name], default=None)
         change = None
         gate = node.eligibility.reason(task)
+        staging = task.offering.staging if task.offering is not None else None
         if gate:
             change = _group_suggestion(node, task, verdicts)
         elif not any(verdict.now for verdict in verdicts):
             change = smallest_change(node, reasons, task.spec) or _another_directory(task, node.state.node)
         return {
             "says": gate or views.deferral_text(node, task) or holding_reason(task),
+            "staging": None
+            if staging is None
+            else {"done_bytes": staging.done_bytes, "size_bytes": staging.size_bytes, "builds": staging.builds},
             "nodes": [
                 {
                     "node": verdict.node,

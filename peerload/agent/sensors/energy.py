@@ -17,11 +17,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from peerload.agent.node_info import now
-from peerload.agent.sensors.power import Hwmon, Model, PowercapCounters, PowerCommand, Source
+from peerload.agent.sensors.own_use import read_text_of
+from peerload.agent.sensors.power import (
+    Hwmon,
+    Model,
+    PowercapCounters,
+    PowerCommand,
+    Source,
+    curve_of,
+    processor,
+    store_profile,
+)
 from peerload.energy.accounting import BUCKET_S, JOULES_PER_WH, Book, Part, Totals
-from peerload.energy.meter import Counter, Drift, IdlePower, Integral
+from peerload.energy.meter import Counted, Counter, Drift, IdlePower, Integral
+from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
 from peerload.launcher.powercap import Powercap
 from peerload.launcher.protocol import USAGE_KEYS_MAX
+from peerload.model.errors import BadRequest, StoreError
+from peerload.model.events import PowerMeasured
 from peerload.model.power import Quality, estimated_curve
 from peerload.security.private_files import machine_boot_id
 
@@ -33,9 +46,11 @@ if TYPE_CHECKING:
     from peerload.launcher.powercap import Reading
     from peerload.launcher.protocol import UsageEvent
     from peerload.model.config import AgentConfig
+    from peerload.model.devices import DeviceReading
     from peerload.model.instant import Instant
     from peerload.model.power import PowerCurve
     from peerload.model.task import Exit
+    from peerload.wire.control import PowerProfile as PowerProfileRequest
 
 log = logging.getLogger("peerload.agent")
 
@@ -46,6 +61,8 @@ SCAN_EVERY = 5
 """Samples from one reading of processor times to the next where the launcher has to scan /proc for them."""
 KEPT_EVERY = 5
 PRUNED_EVERY = 1800
+CARD_SILENT_S = 15.0
+"""A GPU that tells nothing for so long is lost: the time is a gap."""
 _COLUMNS = "since, until, joules, tasks_joules, other_joules, idle_joules, gap_s, quality, scope, source"
 
 
@@ -141,9 +158,12 @@ class EnergySensors:
         gpus: Gpus,
         launcher: Launcher,
         store: EnergyStore,
+        put: Callable[[PowerMeasured], None],
         clock: Callable[[], Instant] = now,
     ) -> None:
         self._now = clock
+        self._put = put
+        self._counted = [0.0, 0.0]
         self._config = config
         self._node = node
         self._gpus = gpus
@@ -157,6 +177,7 @@ class EnergySensors:
         self._sources: tuple[Source, ...] = (self.command, self._hwmon, self._counters, self._model)
         self._active: Source = self._model
         self._integrals: dict[str, Integral] = {}
+        self._told_s: dict[str, float] = {}
         self._drift = Drift()
         self.is_stale = False
         self._kept = self._restored()
@@ -174,8 +195,11 @@ class EnergySensors:
         kept, boot = self._store.kept(), machine_boot_id()
         if kept.boot != boot:
             return Kept(boot, self._now().boot_s, -1.0, -1.0, idle=kept.idle)
+        kept.own_s = 0.0  # counted since the start of the agent
         self._counters.counters = kept.counters
         self._counters.known_s = self._now().boot_s
+        self.command.goes_on_from(kept.at_s)
+        self._hwmon.goes_on_from(kept.at_s)
         return kept
 
     @property
@@ -198,8 +222,8 @@ class EnergySensors:
         readings = self._powercap.read() if readings is None else readings
         at_s = self._now().boot_s
         passed_s, self._sampled_s = at_s - self._sampled_s, at_s
-        self._hwmon.read(at_s)
-        busy = (own_s - self._kept.own_s) / max(at_s - self._kept.at_s, 1e-3)
+        await self._hwmon.refresh(at_s)
+        busy = max(own_s - self._kept.own_s, 0.0) / max(at_s - self._kept.at_s, 1e-3)
         self._take_host(at_s, passed_s, readings, busy)
         self._take_cards(at_s, passed_s)
         may_catch_up = self._active is self._counters and self._counters.known_s < at_s  # then it is one window
@@ -243,8 +267,9 @@ class EnergySensors:
                     "power sensor is silent: source=%s reason=%s now=%s", before.name, before.why, self._active.name
                 )
                 gap_s += max(at_s - passed_s - before.known_s, 0.0)
+        self._counted = [self._counted[0] + joules, self._counted[1] + gap_s]
         self._joules += joules
-        self._gap_s += min(gap_s, at_s - self._kept.at_s)
+        self._gap_s += gap_s
         self._used_sources[self._active] = None
         if self._active.watts is not None:
             self.watts, self.quality = self._active.watts, self._active.quality
@@ -258,33 +283,47 @@ class EnergySensors:
                 holders.setdefault(places.get(name, name), {})[key] = None
         cards_w = 0.0
         for place, (read_s, reading) in self._gpus.power.items():
-            if reading.energy_j is not None:
-                counter = self._kept.cards.setdefault(place, Counter())
-                told = counter.take(read_s, reading.energy_j)
-                name, quality = "nvml", Quality.MEASURED
-            elif reading.power_w is not None:
-                integral = self._integrals.setdefault(place, Integral())
-                integral.read(read_s, reading.power_w)
-                told = integral.take(at_s)
-                name, quality = "nvml", Quality.DERIVED
-            else:
+            counted = self._card_counted(place, read_s, reading, at_s)
+            if counted is None:
                 continue
+            told, quality = counted
             held = holders.get(place, {})
             idle = self._kept.idle.setdefault(place, IdlePower())
             if not held and not reading.foreign and reading.power_w is not None:
                 idle.take(reading.power_w, 0.0, 1.0)
             cards_w += reading.power_w or 0.0
-            before = self._cards.get(place) or Part("gpu", name, quality, 0.0, 0.0, 0.0, {}, 0.0)
-            used = dict(before.used)
-            for key in held:
-                used[key] = used.get(key, 0.0) + passed_s / len(held)
-            busy = before.busy + (passed_s if held or reading.foreign else 0.0)
-            joules, gap_s = before.joules + told.joules, before.gap_s + told.gap_s
-            self._cards[place] = Part(
-                "gpu", name, Quality.worst((before.quality, quality)), joules, gap_s, idle.watts, used, busy
+            before = self._cards.get(place) or Part("gpu", "nvml", quality, 0.0, 0.0, 0.0, {}, 0.0)
+            self._cards[place] = before._replace(
+                quality=Quality.worst((before.quality, quality)),
+                joules=before.joules + told.joules,
+                gap_s=before.gap_s + told.gap_s,
+                idle_w=idle.watts,
+                used={**before.used, **{key: before.used.get(key, 0.0) + passed_s / len(held) for key in held}},
+                busy=before.busy + (passed_s if held or reading.foreign else 0.0),
             )
         if self.watts is not None and self._active.scope != "node":
             self.watts += cards_w
+
+    def _card_counted(
+        self, place: str, read_s: float, reading: DeviceReading, at_s: float
+    ) -> tuple[Counted, Quality] | None:
+        """Joules of a card since the last sample; None if it has never told anything."""
+        told, quality = Counted(), Quality.MEASURED
+        if reading.energy_j is not None:
+            told = self._kept.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
+        elif reading.power_w is not None:
+            integral = self._integrals.setdefault(place, Integral())
+            integral.read(read_s, reading.power_w)
+            told, quality = integral.take(at_s), Quality.DERIVED
+        elif place not in self._told_s:
+            return None
+        if reading.energy_j is not None or reading.power_w is not None:
+            self._told_s[place] = max(read_s, self._told_s.get(place, read_s))
+        if at_s - self._told_s[place] > CARD_SILENT_S:  # when it tells again it starts from nothing
+            told = Counted(gap_s=at_s - self._told_s[place])
+            self._told_s[place] = at_s
+            self._kept.cards.pop(place, None)
+        return told, quality
 
     def _close_window(self, at_s: float, machine_s: float, own_s: float, cpu_s: Mapping[str, float]) -> None:
         kept = self._kept
@@ -298,11 +337,13 @@ class EnergySensors:
         if any(one.scope == "node" for one in sources) and not is_model:  # what the GPUs draw is in it
             joules = max(joules - sum(card.joules for card in self._cards.values()), 0.0)
         quality = Quality.worst(tuple(one.quality for one in sources))
-        idle_w = self._idle_watts(joules, max(seconds - self._gap_s, 0.0), busy_s / seconds, is_model=is_model)
         scope = "+".join(dict.fromkeys(one.scope for one in sources))
         source = "+".join(dict.fromkeys(one.name for one in sources))
         used = kept.book.used_since(cpu_s)
-        host = Part(scope, source, quality, joules, self._gap_s, idle_w, used, busy_s)
+        host = Part(scope, source, quality, joules, self._gap_s, 0.0, used, busy_s)
+        host = host._replace(
+            idle_w=self._idle_watts(joules, host.known_s(seconds), busy_s / seconds, is_model=is_model)
+        )
         totals = kept.book.window(
             at_s, self._now().wall_s, seconds, (host, *self._cards.values()), self._node.ledger.running
         )
@@ -318,8 +359,14 @@ class EnergySensors:
         """Power that the host would draw idle. Notes when its measured curve is stale."""
         curve = self.curve
         if is_model or curve.quality is not Quality.ESTIMATED:
-            if not is_model and known_s > 0:
-                self.is_stale = self._drift.take(joules, curve.watts_at(busy) * known_s, known_s)
+            if is_model or known_s <= 0 or self.is_stale:
+                return curve.watts[0]
+            self.is_stale = self._drift.take(joules, curve.watts_at(busy) * known_s, known_s)
+            if self.is_stale:
+                log.warning(
+                    "power profile is stale: measured power drifts from it; measure again: peerload power profile"
+                )
+                self._put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
             return curve.watts[0]
         idle = self._kept.idle.setdefault(self._active.scope, IdlePower())
         if known_s > 0 and joules > 0:
@@ -417,5 +464,36 @@ class EnergySensors:
             "scope": self._active.scope,
             "source": self._active.name,
             "sources": sources,
+            "joules": self._counted[0],
+            "gap_s": self._counted[1],
+            "at_s": self._sampled_s,
+            "levels": levels_of(os.cpu_count() or 1),
             "curve": msgspec.to_builtins(curve) | {"quality": curve.quality.value, "stale": self.is_stale},
         }
+
+    def take_profile(self, request: PowerProfileRequest) -> dict[str, object]:
+        """Store a power profile of this machine, and tell other nodes its curve → the profile. Raises BadRequest."""
+        cpu = processor()
+        try:
+            if request.document:
+                profile = decoded(request.document, cpu)
+            else:
+                levels = [Level(*one) for one in request.measured]
+                curve = fitted(levels, request.cores, request.threads)
+                governor = read_text_of(Path(self._config.energy.cpufreq, "policy0/scaling_governor"))
+                profile = PowerProfile(
+                    curve, cpu, governor=governor, source=self._active.name, scope=self._active.scope
+                )
+                numbers, watts, sd, _ = zip(*levels, strict=True)
+                profile = msgspec.structs.replace(profile, levels=numbers, watts=watts, sd=sd, date=self._now().wall_s)
+        except (BadProfile, ValueError) as error:
+            raise BadRequest(
+                "this power profile cannot be used", why=str(error), hint="measure:  peerload power profile"
+            ) from None
+        try:
+            store_profile(Path(self._config.state), profile)
+        except OSError as error:
+            raise StoreError("the power profile cannot be kept", why=str(error.strerror)) from None
+        self.is_stale, self._drift = False, Drift()
+        self._put(PowerMeasured(curve_of(profile, self._config.energy)))
+        return dict(msgspec.to_builtins(profile))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -16,20 +18,30 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.agent.event_loop import next_tick
 from peerload.agent.sensors.own_use import read_text_of
 from peerload.energy.meter import HOLD_S, Counted, Counter, Integral
+from peerload.energy.profile import BadProfile, decoded
 from peerload.launcher.powercap import FORBIDDEN, zones
-from peerload.model.power import Quality
+from peerload.model.power import Quality, estimated_curve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from peerload.energy.profile import PowerProfile
     from peerload.launcher.powercap import Reading
-    from peerload.model.config import EnergySettings
+    from peerload.model.config import AgentConfig, EnergySettings
+    from peerload.model.power import PowerCurve
 
+log = logging.getLogger("peerload.agent")
+
+PROFILE_FILE = "power.json"
+PROFILE_BYTES_MAX = 64 << 10
 COMMAND_EVERY_S = 10.0
 COMMAND_S_MAX = 5.0
+READ_S_MAX = 0.2
 OUTPUT_BYTES_MAX = 4096
 ENDED_LOOKS = 50
 ENDED_LOOK_S = 0.01
@@ -83,6 +95,10 @@ class _OfReadings(Source):
         """Take a reading."""
         self._integral.read(at_s, watts)
         self.known_s, self.watts, self.why = at_s, watts, ""
+
+    def goes_on_from(self, at_s: float) -> None:
+        """The agent before has counted until then."""
+        self._integral.at_s = at_s
 
     def take(self, at_s: float) -> Counted:
         """Joules since the last call."""
@@ -182,6 +198,13 @@ class Hwmon(_OfReadings):
         self._place = Path(place)
         self._file: Path | None = None
         self._find_in = 0
+        self._reading: asyncio.Future[None] | None = None
+
+    async def refresh(self, at_s: float) -> None:
+        """Take a reading in a thread: firmware may take its time. One that hangs holds up nothing, and no other is begun."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().run_in_executor(None, self.read, at_s)
+        await asyncio.wait({self._reading}, timeout=READ_S_MAX)
 
     def read(self, at_s: float) -> None:
         """Take a reading; look for a chip now and then where there is none."""
@@ -265,3 +288,40 @@ def rated_watts(settings: EnergySettings) -> float:
     packages = [path for path, name in zones(settings.powercap).items() if name.startswith("package")]
     found = [read_text_of(Path(path, "constraint_0_max_power_uw")) for path in packages]
     return sum(int(text) for text in found if text.isdecimal()) / 1e6
+
+
+def processor(root: Path = Path("/")) -> str:
+    """Name of the processor of this machine, and its number of threads."""
+    found = re.search(r"^(?:model name|Processor|cpu model)\s*: (.+)$", _cpu_info(root), re.MULTILINE)
+    return f"{found[1].strip() if found is not None else platform.machine()}, {os.cpu_count()} threads"
+
+
+def _cpu_info(root: Path) -> str:
+    with contextlib.suppress(OSError), (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        return file.read(OUTPUT_BYTES_MAX)
+    return ""
+
+
+def own_curve(config: AgentConfig, threads: int) -> PowerCurve:
+    """The measured power curve of this machine, else an estimated one. One that cannot be used is logged."""
+    path = Path(config.state) / PROFILE_FILE
+    try:
+        return curve_of(decoded(path.read_bytes()[:PROFILE_BYTES_MAX], processor()), config.energy)
+    except FileNotFoundError:
+        pass
+    except (OSError, BadProfile) as error:
+        log.warning("cannot use the stored power profile: path=%s error=%s", path, error)
+    return estimated_curve(threads, peak_w=rated_watts(config.energy))
+
+
+def curve_of(profile: PowerProfile, settings: EnergySettings) -> PowerCurve:
+    """The curve of a profile, bounded by the rated power if that is of the same parts of the machine."""
+    cap_w = rated_watts(settings) if profile.scope == "package" else 0.0
+    return msgspec.structs.replace(profile.curve, cap_w=cap_w)
+
+
+def store_profile(state: Path, profile: PowerProfile) -> None:
+    """Keep a profile for the next start. Raises OSError."""
+    new = state / f"{PROFILE_FILE}.new"
+    new.write_bytes(msgspec.json.encode(profile))
+    new.replace(state / PROFILE_FILE)

@@ -229,6 +229,15 @@ class StoreReader:
                 raise self._unreadable(self._damaged[name])
         return [decoded_record(row, self._node) for row in found]
 
+    def members(self, counter: int, after: int, last: int, limit: int) -> list[int]:
+        """The numbers of the members whose records `page` would read. Raises StoreError if one of them is damaged."""
+        where = "t.counter = ? AND t.member > ? AND t.member <= ? ORDER BY t.member LIMIT ?"
+        found = [row[0] for row in self.each_found("t.member", where, (counter, after, last, limit))]
+        for member in found if self._damaged else ():
+            if (name := self._name(counter, member)) in self._damaged:
+                raise self._unreadable(self._damaged[name])
+        return found
+
     def counts(self) -> dict[str, int]:
         """The number of unfinished tasks in each state, where there are any."""
         where, values = self._narrowed("counter")
@@ -245,6 +254,11 @@ class StoreReader:
         if not states and not node:
             damaged += self.damaged_besides(damaged, limit)
         return TaskPage(read, damaged, truncated)
+
+    @property
+    def has_damage(self) -> bool:
+        """True if there are unfinished tasks that cannot be read, which the core does not know."""
+        return bool(self._damaged)
 
     def damaged_besides(self, named: Sequence[Damage], limit: int) -> list[Damage]:
         """Unfinished tasks that cannot be read, besides those that were named already."""

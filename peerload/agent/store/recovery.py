@@ -6,26 +6,25 @@ again. An unreadable promise (a floor, an attempt of another home) counts as the
 
 from __future__ import annotations
 
-from collections import Counter
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from peerload.agent.store import schema
 from peerload.agent.store.reader import StoreReader
-from peerload.agent.store.rows import Damage, decoded_execution, decoded_terms, order_of
+from peerload.agent.store.rows import COLUMNS, Damage, decoded_execution, decoded_terms
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
 from peerload.model.submit_options import NO_TERMS, GroupSettings, TaskOutcome
-from peerload.model.task import ATTEMPT_MAX, ExecutionRecord, FenceKind, TaskRecord
+from peerload.model.task import ATTEMPT_MAX, ExecutionRecord, FenceKind, TaskRecord, submission_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskSpec
 
 UID_BYTES = 16
+ROWS_AT_A_TIME = 10_000
+"""Rows that are in memory beside the tasks made of them: of a million that would be as much again."""
 FLOOR_MAX = 1 << 62
 """The floor of a task whose own cannot be read: no attempt of it is ever started here (again)."""
 COUNTER_MAX = 10**15
@@ -87,44 +86,33 @@ class StoreRecovery(StoreReader):
     def _unfinished(self) -> list[TaskRow]:
         """The unfinished tasks that can be read; the others are remembered as damaged while this agent runs. A value
         of the wrong type for the end of a task sorts after all numbers, so that the index finds it."""
-        found = self._found("t.ended_at = 0 ORDER BY t.counter, t.member", ())
-        found += self._found("t.ended_at > 0 AND t.ended_at >= ''", ())
         self._damaged = {}
-        rows, damaged = self._readable(found)
-        twice = {uid for uid, count in Counter(row[2] for row in found).items() if count > 1}
-        damages = [*damaged, *filter(None, (_why_unsound(record, twice) for record, _ in rows))]
-        terms = self._all_terms(rows, damages)
-        self._damaged = {damage.task: damage for damage in damages}
-        return [
-            TaskRow(record, spec, terms=terms[order_of(record.task)[0]])
-            for record, spec in rows
-            if record.task not in self._damaged and not record.state.is_final
-        ]
-
-    def _all_terms(
-        self, rows: Sequence[tuple[TaskRecord, TaskSpec]], damages: list[Damage]
-    ) -> dict[int, SubmitOptions]:
-        """The terms of the submissions of these, by number, equal ones once in memory; a task whose terms cannot be read
-        is damaged."""
-        packed: dict[int, object] = dict(
-            self._execute("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")
+        found = chain(
+            self.each_found(COLUMNS, "t.ended_at = 0 ORDER BY t.counter, t.member", ()),
+            self.each_found(COLUMNS, "t.ended_at > 0 AND t.ended_at >= ''", ()),
         )
-        terms: dict[int, SubmitOptions] = {}
-        decoded: dict[object, SubmitOptions] = {None: NO_TERMS}
-        unreadable: dict[int, str] = {}
-        for record, _ in rows:
-            counter = order_of(record.task)[0]
-            if counter not in terms:
-                raw = packed.get(counter)
-                try:
-                    if raw not in decoded:
-                        decoded[raw] = decoded_terms(raw, counter)
-                except StoreError as error:
-                    unreadable[counter] = str(error)
-                terms[counter] = decoded.get(raw, NO_TERMS)
-            if counter in unreadable:
-                damages.append(Damage(record.task, unreadable[counter]))
-        return terms
+        terms = _Terms(dict(self._execute("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")))
+        tasks: list[TaskRow] = []
+        damages: list[Damage] = []
+        seen: set[object] = set()
+        twice: set[object] = set()
+        while part := list(islice(found, ROWS_AT_A_TIME)):
+            for row in part:
+                (twice if row[2] in seen else seen).add(row[2])
+            rows, damaged = self._readable(part)
+            damages += damaged
+            for record, spec in rows:
+                why = _why_unsound(record) or terms.why_damaged(record)
+                if why:
+                    damages.append(Damage(record.task, why))
+                elif not record.state.is_final:
+                    tasks.append(TaskRow(record, spec, terms=terms.of[submission_of(record.task)]))
+        if twice:
+            shared = [row.record for row in tasks if row.record.uid in twice]
+            damages += [Damage(one.task, f"its uid {one.uid.hex()} is that of another task, too") for one in shared]
+            tasks = [row for row in tasks if row.record.uid not in twice]
+        self._damaged = {damage.task: damage for damage in damages}
+        return tasks
 
     def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FenceKind, str]]]:
         """Attempts of other homes, and floors; for what cannot be read of either the highest floor its row allows."""
@@ -198,15 +186,34 @@ class StoreRecovery(StoreReader):
         return rows
 
 
-def _why_unsound(record: TaskRecord, twice: set[object]) -> Damage | None:
-    """The reason why a readable row is inconsistent."""
+class _Terms:
+    """The terms of submissions by number, equal ones once in memory. packed: as they were kept."""
+
+    def __init__(self, packed: dict[int, object]) -> None:
+        self._packed = packed
+        self._decoded: dict[object, SubmitOptions] = {None: NO_TERMS}
+        self._unreadable: dict[int, str] = {}
+        self.of: dict[int, SubmitOptions] = {}
+
+    def why_damaged(self, record: TaskRecord) -> str:
+        """Read the terms of this task's submission → why they cannot be read, "" if they can."""
+        counter = submission_of(record.task)
+        if counter not in self.of:
+            raw = self._packed.get(counter)
+            try:
+                if raw not in self._decoded:
+                    self._decoded[raw] = decoded_terms(raw, counter)
+            except StoreError as error:
+                self._unreadable[counter] = str(error)
+            self.of[counter] = self._decoded.get(raw, NO_TERMS)
+        return self._unreadable.get(counter, "")
+
+
+def _why_unsound(record: TaskRecord) -> str:
+    """The reason why a readable row is inconsistent; "" if it is not."""
     if len(record.uid) != UID_BYTES:
-        return Damage(record.task, f"its uid has {len(record.uid)} bytes instead of {UID_BYTES}")
-    if record.uid in twice:
-        return Damage(record.task, f"its uid {record.uid.hex()} is that of another task, too")
-    if record.attempt < 0:
-        return Damage(record.task, f"its attempt is {record.attempt}")
-    return None
+        return f"its uid has {len(record.uid)} bytes instead of {UID_BYTES}"
+    return f"its attempt is {record.attempt}" if record.attempt < 0 else ""
 
 
 def _floor_kind(kind: object) -> FenceKind:

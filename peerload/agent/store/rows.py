@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -57,9 +58,9 @@ class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True):
     input_came: bool = False
 
 
-NO_MORE = ExtraColumns()
 _more = msgspec.msgpack.Decoder(ExtraColumns)
 _extra_of = operator.attrgetter(*ExtraColumns.__struct_fields__)
+NO_MORE = _extra_of(ExtraColumns())
 Each = tuple[tuple[bytes, ...], ...]
 _each = msgspec.msgpack.Decoder(Each)
 
@@ -160,21 +161,22 @@ def decoded_record(row: Found, home: str) -> TaskRecord:
         raise StoreError(f"{name} has no state that is known", why=repr(row[3]))
     if type(row[ENDED_AT]) is int and row[ENDED_AT] == 0:
         row = (*row[:ENDED_AT], 0.0, *row[ENDED_AT + 1 :])
-    attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
-    if tuple(map(type, row[: len(_TYPES)])) != _TYPES or not isinstance(row[14], str):
+    if tuple(map(type, row[: len(_TYPES)])) != _TYPES or type(row[14]) is not str:
         raise StoreError(f"{name} is damaged", why="a column has a value of the wrong kind")
-    first = (name, row[2], state, submitted_at, attempt, node, nonce, machine_boot, lease_s, migrations)
-    if row[15] is None:  # as with most: a list may be of very many
-        return TaskRecord(*first, started_at=started_at, ended_at=ended_at, exit=exit_, reason=row[14])
+    # There may be a million: what most of them have in common is one object. The zero of SQLite is a new one each time.
+    attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
+    first = (name, row[2], state, submitted_at, attempt, intern(node), nonce, intern(machine_boot), lease_s or 0.0)
+    rest = (migrations, started_at or 0.0, ended_at or 0.0, exit_, intern(row[14]))
+    if row[15] is None:  # as with most
+        return TaskRecord(*first, *rest)
     more = _decoded(_more, row[15], f"the record of {name}")
-    extra = msgspec.structs.asdict(more)
-    return TaskRecord(*first, started_at=started_at, ended_at=ended_at, exit=exit_, reason=row[14], **extra)
+    return TaskRecord(*first, *rest, **msgspec.structs.asdict(more))
 
 
 def task_values(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
     """A record as the row that `decoded_record` reads again. kept_bytes: how much of its output is kept."""
     counter, member = order_of(record.task)
-    more = ExtraColumns(*_extra_of(record))
+    more = _extra_of(record)
     return (
         counter,
         member,
@@ -191,7 +193,7 @@ def task_values(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
         record.ended_at,
         None if record.exit is None else encode(record.exit),
         record.reason,
-        None if more == NO_MORE else encode(more),
+        None if more == NO_MORE else encode(ExtraColumns(*more)),
         kept_bytes,
     )
 

@@ -31,6 +31,7 @@ LABEL_VALUES_MAX = 8
 """Label values of one counter that are told of; the others, the rarest, are added up as `other`."""
 TASK_SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
 AGE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 90.0)
+ENDED = {state: labelled(metrics.TASKS_ENDED, outcome=state.value) for state in TaskState if state.is_final}
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -42,7 +43,6 @@ class TaskFigures:
         self._counters = counters
         self._wait, self._response = Histogram(TASK_SECONDS), Histogram(TASK_SECONDS)
         self._age = Histogram(AGE_SECONDS)
-        self._ends = {state: labelled(metrics.TASKS_ENDED, outcome=state.value) for state in TaskState}
         self._here, self._elsewhere = (labelled(metrics.TASKS_STARTED, place=place) for place in ("here", "elsewhere"))
         self.histograms = {
             metrics.TASK_WAIT: self._wait,
@@ -54,7 +54,7 @@ class TaskFigures:
         """A task has a new record, or was seen running: only then a record that is not final has `started_at`."""
         record = action.record
         if record.state.is_final:
-            self._counters[self._ends[record.state]] += 1
+            self._counters[ENDED[record.state]] += 1
             self._response.observe(max(record.ended_at - record.submitted_at, 0.0))
         elif action.running and record.started_at:
             self._counters[self._here if record.node == self._node else self._elsewhere] += 1

@@ -226,6 +226,7 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "time_limit_s": spec.time_limit_s,
         "est_s": spec.est_s or None,
         "prefer": spec.prefer or None,
+        "overcommit": spec.request.overcommit,
         "guarantee": spec.guarantee.value,
         "lease": "auto" if spec.lease_auto else spec.lease_s or None,
         "parked": record.parked_ts > 0,
@@ -245,9 +246,8 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
         "out_of": (exit_.out_of or None) if exit_ is not None else None,
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
-        "files": _files(spec, exit_),
+        **travelling(spec, exit_),
         "trace": _trace(spec, record),
-        "lock": spec.lock.name if spec.lock is not None else None,
     }
 
 
@@ -263,12 +263,14 @@ def _trace(spec: TaskSpec, record: TaskRecord) -> dict[str, object] | None:
     return {"trace_id": own[1], "parent_id": parent, "span_id": own[2] if record.attempt else None}
 
 
-def _files(spec: TaskSpec, exit_: Exit | None) -> dict[str, object] | None:
-    """The files of a task: what it starts with, and, when it has ended, what was fetched and what came home."""
+def travelling(spec: TaskSpec, exit_: Exit | None) -> dict[str, object]:
+    """The files of a task: what it starts with, and, when it has ended, what was fetched and what came home; and the lock of
+    its environment."""
+    lock = spec.lock.name if spec.lock is not None else None
     if spec.files is None:
-        return None
+        return {"files": None, "lock": lock}
     staged = exit_.staged if exit_ is not None and exit_.staged is not None else Staged()
-    return {
+    files = {
         "snapshot": spec.files.manifest.hex(),
         "bytes": spec.files.size_bytes,
         "count": spec.files.count,
@@ -278,6 +280,7 @@ def _files(spec: TaskSpec, exit_: Exit | None) -> dict[str, object] | None:
         "returned": staged.out_count,
         "kept_beside": staged.conflicts,
     }
+    return {"files": files, "lock": lock}
 
 
 def output_gone_object(store: StoreReader, record: TaskRecord) -> dict[str, object]:
@@ -337,8 +340,8 @@ def history_step(event: RecordedEvent) -> dict[str, object]:
     }
 
 
-def event_object(event: RecordedEvent) -> dict[str, object]:
-    """One event, as `events` lists it."""
+def event_object(event: RecordedEvent, record: TaskRecord | None = None) -> dict[str, object]:
+    """One event, as `events` lists it. record: of the task that ended with it."""
     return {
         "number": event.number,
         "at": event.at,
@@ -348,6 +351,7 @@ def event_object(event: RecordedEvent) -> dict[str, object]:
         "attempt": event.attempt or None,
         "node": event.node or None,
         "reason": event.reason,
+        "usage": None if record is None else _usage(record),
     }
 
 

@@ -194,7 +194,8 @@ def _named(origin: str, key: str) -> str:
 
 
 STARTS_WITHIN_S = 60.0
-"""An agent with a million tasks reads its database for longer than ten seconds."""
+READS_BYTES_S = 2 << 20
+"""An agent is given a second more for so much of its database, since it reads it first: 400 MiB where a million tasks wait."""
 STOPS_WITHIN_S = 30.0
 BACK_WITHIN_S = 60.0
 """Patience with an agent that restarts."""
@@ -211,8 +212,8 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
     """Start an agent in a session of its own and return its answer to `info` as soon as its socket answers.
     ``program``: another program that takes the flags of `peerload agent`.
 
-    Raises PeerloadError with the last lines of its log if it ends before that, or does not answer within a minute (then it is
-    stopped).
+    Raises PeerloadError with the last lines of its log if it ends before that, or does not answer within a minute and what
+    reading its database takes (then it is stopped).
     """
     make_private(settings["state"])
     make_private(os.path.dirname(settings["socket"]))
@@ -230,9 +231,10 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
     finally:
         os.close(log)
     pause = threading.Event()
-    deadline = time.monotonic() + STARTS_WITHIN_S
+    within_s = STARTS_WITHIN_S + _database_bytes(settings["state"]) / READS_BYTES_S
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        info = _starting(settings["socket"])
+        info = _starting(settings["socket"], within_s)
         if info is not None:
             process.returncode = 0  # it outlives us: nothing to reap
             return info
@@ -241,7 +243,13 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
         pause.wait(LOOK_EVERY_S)
     process.terminate()
     process.wait()
-    raise _failed(f"it did not answer within {STARTS_WITHIN_S:g} s and was stopped", log_path, log_start)
+    raise _failed(f"it did not answer within {within_s:.0f} s and was stopped", log_path, log_start)
+
+
+def _database_bytes(state: str) -> int:
+    """The size of an agent's database, with what is not in its place yet."""
+    with os.scandir(state) as files:
+        return sum(file.stat().st_size for file in files if file.name in ("peerload.db", "peerload.db-wal"))
 
 
 def program_words() -> list[str]:
@@ -257,10 +265,10 @@ def program_words() -> list[str]:
     return [sys.executable, "-I", "-c", start_there]
 
 
-def _starting(socket_path: str) -> dict[str, Any] | None:
+def _starting(socket_path: str, within_s: float) -> dict[str, Any] | None:
     """The answer of the agent just started to `info`; None if there is none yet."""
     try:
-        return agent_info(socket_path, STARTS_WITHIN_S)
+        return agent_info(socket_path, within_s)
     except AgentSilent:
         return None
 

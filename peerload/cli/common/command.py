@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import files, options
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
@@ -19,8 +17,10 @@ from peerload.model.text import printable
 from peerload.text import units
 from peerload.text.format import number_text, say, size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from typing import Any
 
     from peerload.client.connection import AgentConnection
 
@@ -38,6 +38,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     """The flags that `run` and `submit` have in common."""
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c, --cpus N", help="cores, may be a fraction (default 1)", type=options.cpus)
+    reader.switch("--overcommit", help="run it also where it gets only 0.8 of its cores for sure")
     reader.flag("--mem 8G", help="memory it needs", type=units.size)
     add_device_flags(reader)
     add_flags(reader, is_map=verb == "map")
@@ -81,6 +82,10 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
     argv = _argv(flags.shell, words, verb)
     locks = [word for word in flags.env if "=" not in word]
+    for word in locks:
+        if word.isidentifier() and not os.path.exists(word):
+            hint = f"a variable that you have:  --export {word}"
+            raise UsageError(f"{verb}: --env takes NAME=VALUE or a lock file, not {word!r}", hint=hint)
     flags.env = [word for word in flags.env if "=" in word]
     if len(locks) > 1:
         raise UsageError(f"{verb}: --env names two environments: {printable(' '.join(locks))}", hint="--env PATH")
@@ -91,7 +96,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
-    request |= _given(mem_bytes=flags.mem, **device_request(flags, verb))
+    request |= _given(mem_bytes=flags.mem, overcommit=flags.overcommit, **device_request(flags, verb))
     placement = _given(
         node=flags.node,
         exclude=_listed(flags.exclude),
@@ -445,9 +450,9 @@ def gpus(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number <= GPUS_MAX:
-        raise ArgumentTypeError(f"{text!r} is not a number of GPUs; such as 1, 4, or 0.25 for a fraction of one")
+        raise units.invalid(f"{text!r} is not a number of GPUs; such as 1, 4, or 0.25 for a fraction of one")
     if number > 1 and number != int(number):
-        raise ArgumentTypeError(f"{text!r} is neither a whole number nor below 1; such as 2, or 0.5")
+        raise units.invalid(f"{text!r} is neither a whole number nor below 1; such as 2, or 0.5")
     return number
 
 
@@ -456,9 +461,9 @@ def device(text: str) -> tuple[str, int]:
     name, equals, number = text.partition("=")
     count = number if equals else "1"
     if not name or not count.isdecimal() or not 1 <= int(count) <= GPUS_MAX:
-        raise ArgumentTypeError(f"{text!r} is not KIND=N; such as fpga=1")
+        raise units.invalid(f"{text!r} is not KIND=N; such as fpga=1")
     if name == "gpu":
-        raise ArgumentTypeError("GPUs are requested with -G")
+        raise units.invalid("GPUs are requested with -G")
     return name, int(count)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from peerload.client import files
 from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from peerload.cli.common.options import Options
     from peerload.client.connection import AgentConnection

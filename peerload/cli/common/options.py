@@ -1,12 +1,18 @@
-"""The flags of a verb: argparse with our errors, and types for numbers, names of nodes, leases and signals."""
+"""The flags of a verb: argparse with our errors, and types for numbers, names of nodes, leases and signals.
+
+argparse takes longer to load and to set up than the rest of a `submit`. So flags are noted first, a command line of plain flags is
+read without it, and argparse reads every other one, also each that is wrong: its errors and its help are those that people see.
+"""
 
 from __future__ import annotations
 
-import argparse
-from typing import Any, NoReturn
-
 from peerload.model.errors import UsageError
-from peerload.text.units import duration
+from peerload.text.units import duration, invalid
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any, NoReturn
 
 SPEED_MAX = 1000
 NODE_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -29,22 +35,55 @@ class Described(Exception):
         self.flags = flags
 
 
-class Options(argparse.ArgumentParser):
+PLAIN_SETTINGS = frozenset({"action", "default", "dest", "help", "metavar", "type"})
+"""Keywords of argparse with which a flag can be read without it, if its action is one of PLAIN_ACTIONS."""
+PLAIN_ACTIONS = frozenset({"store", "append", "store_true"})
+
+
+class Values:
+    """The flags of a command line, as `argparse.Namespace` has them."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__ = values
+
+
+class Options:
     """The flags of one verb. They are never abbreviated; a mistake raises UsageError; every verb has `--socket` and `--json`."""
 
     def __init__(self, verb: str, says: str, *, usage: str = "", epilog: str = "", json_says: str = "") -> None:
-        super().__init__(
-            prog=f"peerload {verb}",
-            usage=f"peerload {verb} {usage}" if usage else None,
-            description=says,
-            epilog=epilog or None,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
         self._verb = verb
+        self._usage, self._says = f"peerload {verb} {usage}" if usage else None, says
+        self.epilog = epilog
+        self._arguments: list[tuple[tuple[str, ...], dict[str, Any]]] = []
         self._takes_value: dict[str, bool] = {"-h": False, "--help": False}
         self.flag("--socket", metavar="PATH", help="the agent's socket (default: PEERLOAD_SOCKET, else your own agent)")
         self.switch("--json", help=json_says or "print JSON, one object")
+
+    def add_argument(self, *names: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
+        """As `argparse.ArgumentParser` has it."""
+        self._arguments.append((names, settings))
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The parser for all that was added."""
+        import argparse
+
+        fail = self.error
+
+        class Parser(argparse.ArgumentParser):
+            def error(self, message: str) -> NoReturn:
+                fail(message)
+
+        parser = Parser(
+            prog=f"peerload {self._verb}",
+            usage=self._usage,
+            description=self._says,
+            epilog=self.epilog or None,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for names, settings in self._arguments:
+            parser.add_argument(*names, **settings)
+        return parser
 
     def flag(self, *declared: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
         """A flag that takes a value, as help shows it: ``-o, --output FILE``; with `` …`` at the end it may be repeated."""
@@ -73,7 +112,7 @@ class Options(argparse.ArgumentParser):
     def read(self, words: list[str]) -> argparse.Namespace:
         """The flags and positional words in ``words``, in any order."""
         self._describe_if_asked(words)
-        return self.parse_intermixed_args(self._with_negative_values(words))
+        return self.parser().parse_intermixed_args(self._with_negative_values(words))
 
     def _with_negative_values(self, words: list[str]) -> list[str]:
         """``--flag -5ms`` as ``--flag=-5ms``, so that the value is not taken for a flag."""
@@ -91,9 +130,44 @@ class Options(argparse.ArgumentParser):
         self._describe_if_asked(words)
         end = self._end_of_flags(words)
         command = words[end:]
-        return self.parse_args(self._with_negative_values(words[:end])), command[1:] if command[:1] == [
-            "--"
-        ] else command
+        flags = self._with_negative_values(words[:end])
+        plain: Any = self._plain(flags)
+        return plain or self.parser().parse_args(flags), command[1:] if command[:1] == ["--"] else command
+
+    def _plain(self, words: list[str]) -> Values | None:
+        """The flags in ``words`` if these are nothing but flags that are easily read, and right; else None, for argparse."""
+        table: dict[str, tuple[str, str, Any]] = {}
+        values: dict[str, Any] = {}
+        for names, settings in self._arguments:
+            action, read = settings.get("action", "store"), settings.get("type", str)
+            if not names[0].startswith("-") or settings.get("required"):
+                return None
+            name = next((name for name in names if name.startswith("--")), names[0])
+            target = settings.get("dest") or name.lstrip("-").replace("-", "_")
+            default = settings.get("default", False if action == "store_true" else None)
+            values[target] = read(default) if isinstance(default, str) else default
+            if settings.keys() <= PLAIN_SETTINGS and action in PLAIN_ACTIONS:
+                table |= dict.fromkeys(names, (target, action, read))
+        rest = iter(words)
+        for word in rest:
+            name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+            if name not in table:
+                return None
+            target, action, read = table[name]
+            if action == "store_true":
+                if equals:
+                    return None
+                values[target] = True
+                continue
+            given = value if equals else next(rest, "-")
+            if given.startswith("-") and not equals:
+                return None
+            try:
+                found = read(given)
+            except Exception:  # noqa: BLE001 -- argparse says what is wrong
+                return None
+            values[target] = [*(values[target] or ()), found] if action == "append" else found
+        return Values(values)
 
     @property
     def takes_value(self) -> dict[str, bool]:
@@ -116,7 +190,8 @@ class Options(argparse.ArgumentParser):
 
     def _describe_if_asked(self, words: list[str]) -> None:
         if words[:1] == [DESCRIBE]:
-            helps = {name: action.help or "" for action in self._actions for name in action.option_strings}
+            helps = {name: settings.get("help") or "" for names, settings in self._arguments for name in names}
+            helps |= dict.fromkeys(("-h", "--help"), "show this help message and exit")
             raise Described({name: (takes, helps.get(name, "")) for name, takes in self._takes_value.items()})
 
     def _end_of_flags(self, words: list[str]) -> int:
@@ -153,7 +228,7 @@ def lease(text: str) -> float:
         return LEASE_AUTO
     seconds = duration(text)
     if not LEASE_S_MIN <= seconds <= LEASE_S_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 second and 24 hours")
+        raise invalid(f"{text!r} is not between 1 second and 24 hours")
     return seconds
 
 
@@ -172,9 +247,9 @@ def instant(text: str) -> float:
         else:
             when = now + timedelta(seconds=duration(text))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 8h, 06:00, 2030-01-31T06:00") from None
+        raise invalid(f"{text!r} is no time; such as 8h, 06:00, 2030-01-31T06:00") from None
     if when <= now:
-        raise argparse.ArgumentTypeError(f"{text!r} is in the past")
+        raise invalid(f"{text!r} is in the past")
     return when.timestamp()
 
 
@@ -185,9 +260,9 @@ def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+            raise invalid(f"{text!r} is not a whole number") from None
         if not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"{number} is not between {low} and {high}")
+            raise invalid(f"{number} is not between {low} and {high}")
         return number
 
     return read
@@ -198,9 +273,9 @@ def cpus(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cpus") from None
+        raise invalid(f"{text!r} is not a number of cpus") from None
     if not 0 < number <= 65_536:  # noqa: PLR2004 -- the bound of ResourceRequest.cpus
-        raise argparse.ArgumentTypeError(f"{text} is out of range: more than 0, at most 65536")
+        raise invalid(f"{text} is out of range: more than 0, at most 65536")
     return number
 
 
@@ -212,7 +287,7 @@ def is_node_name(text: str) -> bool:
 def node_name(text: str) -> str:
     """The name of a node; "" stands for this node."""
     if text and not is_node_name(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a valid node name: {NODE_NAME_SAYS}")
+        raise invalid(f"{text!r} is not a valid node name: {NODE_NAME_SAYS}")
     return text
 
 
@@ -221,9 +296,9 @@ def speed(text: str) -> float:
     try:
         factor = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number; such as 1.5") from None
+        raise invalid(f"{text!r} is not a number; such as 1.5") from None
     if not 0 < factor <= SPEED_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is out of range: more than 0, at most {SPEED_MAX}")
+        raise invalid(f"{text} is out of range: more than 0, at most {SPEED_MAX}")
     return factor
 
 
@@ -237,4 +312,4 @@ def signal_number(text: str) -> int:
     try:
         return int(signal.Signals[f"SIG{name}"])
     except KeyError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a signal; such as TERM, INT, KILL, 9") from None
+        raise invalid(f"{text!r} is not a signal; such as TERM, INT, KILL, 9") from None

@@ -8,14 +8,15 @@ import select
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
 
 from peerload.client.protocol import OutputGaps
 from peerload.model.text import printable
 from peerload.text.format import print_json, say, size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
 
 class OutputWriter:

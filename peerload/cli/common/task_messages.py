@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.errors import CANNOT, INTERRUPTED
 from peerload.model.text import printable
 from peerload.text.format import say, shortened, size_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from peerload.client.connection import AgentConnection
 
 PLACEMENT_ROUNDS = 9
@@ -147,7 +149,9 @@ def say_declining(reply: dict[str, Any]) -> None:
         helps = "policy" not in why
         say(
             f"{reply['id']} cannot run on {named}{more}: {why}",
-            "another directory:  -d DIR        a fresh scratch directory on its node:  -d -" if helps else "",
+            "another directory:  -d DIR        take this one along:  --snapshot        a fresh one:  -d -"
+            if helps
+            else "",
         )
 
 
@@ -164,7 +168,7 @@ def warn_if_stranded(client: AgentConnection, reply: dict[str, Any], spec: dict[
         if reason:
             say(
                 f"{task} waits: the directory {shown} is not on this machine: {reason}",
-                f"cancel it:  peerload cancel {task}        name another:  -d DIR        a fresh scratch one:  -d -",
+                f"cancel it:  peerload cancel {task}        another:  -d DIR        a fresh one:  -d -",
             )
     elif reply.get("placeable"):
         say(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
 
 from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
 from peerload.cli.common.terminal import BACKGROUND_LOOK_S, DETACH_KEY, RawTerminal, StdinReader, window
@@ -21,9 +21,11 @@ from peerload.model.text import printable
 from peerload.text.format import say, shortened
 from peerload.text.tasks import is_mine
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+    from typing import Any, Self
 
 SECOND_INTERRUPT_S = 2.0
 """A second Ctrl-C within this cancels the task."""
@@ -36,6 +38,10 @@ WHY_WIDTH_MAX = 200
 """… in at most this width, …"""
 SAID_AT_SUBMISSION = "no node known can ever run it"
 """… unless it was already said at its submission."""
+STAGING_LOOK_S = 1.0
+STAGING_WIDTH_MAX = 78
+"""While its files are on their way, a terminal shows how many of them are there, so often and in this width."""
+CLEAR_TO_END = "\x1b[K"
 SIGNALS_UNHANDLED_MAX = 3
 """An agent that stops in the middle of a frame blocks the loop: after this many signals we give up."""
 _CAUGHT = (
@@ -96,6 +102,7 @@ class TaskSession:
         self._last_interrupt_s = float("-inf")
         self._why_due_s: float | None = None
         self._why_request = -1
+        self._shows_staging = False
         self._forwarded: dict[int, int] = {}
         self._cancels: set[int] = set()
         self._before: dict[int, Any] = {}
@@ -224,6 +231,9 @@ class TaskSession:
     def _runs(self, where: dict[str, Any]) -> None:
         """Note that an attempt runs."""
         self._why_due_s, self._why_request = None, -1
+        if self._shows_staging:
+            sys.stderr.write(f"\r{CLEAR_TO_END}")
+            self._shows_staging = False
         self._begins(where)
         if self._has_terminal:
             self._raw.enter()
@@ -360,7 +370,12 @@ class TaskSession:
                     self._cancel(signal.SIGTERM)
             return
         if answered == self._why_request:
-            if kind == "ok" and body.get("summary") not in (None, "", SAID_AT_SUBMISSION):
+            if kind == "ok" and body.get("staging") and os.isatty(2):
+                sys.stderr.write(f"\r{shortened(printable(body['says']), STAGING_WIDTH_MAX)}{CLEAR_TO_END}")
+                sys.stderr.flush()
+                self._shows_staging = True
+                self._why_due_s = time.monotonic() + STAGING_LOOK_S
+            elif kind == "ok" and body.get("summary") not in (None, "", SAID_AT_SUBMISSION):
                 why = shortened(printable(body["summary"]), WHY_WIDTH_MAX)
                 say(f"{self._task} waits: {why}", f"more:  peerload why {self._task}")
             return

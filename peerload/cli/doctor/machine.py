@@ -24,6 +24,9 @@ CLOCK_ERROR = 5
 """Answer of adjtimex if nothing synchronizes the kernel's clock."""
 SMI_S_MAX = 5.0
 _TIMEX_BYTES = 512
+UDEV_FILE = "/etc/udev/rules.d/70-peerload-power.rules"
+UDEV_RULE = 'SUBSYSTEM=="powercap", ACTION=="add", RUN+="/bin/chgrp {} /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"'
+"""Lets a group read the energy counters, which tell it much of what others compute."""
 
 
 def clock(facts: DoctorInput) -> Finding:
@@ -96,6 +99,23 @@ def _without_persistence() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line.split(",")[0] for line in done.stdout.splitlines() if line.rpartition(",")[2].strip() == "Disabled"]
+
+
+def power(facts: DoctorInput) -> Finding:
+    """Check that the power of this machine is measured."""
+    if facts.me.get("watts_quality") == "measured":
+        return Finding(OK, f"measured: {facts.me['watts']:.0f} W")
+    place = facts.config.energy.powercap if facts.config is not None else "/sys/class/powercap"
+    counters = sorted((facts.root / place.lstrip("/")).glob("intel-rapl:*/energy_uj"))
+    if not counters:
+        return Finding(
+            SKIP, "no sensor: watts and joules are estimated from the load (power_cmd of [energy] may know better)"
+        )
+    if any(os.access(counter, os.R_OK) for counter in counters):
+        return Finding(OK, "the energy counters can be read")
+    says = "only root may read the energy counters (CVE-2020-8694): watts and joules are estimated from the load"
+    rule = UDEV_RULE.format(os.getgid())
+    return Finding(WARN, says, f"echo '{rule}' | sudo tee {UDEV_FILE} && sudo udevadm trigger -s powercap -c add")
 
 
 def open_files(facts: DoctorInput) -> Finding:

@@ -180,6 +180,7 @@ class Mapping:
         self.failed_batches: dict[str, None] = {}
         self.incomplete: dict[str, str] = {}
         self.incomplete_count = 0
+        self.kept_beside = 0
 
     # -- context -------------------------------------------------------------------------------------------------------
 
@@ -361,6 +362,7 @@ class Mapping:
         self.done += 1
         is_cancelled = body.get("state") == "cancelled"
         line = shown(task.argv)
+        self.kept_beside += int(body.get("kept_beside") or 0)
         if body.get("state") == "done":
             self.succeeded += 1
         elif is_cancelled:

@@ -39,6 +39,7 @@ CHECKS = (
     Check("clock", machine.clock),
     Check("clocks", cluster.clocks),
     Check("GPUs", machine.gpus),
+    Check("power", machine.power),
     Check("open files", machine.open_files),
     Check("inotify", machine.inotify),
     Check("processes", machine.processes),

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common.options import Options, node_name
 from peerload.cli.verbs.history import LIMIT_MAX, instant
 from peerload.client.connection import AgentConnection
-from peerload.model.errors import UsageError
-from peerload.text.format import duration_text, number_text, print_json, table
+from peerload.model.errors import PeerloadError, UsageError
+from peerload.text import tasks
+from peerload.text.format import duration_text, number_text, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,9 @@ def main(words: list[str]) -> int:
         "whose home is here, wherever they ran, beyond what the machines would have drawn anyway.",
         json_says="print JSON, one object a row",
     )
-    reader.flag("--node NODE", type=node_name, default="", help="of this node, not of the one here")
+    reader.flag(
+        "--node NODE", type=node_name, nargs="?", const=None, default="", help="of that node; without NODE: of each"
+    )
     reader.switch("--task", help="one row for each task")
     reader.switch("--user", help="one row for each user")
     reader.flag("--since T", help="since then: 2h (ago; default 1d), 2026-11-20, …T14:30", type=instant)
@@ -39,10 +42,12 @@ def main(words: list[str]) -> int:
     since = time.time() - DAY_S if flags.since is None else flags.since
     with AgentConnection(flags.socket) as client:
         if flags.task or flags.user:
-            ended = client.call("history", at=flags.node, since=since, limit=LIMIT_MAX, oldest_first=True)["tasks"]
-            rows = by_user(ended, since) if flags.user else [of_task(task) for task in ended]
+            where = {"cluster": True} if flags.node is None else {"at": flags.node}
+            told = client.call("history", since=since, limit=LIMIT_MAX, oldest_first=True, **where)
+            tasks.say_missing(told)
+            rows = by_user(told["tasks"], since) if flags.user else [of_task(task) for task in told["tasks"]]
         else:
-            rows = [client.call("energy", at=flags.node, since=since)]
+            rows = of_nodes(client, flags.node, since)
     if flags.json:
         for row in rows:
             print_json(row)
@@ -52,6 +57,21 @@ def main(words: list[str]) -> int:
     lines = table((first.upper(), *HEADINGS), cells, HEADINGS[:6])
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def of_nodes(client: AgentConnection, node: str | None, since: float) -> list[dict[str, Any]]:
+    """The row of a node, or (None) of each that is alive and answers."""
+    if node is not None:
+        return [client.call("energy", at=node, since=since)]
+    rows = []
+    for one in client.call("nodes")["nodes"]:
+        if one["state"] != "alive":
+            continue
+        try:
+            rows.append(client.call("energy", at="" if one["self"] else one["node"], since=since))
+        except PeerloadError as error:
+            say(f"{one['node']} is left out: {error}")
+    return rows
 
 
 def of_task(task: dict[str, Any]) -> dict[str, Any]:
@@ -76,10 +96,10 @@ def of_task(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def by_user(tasks: Iterable[dict[str, Any]], since: float) -> list[dict[str, Any]]:
+def by_user(ended: Iterable[dict[str, Any]], since: float) -> list[dict[str, Any]]:
     """A row for each user: the sum of what is known of the tasks, with the worst quality of any."""
     found: dict[str, dict[str, Any]] = {}
-    for task in tasks:
+    for task in ended:
         row = of_task(task)
         if row["joules"] is None:
             continue
@@ -96,6 +116,7 @@ def by_user(tasks: Iterable[dict[str, Any]], since: float) -> list[dict[str, Any
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    numbers = [number_text(row[key], 1) for key in ("joules", "wh", "tasks_joules", "other_joules", "idle_joules")]
+    parts = ("joules", "wh", "tasks_joules", "other_joules", "idle_joules")
+    numbers = [number_text(row[key], 3 if key == "wh" else 1) for key in parts]
     gap = "-" if row["gap_s"] is None else duration_text(row["gap_s"])
     return [*numbers, gap, *(str(row[key] or "-") for key in ("quality", "scope", "source"))]

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "EXIT")
-RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "GPUS", "GPU MEM")
+RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "GPUS", "GPU MEM", "FETCHED", "STAGED IN", "RETURNED")
 GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
 """Columns that are shown if any task requested GPUs: their number, the peak memory of one GPU, and the model."""
+FILE_HEADINGS = ("FETCHED", "STAGED IN", "RETURNED")
+"""Columns that are shown if files travelled with any task."""
 LIMIT = 1000
 """Default bound of the list; an export has no bound."""
 LIMIT_MAX = 1_000_000
@@ -102,9 +104,12 @@ def _say_left_out(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
 def _lines(shown: list[dict[str, Any]]) -> list[str]:
     if not shown and sys.stdout.isatty():
         return ["no tasks have ended        unfinished ones:  peerload ls"]
-    has_gpus, columns = any(task.get("gpus") for task in shown), terminal_columns()
-    headings = (*HEADINGS, *GPU_HEADINGS) if has_gpus else HEADINGS
-    rows = [_row(task) + (_gpu_cells(task) if has_gpus else []) for task in shown]
+    has_gpus, has_files = any(task.get("gpus") for task in shown), any(task.get("files") for task in shown)
+    columns = terminal_columns()
+    headings = (*HEADINGS, *(GPU_HEADINGS if has_gpus else ()), *(FILE_HEADINGS if has_files else ()))
+    rows = [
+        _row(task) + (_gpu_cells(task) if has_gpus else []) + (_file_cells(task) if has_files else []) for task in shown
+    ]
     paint = {"STATE": tasks.STATE_COLOURS}
     return table(headings, rows, RIGHT, columns=columns, gives_way=("NAME", "NODE", "GPU"), paint=paint)
 
@@ -118,6 +123,13 @@ def _gpu_cells(task: dict[str, Any]) -> list[str]:
         size_text(usage.get("gpu_memory_bytes_max") or None),
         str(usage.get("gpu_model") or "-"),
     ]
+
+
+def _file_cells(task: dict[str, Any]) -> list[str]:
+    files = task.get("files")
+    if not files:
+        return ["-", "-", "-"]
+    return [size_text(files["fetched_bytes"]), duration_text(files["staging_s"]), size_text(files["returned_bytes"])]
 
 
 def _row(task: dict[str, Any]) -> list[str]:

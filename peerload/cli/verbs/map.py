@@ -67,12 +67,15 @@ def main(words: list[str]) -> int:
     inputs = opened(sources, end=b"\0" if flags.null else b"\n")
     template = CommandTemplate(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
     fields = _fields(flags, spec)
+    found = files.prepare(flags, spec, fields["terms"])
     if not flags.dry_run:
         with AgentConnection(flags.socket) as client:  # without an agent an existing log is not touched
-            files.send(client, spec, fields["terms"], files.prepare(flags, spec, fields["terms"]))
+            files.send(client, spec, fields["terms"], found)
         fields |= {"freezes": True} if may_freeze(spec) else {}
     joblog = _joblog(flags)
     if flags.dry_run:
+        for what, value in files.described(found, spec).items():
+            say(f"{what}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
         return _dry_run(flags, template, inputs, joblog)
     if not sources and sys.stdin is not None and sys.stdin.isatty():
         say(
@@ -221,6 +224,9 @@ def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, A
 def _report(mapping: Mapping) -> int:
     """Report failures on stderr, and what to type next → the exit code."""
     _name_failures(mapping)
+    if mapping.kept_beside:
+        kept = counted(mapping.kept_beside, "output")
+        say(f"kept beside what was changed here meanwhile: {kept}", "find them:  find . -name '*.peerload-*'")
     hint = _retry_hint(mapping)
     if mapping.signal:
         say(f"cancelled {counted(mapping.cancelled, 'task')}; {mapping.succeeded} had succeeded", hint)

@@ -10,8 +10,9 @@ from peerload.cli.common.options import Options, node_name
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_json, say, terminal_columns
+from peerload.text.format import counted, print_json, say, table, terminal_columns
 from peerload.text.nodes import HEADINGS, WIDE_HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
+from peerload.text.tasks import WHY_HEADINGS, verdict_rows
 from peerload.text.units import duration
 
 if TYPE_CHECKING:
@@ -29,10 +30,13 @@ def nodes(words: list[str]) -> int:
         "--wide",
         help="also: cores that other programs keep busy, power, load index and region of the policy, incarnation (counts its starts)",
     )
+    reader.flag("--for ID", dest="task", help="say for each node whether it could ever run this task, and why not now")
     reader.at()
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
         nodes = client.call("nodes", at=flags.at)["nodes"]
+        if flags.task is not None:
+            return _for_task(client.call("why", task=flags.task), nodes, flags)
     if flags.json:
         print_json({"nodes": nodes})
         return 0
@@ -46,6 +50,27 @@ def nodes(words: list[str]) -> int:
     ]
     lines += shared_machine_lines(nodes)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def _for_task(told: dict[str, Any], nodes: list[dict[str, Any]], flags: Namespace) -> int:
+    """Show what each node is to a waiting task."""
+    verdicts = {one["node"]: one for one in told["nodes"]}
+    if flags.json:
+        keys = ("can_ever", "now", "reason")
+        shown = [node | {key: verdicts.get(node["node"], {}).get(key) for key in keys} for node in nodes]
+        print_json({"nodes": shown})
+    elif not verdicts:
+        where = f" on {told['node']}" if told.get("node") else ""
+        say(f"{told['id']} is {told['state']}{where}, and waits for no node", f"more:  peerload why {told['id']}")
+    else:
+        states = {node["node"]: node["state"] for node in nodes}
+        lines = table(
+            ("NODE", "STATE", *WHY_HEADINGS[1:]),
+            [(name, states.get(name, "-"), *verdict) for name, *verdict in verdict_rows(list(verdicts.values()))],
+            columns=terminal_columns(),
+        )
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 
 

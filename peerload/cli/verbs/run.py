@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import command, files, task_messages
 from peerload.cli.common.errors import CANNOT
@@ -28,9 +27,11 @@ from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, Usag
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
+    from typing import Any
 
 
 def run(words: list[str]) -> int:

@@ -77,6 +77,8 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("GPUs now", gpus_text(task["live"]) if task.get("live") else ""),
         ("used", _usage(usage) if task.get("ended_at") else ""),
         ("output", _output(task)),
+        ("files", _files(task.get("files"), ended=bool(task.get("ended_at")))),
+        ("env", task.get("lock") or ""),
         ("-o", task.get("output_file") or ""),
         ("-e", task.get("error_file") or ""),
         ("notify", task.get("notify") or ""),
@@ -102,6 +104,19 @@ def _output(task: dict[str, Any]) -> str:
     if not task.get("output_gone_at"):
         return sizes
     return f"{sizes}; removed {tasks.instant_text(task['output_gone_at'])} ({task.get('output_gone_why')})"
+
+
+def _files(files: object, *, ended: bool) -> str:
+    """``3 files, 1.2 MiB; 1.2 MiB fetched, there after 0.4 s; 2 came back, 10 KiB; 1 of them kept beside``."""
+    if not isinstance(files, dict):
+        return ""
+    parts = [f"{counted(files['count'], 'file')}, {size_text(files['bytes'])}"]
+    if ended:
+        parts.append(f"{size_text(files['fetched_bytes'])} fetched, there after {duration_text(files['staging_s'])}")
+        back = f"{files['returned']} came back, {size_text(files['returned_bytes'])}"
+        parts += [back] if files["returned"] else []
+        parts += [f"{files['kept_beside']} of them kept beside"] if files["kept_beside"] else []
+    return "; ".join(parts)
 
 
 def _owed(owed: dict[str, Any]) -> str:

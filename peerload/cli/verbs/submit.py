@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import command, files, task_messages
 from peerload.client.connection import AgentConnection
@@ -11,8 +10,10 @@ from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from typing import Any
 
 ARRAY_MEMBERS_MAX = 1_000_000
 ARRAY_INDEX_MAX = 10**9

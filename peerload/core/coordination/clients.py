@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.membership.membership import PeerState
 from peerload.core.work import QUEUED_PHASES, HomePhase
-from peerload.model.actions import Answer
+from peerload.model.actions import Answer, AnswerPart
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.task import TaskState
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model import events
 
+NAMES_IN_A_PART = 10_000
+"""Names in one part of the answer to a request about many tasks: nobody waits until a million of them are encoded."""
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
 
@@ -62,22 +64,27 @@ class ClientRequests:
     def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
         # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
         # would start in the room that the others leave.
-        stopped = dict.fromkeys(event.tasks, False)
+        stopped: dict[str, bool] = {}
         others: list[tuple[str, HomeTask]] = []
+        later: dict[str, None] = {}
         for name in event.tasks:
+            stopped.setdefault(name, False)
             for task in self._home.named(name):
                 if task.phase not in QUEUED_PHASES:
                     others.append((name, task))
+                    later[name] = None
                 elif self._is_there(task):
                     stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
                 yield
+            if len(stopped) - len(later) >= NAMES_IN_A_PART:
+                done = {name: is_stopped for name, is_stopped in stopped.items() if name not in later}
+                self._state.actions.append(AnswerPart(event.request, _cancelled(done)))
+                stopped = {name: stopped[name] for name in later}
         for name, task in others:
             if self._is_there(task):
                 stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
             yield
-        cancelled = [name for name, is_stopped in stopped.items() if is_stopped]
-        ended = [name for name, is_stopped in stopped.items() if not is_stopped]
-        self._answer(event.request, cancelled=cancelled, already_ended=ended)
+        self._answer(event.request, **_cancelled(stopped))
 
     def signal(self, event: events.SignalRequested) -> None:
         """Passed on to a running task."""
@@ -189,6 +196,14 @@ class ClientRequests:
 
     def _answer(self, request: int, **reply: object) -> None:
         self._state.actions.append(Answer(request, reply))
+
+
+def _cancelled(stopped: dict[str, bool]) -> dict[str, object]:
+    """The answer about these names, each with whether something was stopped."""
+    return {
+        "cancelled": [name for name, is_stopped in stopped.items() if is_stopped],
+        "already_ended": [name for name, is_stopped in stopped.items() if not is_stopped],
+    }
 
 
 def _still_there(node: str, state: PeerState) -> BadRequest:

@@ -67,7 +67,7 @@ class TaskEvacuation:
             if not room:
                 break
             order, task = self._candidates.popleft()
-            if task.uid not in self._queue or task.order != order:
+            if not task.is_queued or task.order != order:
                 continue
             if task.withheld or task.search is not None:
                 self._candidates.append((order, task))  # once that is over

@@ -115,7 +115,7 @@ class TaskDispatch:
         look for a place elsewhere."""
         sender, profile = self._sharing.sender, self._state.profile
         for task in [task for task in self._home.tasks.values() if task.spec.request.takes_devices]:
-            is_queued, is_stranded = task.uid in self._queue, task.uid in self._home.stranded
+            is_queued, is_stranded = task.is_queued, task.uid in self._home.stranded
             if task.cannot_here or not (is_queued or is_stranded):
                 continue
             cannot = why_never(profile, task.spec.request, task.spec.placement, self._state.node)
@@ -142,7 +142,7 @@ class TaskDispatch:
     def has_yet_to_arrive(self, task: HomeTask) -> bool:
         """True if this new task is neither dispatched nor changed by anybody so far."""
         is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
-        return is_waiting and task.uid not in self._queue and task.uid not in self._home.stranded
+        return is_waiting and not task.is_queued and task.uid not in self._home.stranded
 
     def requeued(self, task: HomeTask, reason: str) -> None:
         """Dispatch a task that is back in the queue, as an arrival."""

@@ -118,8 +118,9 @@ class ExecutorHandoff:
             self._table.add(guest)
             if offer.spec.is_staged:
                 guest.is_staging = True
+                others = tuple(node for node in offer.sources if node not in (self._state.node, src))
                 self._state.actions.append(
-                    StageFiles(guest.key, guest.task, guest.uid, guest.attempt, guest.home, guest.spec)
+                    StageFiles(guest.key, guest.task, guest.uid, guest.attempt, guest.home, guest.spec, others)
                 )
         guest.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
         guest.ts = self._state.now.boot_s

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.handoff.file_holders import FileHolders
 from peerload.core.handoff.leases import HomeLeases, TaskParking, granted
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.effective_request import asked_of
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import HomeTask
     from peerload.model.events import OutputArrived
+    from peerload.model.task import Exit
 
 SIGKILL = 9
 UNCOLLECTED_CHARS_MAX = 300
@@ -62,6 +64,7 @@ class HomeHandoff:
         self.retries = Retries(state, home, self.memory, self.lost_attempts)
         self.parking = TaskParking(state, membership, home)
         self.leases = HomeLeases(state, home, self.lost_attempts, self.parking)
+        self.holders = FileHolders(membership)
         self._mediator = home.mediator
 
     # -- offering ------------------------------------------------------------------------------------------------------
@@ -96,6 +99,7 @@ class HomeHandoff:
                 self._home.migrations_max(task),
                 only,
                 load_tasks_max,
+                self.holders.sources(task, node),
             ),
         )
         self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
@@ -118,6 +122,7 @@ class HomeHandoff:
             self._declined(task, offering, f"{src} is of an earlier version, and takes no files")
             return
         self._membership.circuit_breaker.accepted(src)
+        self.holders.has(src, task)
         self._home.withdraw(task)
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
@@ -187,6 +192,16 @@ class HomeHandoff:
             return
         self._membership.circuit_breaker.declined(src, message.code, accepts=message.report.accepts)
         self._declined(task, offering, message.reason)
+
+    def run_again(self, task: HomeTask, exit_: Exit) -> str:
+        """Queue a task again whose attempt here has ended so, if it is to be tried again: → "". Else why this is its result."""
+        if exit_.not_built and task.spec.guarantee is not Guarantee.ONCE:
+            task.cannot_here = exit_.reason
+            if self._may_be_built(task):
+                self._home.requeue(task, f"{exit_.reason}; another node may build it")
+                return ""
+            task.cannot_here = ""
+        return self.retries.again(task, exit_)
 
     def _may_be_built(self, task: HomeTask) -> bool:
         """True if some node has not failed to build the environment of a task yet."""
@@ -320,6 +335,7 @@ class HomeHandoff:
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
             self._home.take_out(task, src)
         exit_ = message.exit
+        self.holders.took(exit_.staged)
         files = exit_.staged.outputs if exit_.staged is not None and task.spec.files is not None else b""
         if message.inline:
             came = len(message.stdout), len(message.stderr)

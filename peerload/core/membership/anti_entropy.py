@@ -129,7 +129,7 @@ class AntiEntropy:
         """Forget those that left long ago."""
         shared = self._shared
         until_s = shared.now_s - shared.preset.tombstone_s
-        for node in [name for name, member in shared.members.items() if member.rumour.standing >= MemberStatus.LEFT]:
+        for node in [name for name, member in shared.members.items() if member.is_gone]:
             if shared.members[node].since_s < until_s:
                 del shared.members[node]
                 self._listener.member_forgotten(node)

@@ -64,7 +64,7 @@ class Gossip:
         self.detector = Detector(self.shared, self._unheard)
         self.anti_entropy = AntiEntropy(self.shared, self.everything, listener)
         self.refutation = 0
-        self._is_leaving = False
+        self._is_leaving = self._is_asleep = False
         self._raised_s = float("-inf")
 
     # -- this node itself ----------------------------------------------------------------------------------------------
@@ -74,6 +74,8 @@ class Gossip:
         """This node's word about itself."""
         state = self.shared.core
         rumour = rumour_of(state.identity, state.profile, self.refutation)
+        if self._is_asleep:
+            return msgspec.structs.replace(rumour, standing=MemberStatus.ASLEEP)
         return msgspec.structs.replace(rumour, standing=MemberStatus.LEFT) if self._is_leaving else rumour
 
     def speak(self, *, grave: bool = False) -> None:
@@ -86,6 +88,22 @@ class Gossip:
         self._is_leaving = True
         for node in self.shared.draw(LEAVE_TOLD_MAX):
             self.shared.send(node, self.own)
+
+    def sleep(self) -> None:
+        """This machine is about to be suspended: members that know it pass it on. Over their links, too, where nothing is lost."""
+        self._is_asleep = True
+        self.refutation += 1
+        for node in self.shared.draw(LEAVE_TOLD_MAX):
+            self.shared.send(node, self.own)
+            self.shared.core.send(node, Sync((self.own,)))
+
+    def wake(self) -> None:
+        """It is back, if it was."""
+        if self._is_asleep:
+            self._is_asleep = False
+            self.speak(grave=True)
+            for node in self.shared.draw(LEAVE_TOLD_MAX):
+                self.shared.core.send(node, Sync((self.own,)))
 
     def spread_load(self, report: LoadReport) -> None:
         """This node's load, for everybody."""
@@ -106,7 +124,7 @@ class Gossip:
         age_s = rumour.age_s
         rumour = msgspec.structs.replace(rumour, age_s=0.0) if age_s else rumour
         if member is None:
-            if age_s >= self.shared.preset.tombstone_s and rumour.standing >= MemberStatus.LEFT:
+            if age_s >= self.shared.preset.tombstone_s and GossipMember(rumour, 0.0).is_gone:
                 return False
             if not self._admits(rumour):
                 self.shared.core.count(metrics.MEMBERS_REFUSED)

@@ -38,6 +38,11 @@ class GossipMember:
         """Alive, or suspected and not given up yet: it is probed, and told the news."""
         return self.rumour.standing <= MemberStatus.SUSPECT
 
+    @property
+    def is_gone(self) -> bool:
+        """No member any more."""
+        return self.rumour.standing in (MemberStatus.LEFT, MemberStatus.FORGOTTEN)
+
 
 class GossipListener(Protocol):
     """Calls of gossip to the machine that keeps the peers."""

@@ -18,6 +18,7 @@ from peerload.core.membership.anti_entropy import identity_of
 from peerload.core.membership.circuit_breaker import CircuitBreaker
 from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, HeardReport, NamesWithout
 from peerload.core.membership.gossip import Gossip, rumour_of
+from peerload.core.membership.waking import Waking
 from peerload.core.resources.admission import why_never
 from peerload.model import metrics
 from peerload.model.actions import ForgetPeer
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from peerload.core.membership.directory import Directory
     from peerload.core.membership.gossip_state import GossipState
     from peerload.core.state import CoreState
+    from peerload.core.work import HomeTask
     from peerload.model.gossip import MembershipUpdate
     from peerload.model.load import LoadReport
     from peerload.model.messages import DirectoryTold, Identity, Ping
@@ -67,6 +69,7 @@ class PeerState(enum.StrEnum):
     SUSPECT = "suspect"
     DEAD = "dead"
     LEFT = "left"
+    ASLEEP = "asleep"
 
 
 STANDINGS = {
@@ -75,6 +78,7 @@ STANDINGS = {
     MemberStatus.DEAD: PeerState.DEAD,
     MemberStatus.LEFT: PeerState.LEFT,
     MemberStatus.FORGOTTEN: PeerState.LEFT,
+    MemberStatus.ASLEEP: PeerState.ASLEEP,
 }
 
 
@@ -238,6 +242,7 @@ class Membership:
         self._mediator = mediator
         self.gossip = Gossip(state, self)
         self.circuit_breaker = CircuitBreaker(state, self._eligible)
+        self.waking = Waking(state)
         self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible)
 
     def __iter__(self) -> Iterator[PeerInfo]:
@@ -363,6 +368,10 @@ class Membership:
         if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
             self._mediator.peer_came_back_older(identity.node)
 
+    def wake_for(self, task: HomeTask) -> None:
+        """A task has no place among those that are there: one that is asleep may have room."""
+        self.waking.for_task(task, (peer.profile for peer in self._peers.values() if peer.state is PeerState.ASLEEP))
+
     def heard_from(self, node: str) -> None:
         """A peer said something over its link."""
         peer = self._peers.get(node)
@@ -443,7 +452,7 @@ class Membership:
                 peer.knows_profile = False  # it may be another
             peer.identity = identity_of(now)
         state = STANDINGS[now.standing]
-        is_back = state is PeerState.ALIVE and (is_new_run or peer.state is PeerState.DEAD)
+        is_back = state is PeerState.ALIVE and (is_new_run or peer.state in (PeerState.DEAD, PeerState.ASLEEP))
         reason = _reason(now, is_new=was is None)
         if is_new_run and peer.state is state:  # the same, but another: met, or started anew
             self._state.note("node", state.value, node=node, reason=reason)
@@ -596,6 +605,8 @@ class Membership:
                 return f"the file system of {directory} does not answer there"
             case "policy":
                 return f"its policy runs no tasks of {spec.user or 'this node'}"
+            case "cache":
+                return "the task's files do not fit into its cache"
             case "environment":
                 return f"it could not build {spec.lock.name if spec.lock is not None else ''}"
             case _:
@@ -638,6 +649,8 @@ class Membership:
             self._state.note("node", state.value, node=peer.identity.node, reason=reason)
             peer.since_s = self._state.now.boot_s
             self._eligible.clear()
+            if state is PeerState.ALIVE:
+                self.waking.is_there(peer.identity.node)
             self._state.count(metrics.labelled(metrics.PEERS_BECAME, state=state.value))
 
 
@@ -650,5 +663,7 @@ def _reason(now: MembershipUpdate, *, is_new: bool) -> str:
             return f"{', '.join(now.by) or 'a peer'} had no answer"
         case MemberStatus.DEAD:
             return "it did not speak up in time"
+        case MemberStatus.ASLEEP:
+            return "it had nothing to do"
         case _:
             return "it said good-bye"

@@ -14,11 +14,12 @@ from peerload.core.resources.devices import CROWDED, DeviceRequest
 from peerload.core.resources.placement import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
-from peerload.model.resources import BUILDERS
+from peerload.model.resources import BUILDERS, OVERCOMMIT_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from peerload.core.work import Work
     from peerload.model.power import PowerCurve
     from peerload.model.resources import Placement, Profile, ResourceRequest
 
@@ -300,7 +301,7 @@ class Ledger:
         count, cpus = len(self.running) + len(self.inbound), self.cpus_running + self.cpus_inbound
         for waiting, number in self._waiting_for_devices.items():
             others += [waiting] * number
-            cpus += waiting.cpus * number
+            cpus += self.cores_of(waiting) * number
         return self._fits(request, count, cpus) and self._has_devices(request, others, leaves_kept=True)
 
     def _has_devices(
@@ -337,7 +338,7 @@ class Ledger:
         """True if it could be started now if these attempts held nothing."""
         keys = list(keys)
         held = [self.running[key][0] for key in keys]
-        count, cpus = len(self.running) - len(held), self.cpus_running - sum(one.cpus for one in held)
+        count, cpus = len(self.running) - len(held), self.cpus_running - sum(map(self.cores_of, held))
         mem_bytes = self._mem_bytes - sum(one.mem_bytes for one in held)
         return self._fits(request, count, cpus, mem_bytes) and (
             not request.takes_devices or self._has_devices(request, without=keys)
@@ -348,11 +349,26 @@ class Ledger:
         used_bytes = self._mem_bytes if mem_bytes is None else mem_bytes
         if profile.slots_fixed and count >= profile.slots:
             return False
-        if cpus + request.cpus > profile.cpus + EPSILON:
+        cpus += self.cores_of(request)
+        if cpus > profile.cpus + EPSILON:
             return False
-        if self.exceeds_cap(cpus + request.cpus):
+        if self.exceeds_cap(cpus):
             return False
         return not profile.mem_bytes or used_bytes + request.mem_bytes <= profile.mem_bytes
+
+    def cores_of(self, request: ResourceRequest) -> float:
+        """Cores that a task has for sure while it runs here."""
+        if request.overcommit and self.profile.enforces_cores:
+            return request.cpus * OVERCOMMIT_SHARE
+        return request.cpus
+
+    def recount(self, waiting: Iterable[Work]) -> None:
+        """Other cores count for the same requests than before."""
+        self.cpus_running = sum((self.cores_of(request) for request, _ in self.running.values()), 0.0)
+        self.cpus_inbound = sum(map(self.cores_of, self.inbound.values()), 0.0)
+        requests = (work.spec.request for work in waiting)
+        self._cpus_waiting = sum((self.cores_of(one) for one in requests if not one.takes_devices), 0.0)
+        self._changed()
 
     def exceeds_cap(self, cpus: float) -> bool:
         """True if this node would take more power than tasks may have it take, with so many cores busy."""
@@ -377,7 +393,7 @@ class Ledger:
                 )
             self.running[key] = (request, is_local)
             self.running_local += is_local
-            self.cpus_running += request.cpus
+            self.cpus_running += self.cores_of(request)
             self._mem_bytes += request.mem_bytes
             self.room_version += 1
             self._changed()
@@ -390,7 +406,7 @@ class Ledger:
         self.devices.end(key, self.now_s)
         request, is_local = held
         self.running_local -= is_local
-        self.cpus_running = self.cpus_running - request.cpus if self.running else 0.0
+        self.cpus_running = self.cpus_running - self.cores_of(request) if self.running else 0.0
         self._mem_bytes -= request.mem_bytes
         self.room_version += 1
         self._changed()
@@ -424,7 +440,7 @@ class Ledger:
             self._gpus_waiting = self._gpus_waiting + gpus if self._device_waiters else 0.0
         else:
             waits = self.waiting > self._device_waiters
-            self._cpus_waiting = self._cpus_waiting + by * request.cpus if waits else 0.0
+            self._cpus_waiting = self._cpus_waiting + by * self.cores_of(request) if waits else 0.0
         self._changed()
 
     def expect(self, uid: bytes, request: ResourceRequest) -> None:
@@ -432,7 +448,7 @@ class Ledger:
         before = self.inbound.get(uid)
         if before != request:
             self.inbound[uid] = request
-            self.cpus_inbound += request.cpus - (before.cpus if before is not None else 0.0)
+            self.cpus_inbound += self.cores_of(request) - (self.cores_of(before) if before is not None else 0.0)
             self._changed()
 
     def expect_no_more(self, uid: bytes) -> bool:
@@ -440,6 +456,6 @@ class Ledger:
         request = self.inbound.pop(uid, None)
         if request is None:
             return False
-        self.cpus_inbound = self.cpus_inbound - request.cpus if self.inbound else 0.0
+        self.cpus_inbound = self.cpus_inbound - self.cores_of(request) if self.inbound else 0.0
         self._changed()
         return True

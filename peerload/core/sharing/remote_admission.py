@@ -80,6 +80,8 @@ class RemoteAdmission:
             return is_little or self._ledger.fits_beside_all(need.request)
         if self._ledger.load_tasks <= load_tasks_max:
             return True
+        if need.request.overcommit and profile.enforces_cores:
+            return self._ledger.fits_beside_all(need.request)
         if not self._information.accepts():
             return False
         return self._information.thresholds().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)

@@ -33,11 +33,13 @@ class Search:
     the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; holds: the task could start at home and must not, since its
     home sends although it has room (``send_at`` below one task per slot), or has no GPU for it that is as good as another node's;
     wants_good_gpus: it looks for such GPUs; compared: costs that the policy's last step rests on; asks_others: whether a
-    receiver's goes on after the first answer; remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
+    receiver's goes on after the first answer; because: why the node that was offered the task was chosen before all others;
+    remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
     in s)."""
 
     __slots__ = (
         "asks_others",
+        "because",
         "compared",
         "holds",
         "id",
@@ -67,6 +69,7 @@ class Search:
         self.asks_others = True
         self.holds = False
         self.wants_good_gpus = False
+        self.because = ""
         self.is_broadcast = False
         self.is_late = False
         self.compared: tuple[TaskCost, ...] = ()

@@ -18,7 +18,7 @@ from peerload.core.sharing.view import task_view
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
 from peerload.model.devices import GpuWait
-from peerload.model.messages import Need, Probe, ProbeReply
+from peerload.model.messages import SOURCES_MAX, Need, Probe, ProbeReply
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.validation import valid_step
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 STRANDED_ASKED_MAX = 64
 """Stranded tasks looked at when a report says that its node has room; the others have their timers."""
+
+STRANDED_TIMED_MAX = 1000
+"""Stranded tasks that have a timer; the others take turns with those that have been asked about in vain for longest. A timer for
+each of 100,000 would hold up the agent for seconds."""
 
 
 class Sender:
@@ -65,6 +69,8 @@ class Sender:
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self._places_all = bool(getattr(state.policies.sender, "places_all", False))
         self._waiting: deque[HomeTask] = deque()
+        self._timed: set[bytes] = set()
+        self._untimed: dict[bytes, HomeTask] = {}
         self._in_flight = 0
 
     # -- which tasks look for a place ----------------------------------------------------------------------------------
@@ -91,20 +97,41 @@ class Sender:
         self._home.stranded[task.uid] = task
         if searches:
             self.search_for(task)
-        self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
+        self._set_timer(task)
 
     def unstrand(self, task: HomeTask) -> None:
         """Stop looking for a task that was placed or cancelled, or can run here after all."""
-        if self._home.stranded.pop(task.uid, None) is not None:
+        if self._home.stranded.pop(task.uid, None) is None:
+            return
+        self._untimed.pop(task.uid, None)
+        if task.uid in self._timed:
+            self._timed.remove(task.uid)
             self._state.clear_timer(timers.Stranded.of(task.uid))
+            self._time_next()
+
+    def _set_timer(self, task: HomeTask) -> None:
+        if task.uid in self._timed or len(self._timed) < STRANDED_TIMED_MAX:
+            self._timed.add(task.uid)
+            self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
+        else:
+            self._untimed[task.uid] = task
+
+    def _time_next(self) -> None:
+        """Give a timer to the task that has been without one for longest."""
+        if self._untimed:
+            self._set_timer(self._untimed.pop(next(iter(self._untimed))))
 
     def ask_again(self, uid: bytes) -> None:
         """The back-off of a stranded task is over."""
         task = self._home.stranded.get(uid)
         if task is None:
             return
-        task.backoff_s = min(task.backoff_s * 2, self._state.config.stranded_backoff_s_max)
-        self._state.set_timer_in(task.backoff_s, timers.Stranded.of(uid))
+        most_s = self._state.config.stranded_backoff_s_max
+        if self._untimed and task.backoff_s >= most_s:
+            self._timed.discard(uid)
+            self._time_next()
+        task.backoff_s = min(task.backoff_s * 2, most_s)
+        self._set_timer(task)
         self.search_for(task)
 
     def peer_met(self) -> None:
@@ -212,7 +239,7 @@ class Sender:
         if search.holds:
             self._queue.withhold(task)
         peers = self._candidates(task)
-        step = self._place_well(search, task) if search.wants_good_gpus else self._ask_policy(search, task, peers)
+        step = self._choose(search, task, peers)
         if task.stranded_because and self._stays(search, step, peers):
             beyond = self._beside_foreign_load(search) if self._places_all else self._place_stranded(search, peers)
             step = beyond or step
@@ -240,6 +267,18 @@ class Sender:
             self._searches.decide(search, "stay", reason)
             self._searches.leave_footprints(search)
             self._end(search)
+            self._wake_for(task)
+
+    def _wake_for(self, task: HomeTask) -> None:
+        """Nobody takes a task: wake a node for it, unless it can start here."""
+        if task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
+            self._membership.wake_for(task)
+
+    def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Broadcast | Transfer | Keep:
+        search.because = ""
+        if search.wants_good_gpus:
+            return self._place_well(search, task)
+        return self._place_by_files(search, task, peers) or self._ask_policy(search, task, peers)
 
     def _ask_policy(
         self, search: Search, task: HomeTask, peers: Sequence[str]
@@ -319,6 +358,30 @@ class Sender:
         ]
         return Transfer(willing[0]) if willing else Keep("no other node has better GPUs for it now")
 
+    def _place_by_files(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Transfer | None:
+        """For a task whose files take long to travel: nodes that have them are asked before the policy is, and the one where it
+        would start first takes it, unless it would wait there longer than the transfer takes. None: the policy chooses."""
+        saved_s = self._handoff.holders.saved_s(task)
+        if not saved_s or search.is_broadcast:
+            return None
+        holders = [node for node in self._handoff.holders.nodes(task) if node in peers]
+        asked = {reply.node for reply in search.replies}
+        left = tuple(node for node in holders if node not in asked)
+        if left and len(asked) < SOURCES_MAX:
+            return ProbeStep(left[: SOURCES_MAX - len(asked)])
+        waits_s = {
+            reply.node: max(reply.report.load_tasks - reply.report.slots + 1, 0)
+            / max(reply.report.slots, 1)
+            * self._state.history.mean_s
+            for reply in search.replies
+            if reply.accepts and reply.report is not None and reply.node in holders and reply.node not in search.offered
+        }
+        nearest = min(waits_s, key=lambda node: (waits_s[node], node), default="")
+        if not nearest or waits_s[nearest] >= saved_s:
+            return None
+        search.because = f", since it has its files, which saves {saved_s:.1f} s"
+        return Transfer(nearest)
+
     def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
         report, expected_s = self._information.report(), self._expected_s(task)
         for node in nodes:
@@ -378,10 +441,14 @@ class Sender:
         """End the search for a task that needs no place any more. ``node``: where it is now, "" if it has ended."""
         search = self._searches.of(task)
         if search is not None:
-            self._searches.decide(search, node or "over", f"{node} takes it" if node else "the task is over")
+            reason = (
+                f"{node} takes it{search.because if node in search.offered else ''}" if node else "the task is over"
+            )
+            self._searches.decide(search, node or "over", reason)
         self.drop_search(task)
         self.unstrand(task)
-        task.stranded_because = ""
+        if task.stranded_because:
+            task.stranded_because = ""
         if node:  # there may be room for the next, too
             self.place_next()
 

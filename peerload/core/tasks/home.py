@@ -8,6 +8,8 @@ lost is `lost_attempts.py`; only what a user wants of a running task, a cancel o
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +22,8 @@ from peerload.model.messages import Revoke, Signal
 from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended, submission_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from peerload.core.mediator import Mediator
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
@@ -34,6 +38,25 @@ NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "d
 """The fields of the record of a task that no node has."""
 
 
+class TasksById(Mapping[str, HomeTask]):
+    """The unfinished tasks of a home by their ids, looked up among its single tasks and its arrays: no table of its own."""
+
+    __slots__ = ("_home",)
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def __getitem__(self, task: str) -> HomeTask:
+        array = _array(task)
+        return (self._home.arrays[array] if array else self._home.singles)[task]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self._home.singles, *self._home.arrays.values())
+
+    def __len__(self) -> int:
+        return len(self._home.tasks)
+
+
 class Home:
     """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
     when it was last heard of, by that node; ``stranded``: those that this home cannot run and that have no place elsewhere, by uid. Its timer is ``rest``."""
@@ -45,8 +68,10 @@ class Home:
         self.tasks: dict[bytes, HomeTask] = {}
         self.states = dict.fromkeys(TaskState, 0)
         """Number of `tasks` in each state."""
-        self.by_id: dict[str, HomeTask] = {}
         self.arrays: dict[str, dict[str, HomeTask]] = {}
+        self.singles: dict[str, HomeTask] = {}
+        """The tasks that are in no array, by their ids."""
+        self.by_id = TasksById(self)
         self.stranded: dict[bytes, HomeTask] = {}
         self._being_made: dict[str, None] = {}
         self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
@@ -59,15 +84,18 @@ class Home:
         """Add a task, new or read from the store."""
         self.tasks[task.uid] = task
         self.states[task.record.state] += 1
-        self.by_id[task.task] = task
         array = _array(task.task)
-        if array:
-            self.arrays.setdefault(array, {})[task.task] = task
+        if not array:
+            self.singles[task.task] = task
+        elif (members := self.arrays.get(array)) is not None:
+            members[task.task] = task
+        else:
+            self.arrays[array] = {task.task: task}
         self._moved(task, "")
 
     def tables(self) -> tuple[dict[Any, Any], ...]:
         """The tables that grow with the number of tasks."""
-        return self.tasks, self.by_id, self.arrays, *self.arrays.values(), *self.elsewhere.values()
+        return self.tasks, self.singles, self.arrays, *self.arrays.values(), *self.elsewhere.values()
 
     def begin_making(self, array: str) -> None:
         """The members of this array are adopted one by one; until all of them are durable no user can mean one of them, as
@@ -81,6 +109,14 @@ class Home:
     def is_being_made(self, name: str) -> bool:
         """True if this is an array whose members are not durable yet, or one of them."""
         return (_array(name) or name) in self._being_made
+
+    def unfinished(self) -> dict[str, int]:
+        """The number of unfinished tasks in each state, where there are any; without arrays that are being made."""
+        numbers = {state: number for state, number in self.states.items() if not state.is_final}
+        for members in (self.arrays.get(array, {}) for array in self._being_made):
+            for first in islice(members.values(), 1):  # nothing has become of any of them
+                numbers[first.record.state] -= len(members)
+        return {state.value: number for state, number in numbers.items() if number}
 
     def named(self, name: str) -> list[HomeTask]:
         """The unfinished tasks that a user means: one, or the members of an array."""
@@ -393,7 +429,7 @@ class Home:
         self.mediator.task_left(task)
         if self.tasks.pop(task.uid, None) is not None:
             self.states[task.record.state] -= 1
-        self.by_id.pop(task.task, None)
+        self.singles.pop(task.task, None)
         tasks = self.elsewhere.get(task.record.node)
         if tasks is not None and tasks.pop(task.uid, None) is not None and not tasks:
             del self.elsewhere[task.record.node]

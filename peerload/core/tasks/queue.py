@@ -8,7 +8,6 @@ line of their own (`device_queue.py`), so that nobody waits for cores behind a t
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.work import Work
 
-    Line = OrderedDict[bytes, Work]
-    Level = tuple[Line, Line, Line, Line, Line]
-
 NEVER = (-1, -1)
 ARRIVED_MAX = 64
 """Arrivals since the last full look at work that waits for devices; beyond it there is another full look."""
@@ -39,9 +35,59 @@ MOVABLE = LOCAL, REMOTE
 """The lines of tasks that another node may be given."""
 
 
+class Line:
+    """Work in the order of its arrival: a doubly linked list through `Work.before` and `Work.after`, which takes no memory
+    beside these two."""
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(self) -> None:
+        self._first: Work | None = None
+        self._last: Work | None = None
+
+    def __bool__(self) -> bool:
+        return self._first is not None
+
+    def __iter__(self) -> Iterator[Work]:
+        work = self._first
+        while work is not None:
+            following = work.after  # it may be removed meanwhile
+            yield work
+            work = following
+
+    def __reversed__(self) -> Iterator[Work]:
+        work = self._last
+        while work is not None:
+            preceding = work.before
+            yield work
+            work = preceding
+
+    def append(self, work: Work) -> None:
+        """Add work at the end."""
+        last = work.before = self._last
+        if last is None:
+            self._first = work
+        else:
+            last.after = work
+        self._last = work
+
+    def remove(self, work: Work) -> None:
+        """Take work out, wherever it stands."""
+        before, after = work.before, work.after
+        if before is None:
+            self._first = after
+        else:
+            before.after = after
+        if after is None:
+            self._last = before
+        else:
+            after.before = before
+        work.before = work.after = None
+
+
 class WaitingQueue:
-    """Linked lists per user priority and class; everything is O(1) but a look past withheld work (a plain dictionary
-    would look past all that was ever taken from its front), and at work that takes devices."""
+    """Linked lists per user priority and class; everything is O(1) but a look past withheld work, and at work that takes
+    devices."""
 
     __slots__ = (
         "_arrived",
@@ -51,17 +97,17 @@ class WaitingQueue:
         "_next_order",
         "_no_room_at",
         "_nothing_startable_at",
+        "_number",
         "_state",
-        "_work",
         "ledger",
     )
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self.ledger = ledger
-        self._levels: dict[int, Level] = {}
+        self._levels: dict[int, tuple[Line, ...]] = {}
         self._devices = DeviceQueue(state, ledger)
-        self._work: dict[bytes, Work] = {}
+        self._number = 0
         self._next_order = 0
         self._nothing_startable_at = NEVER
         self._no_room_at = NEVER
@@ -69,34 +115,28 @@ class WaitingQueue:
         self._backlog: BacklogEstimate | None = None
 
     def __len__(self) -> int:
-        return len(self._work)
-
-    def __contains__(self, uid: bytes) -> bool:
-        return uid in self._work
+        return self._number
 
     def add(self, work: Work) -> None:
         """Add work at the end of its class and priority."""
-        if work.uid in self._work:
+        if work.is_queued:
             return
         self._next_order += 1
         work.order = self._next_order
+        work.is_queued = True
         work.withheld = False
-        work.reserved = ()
+        if work.reserved:
+            work.reserved = ()
         level = self._levels.get(work.spec.priority)
         if level is None:
-            made: Level = (OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict())
-            level = self._levels[work.spec.priority] = made
-        level[_line(work)][work.uid] = work
+            level = self._levels[work.spec.priority] = tuple(Line() for _ in ALL)
+        level[_line(work)].append(work)
         if work.spec.request.takes_devices:
             self._arrived.append(work)
-        self._work[work.uid] = work
+        self._number += 1
         self.ledger.wait(work.spec.request, is_local=work.is_local)
         if self._backlog is not None:
             self._backlog.add(work)
-
-    def tables(self) -> tuple[dict[bytes, Work], ...]:
-        """The tables that grow with the number of tasks."""
-        return self._work, *(line for level in self._levels.values() for line in level)
 
     def prioritize(self, work: Work, priority: int) -> None:
         """Change the priority of work; if it waits here, it goes behind work that has this priority already."""
@@ -109,10 +149,12 @@ class WaitingQueue:
 
     def remove(self, work: Work) -> bool:
         """Remove work, wherever it stands; False if it does not wait here."""
-        if self._work.pop(work.uid, None) is None:
+        if not work.is_queued:
             return False
+        work.is_queued = False
+        self._number -= 1
         level = self._levels[work.spec.priority]
-        del level[_line(work)][work.uid]
+        level[_line(work)].remove(work)
         if work.spec.request.takes_devices:
             self._look_again()  # what was kept for it is free
         if not any(level):
@@ -134,7 +176,7 @@ class WaitingQueue:
 
     def oldest_wait_s(self) -> float:
         """How long the first task in line has waited here, over all lines; 0 if nothing waits."""
-        firsts = [next(iter(line.values())) for level in self._levels.values() for line in level if line]
+        firsts = [next(iter(line)) for level in self._levels.values() for line in level if line]
         return max((self._state.now.boot_s - work.arrived_s for work in firsts), default=0.0)
 
     @property
@@ -143,8 +185,9 @@ class WaitingQueue:
         who asks, a load policy."""
         if self._backlog is None:
             self._backlog = BacklogEstimate(self._state.history)
-            for work in self._work.values():
-                self._backlog.add(work)
+            for level in self._levels.values():
+                for work in chain(*level):
+                    self._backlog.add(work)
         return self._backlog.expected_s
 
     def _look_again(self) -> None:
@@ -197,7 +240,7 @@ class WaitingQueue:
             else:
                 is_later = head is None or lacks_cores is None or head.order < lacks_cores.order
                 first = head if is_later else lacks_cores
-            if first is not None and first is not work and first.uid in self._work:
+            if first is not None and first is not work and first.is_queued:
                 return first
             if priority <= work.spec.priority:
                 break
@@ -209,7 +252,7 @@ class WaitingQueue:
         if level is None:
             return 0
         lines = level[LOCAL_DEVICES:] if work.spec.request.takes_devices else level[:LOCAL_DEVICES]
-        earlier = takewhile(lambda other: other.order < work.order, heapq.merge(*map(_works, lines), key=_order))
+        earlier = takewhile(lambda other: other.order < work.order, heapq.merge(*lines, key=_order))
         return sum(1 for _ in islice(earlier, at_most))
 
     def _has_urgent(self) -> bool:
@@ -218,7 +261,7 @@ class WaitingQueue:
             return True
         return bool(self._arrived) and any(work.spec.priority > min(self._levels) for work in self._arrived)
 
-    def _next_of(self, priority: int, level: Level, *, looks_at_all: bool) -> tuple[Work | None, bool]:
+    def _next_of(self, priority: int, level: tuple[Line, ...], *, looks_at_all: bool) -> tuple[Work | None, bool]:
         """The work of one priority that starts next, and, if there is none, whether a lower priority may have the room. Without
         ``looks_at_all`` there is no more room than before: of those that wait for devices only who has come since is
         looked at."""
@@ -244,7 +287,7 @@ class WaitingQueue:
 
     def _in_line(self, local: Line, remote: Line) -> Iterator[Work]:
         """Both lines as the priority policy has them."""
-        lines = _free(local.values()), _free(remote.values())
+        lines = _free(local), _free(remote)
         preferred = self._preferred() if local and remote else "first"
         if preferred == "first":
             return heapq.merge(*lines, key=_order)
@@ -254,13 +297,13 @@ class WaitingQueue:
         """Work in these lines that is not withheld: the higher priority first, then by arrival at this node."""
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
-            yield from _free(heapq.merge(*(level[line].values() for line in lines), key=_order))
+            yield from _free(heapq.merge(*(level[line] for line in lines), key=_order))
 
     def newest_first(self, lines: Sequence[int] = ALL) -> Iterator[Work]:
         """The reverse."""
         for priority in sorted(self._levels):
             level = self._levels[priority]
-            yield from _free(heapq.merge(*(reversed(level[line].values()) for line in lines), key=_order, reverse=True))
+            yield from _free(heapq.merge(*(reversed(level[line]) for line in lines), key=_order, reverse=True))
 
     @property
     def newest(self) -> int:
@@ -269,17 +312,16 @@ class WaitingQueue:
 
     def since(self, order: int) -> Iterator[Work]:
         """Work with a higher `Work.order` than this, withheld or not: the newest first."""
-        return takewhile(lambda work: work.order > order, reversed(self._work.values()))
+        lines = (reversed(line) for level in self._levels.values() for line in level)
+        return takewhile(lambda work: work.order > order, heapq.merge(*lines, key=_order, reverse=True))
 
     def waiting_for_devices(self) -> Iterator[Work]:
         """Work that waits for devices and is not withheld, in the order in which it would have them."""
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
-            yield from heapq.merge(
-                _free(level[LOCAL_DEVICES].values()), _free(level[REMOTE_DEVICES].values()), key=_order
-            )
+            yield from heapq.merge(_free(level[LOCAL_DEVICES]), _free(level[REMOTE_DEVICES]), key=_order)
 
-    def _head(self, level: Level) -> Work | None:
+    def _head(self, level: tuple[Line, ...]) -> Work | None:
         first_local, kept_here, first_remote = map(_first, level[:LOCAL_DEVICES])
         if first_local is None or (kept_here is not None and kept_here.order < first_local.order):
             first_local = kept_here
@@ -311,12 +353,8 @@ def _line(work: Work) -> int:
     return REMOTE_DEVICES if takes_devices else REMOTE
 
 
-def _works(line: Line) -> Iterable[Work]:
-    return line.values()
-
-
-def _first(works: dict[bytes, Work]) -> Work | None:
-    for work in works.values():
+def _first(line: Line) -> Work | None:
+    for work in line:
         if not work.withheld:
             return work
     return None

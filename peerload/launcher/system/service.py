@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 
+from peerload.launcher.cgroup_limits import CgroupLimits
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.powercap import PLACE, Powercap
 from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
@@ -21,7 +22,6 @@ from peerload.launcher.server import ignore_signals, locked_launcher
 from peerload.launcher.system import sandbox
 from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, agent_ids
 from peerload.launcher.system.accounts import Entry, GuestIds, LauncherAccount, account_named, check_uid
-from peerload.launcher.system.cgroup_limits import CgroupLimits
 from peerload.launcher.system.deferred_requests import DeferredRequests
 from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.seccomp import guest_filter
@@ -100,6 +100,7 @@ class MultiUserService:
         """See `MultiUser`. Finds out what works here."""
         self._limits = CgroupLimits(self._directory, units, root_name)
         self.unenforced += self._limits.unenforced
+        self.enforces_cores = self._limits.enforces_cores
         self.reports = ChildReports(epoll)
         self.fork_server = ForkServer(self._kernel, self.access, self.reports)
         self.helpers = UserHelpers(epoll, events, self.fork_server, own_children)
@@ -266,7 +267,7 @@ class MultiUserService:
             order.allowed = policy.exec_allow
             order.environment = _without_code(order.environment, home)
         try:
-            self._limits.enter(key, policy.task_processes_max, request.cpus)
+            self._limits.enter(key, policy.task_processes_max, request.cpus, request.cpus_max)
             return self.fork_server.spawn(order)
         finally:
             self._limits.leave()

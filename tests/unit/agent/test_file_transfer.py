@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from peerload.agent.files import transfer
 from peerload.agent.files.transfer import FileTransfer
 from peerload.files import manifest
 from peerload.files.manifest import FileEntry, Manifest
-from peerload.files.store import BlockStore
+from peerload.files.store import BlockStore, NoRoom
 from peerload.model.errors import LinkUnavailable, StagingFailed
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
 
@@ -21,15 +22,18 @@ Pieces = AsyncIterator[Blocks | BlocksEnd]
 
 
 class Links:
-    """The links of a node: streams to one other, which answers as it was told."""
+    """The links of a node: streams to others, which answer as they were told: each in its way, or all alike."""
 
-    def __init__(self, serve: Callable[[str, BlocksRequest], Pieces]) -> None:
-        self.serve = serve
+    def __init__(self, serve: Callable[[str, BlocksRequest], Pieces] | None = None, **nodes: Any) -> None:
+        self.nodes = nodes or {"y": serve}
         self.asked: list[int] = []
+        self.asked_of: dict[str, int] = dict.fromkeys(self.nodes, 0)
 
     def fetch_blocks(self, node: str, request: BlocksRequest) -> Pieces:
         self.asked.append(len(request.digests))
-        return self.serve(node, request)
+        self.asked_of[node] += len(request.digests)
+        pieces: Pieces = self.nodes[node](node, request)
+        return pieces
 
 
 def stores(tmp_path: Path) -> tuple[BlockStore, BlockStore, bytes]:
@@ -54,7 +58,7 @@ def _closed() -> Iterator[None]:
 
 
 def transfer_of(store: BlockStore, links: Any) -> FileTransfer:
-    made.append(FileTransfer(store, links, lambda _: None, serves=True))
+    made.append(FileTransfer(store, links, lambda _: None, Counter(), serves=True))
     return made[-1]
 
 
@@ -63,7 +67,7 @@ def fetched(store: BlockStore, links: Any, id_: bytes, times: int = 1) -> int:
 
     async def story() -> int:
         there = transfer_of(store, links)
-        fetches = [there.fetch(id_, ["y"]) for _ in range(times)]
+        fetches = [there.fetch(id_, list(links.nodes)) for _ in range(times)]
         work = [fetch.work for fetch in fetches if fetch.work is not None]
         await asyncio.gather(*work)
         return fetches[0].done_bytes
@@ -132,3 +136,120 @@ def test_a_damaged_block_is_told_and_not_sent(tmp_path: Path) -> None:
             path.write_bytes(b"damaged")
     with pytest.raises(StagingFailed, match="damaged"):
         fetched(empty, Links(server(full)), id_)
+
+
+# -- several sources ------------------------------------------------------------------------------------------------------
+
+
+async def lost(node: str, _: BlocksRequest) -> Pieces:
+    raise LinkUnavailable(node, "it is gone")
+    yield BlocksEnd()
+
+
+def cut_after_one(serve: Callable[[str, BlocksRequest], Pieces]) -> Callable[[str, BlocksRequest], Pieces]:
+    async def one(node: str, request: BlocksRequest) -> Pieces:
+        async for piece in serve(node, request):
+            yield piece
+            raise LinkUnavailable(node, "cut")
+
+    return one
+
+
+@pytest.fixture
+def _small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "BLOCKS_MIN", 3)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1)
+    monkeypatch.setattr(transfer, "RETRY_S_MIN", 0.0)
+
+
+@pytest.mark.usefixtures("_small_shares")
+def test_several_sources_share_the_work_and_each_block_comes_once(tmp_path: Path) -> None:
+    full, empty, id_ = stores(tmp_path)
+    links = Links(y=server(full), z=server(full))
+    assert fetched(empty, links, id_) == full.usage().size_bytes
+    assert sum(links.asked) == full.usage().blocks
+    assert min(links.asked_of.values()) > 0
+
+
+@pytest.mark.usefixtures("_small_shares")
+@pytest.mark.parametrize("bad", ["lost", "cut", "wrong", "too_many", "too_few", "gone"])
+def test_a_source_that_fails_is_replaced(tmp_path: Path, bad: str) -> None:
+    full, empty, id_ = stores(tmp_path)
+    ways = {"lost": lost, "cut": cut_after_one(server(full)), "wrong": wrong, "too_many": too_many}
+    ways |= {"too_few": too_few, "gone": gone}
+    links = Links(y=ways[bad], z=server(full))
+    assert fetched(empty, links, id_) == full.usage().size_bytes
+    assert empty.missing_of(id_) == []
+
+
+def test_a_source_whose_block_is_damaged_is_asked_to_verify_and_drops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerload.files.store.FRESH_S", 0.0)
+    full, empty, id_ = stores(tmp_path)
+    damaged, _, _ = stores(tmp_path / "other")
+    for path in (tmp_path / "other/full/blocks").rglob("*"):
+        if path.is_file():
+            path.write_bytes(bytes(path.stat().st_size))
+    links = Links(y=server(damaged), z=server(full))
+    assert fetched(empty, links, id_) == full.usage().size_bytes
+    assert damaged.missing([id_]) == [id_]
+
+
+# -- pace ------------------------------------------------------------------------------------------------------------------
+
+
+def test_few_pieces_become_ready_in_one_turn_of_the_loop_however_many_nodes_ask(tmp_path: Path) -> None:
+    full, _, id_ = stores(tmp_path)
+    every = tuple(full.missing_of(id_) or manifest.decode(id_, full.read).blocks())
+    ready: Counter[int] = Counter()
+
+    async def story() -> None:
+        serving = transfer_of(full, None)
+        loop = asyncio.get_running_loop()
+        turn = 0
+
+        def next_turn() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(next_turn)
+
+        async def reader(number: int) -> None:
+            async for _ in serving.serve(f"n{number}", BlocksRequest(every)):
+                ready[turn] += 1
+
+        next_turn()
+        await asyncio.gather(*map(reader, range(50)))
+
+    asyncio.run(story())
+    pieces = -(-sum(len(full.read(digest)) for digest in every) // transfer.PIECE_BYTES)
+    assert sum(ready.values()) >= 50 * pieces
+    assert max(ready.values()) <= 2 * transfer.PIECES_MAX  # each with the word that it was the last
+
+
+def test_outputs_come_home_while_inputs_that_do_not_arrive_wait(tmp_path: Path) -> None:
+    full, empty, id_ = stores(tmp_path)
+
+    async def silent(_: str, __: BlocksRequest) -> Pieces:
+        await asyncio.Event().wait()
+        yield BlocksEnd()
+
+    async def story() -> None:
+        there = transfer_of(empty, Links(y=silent, z=server(full)))
+        for number in range(2 * transfer.FETCHES_MAX):
+            there.fetch(bytes([number]) * 32, ["y"])
+        home = there.fetch(id_, ["z"], is_output=True)
+        assert home.work is not None
+        await home.work
+        await there.close()
+
+    asyncio.run(story())
+    assert empty.missing_of(id_) == []
+
+
+def test_a_full_cache_ends_the_copy_and_keeps_within_its_limit(tmp_path: Path) -> None:
+    full, _, id_ = stores(tmp_path)
+    small = BlockStore(tmp_path / "small", 1 << 20)
+    with pytest.raises(NoRoom):
+        fetched(small, Links(server(full)), id_)
+    assert small.usage().size_bytes <= 1 << 20

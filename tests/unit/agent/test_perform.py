@@ -36,7 +36,7 @@ class Ways:
         bus: Any = SimpleNamespace(send=self._bus)
         self.bus_peers = BusPeers()
         unused = cast("Any", None)
-        self.peers = PeerEffects(info, unused, unused, links, unused, bus, self.bus_peers)
+        self.peers = PeerEffects(info, unused, unused, links, unused, bus, self.bus_peers, unused)
 
     def _bus(self, dst: str, _boot: str, _message: Message) -> bool:
         self.sent.append(("bus", dst))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -178,3 +180,44 @@ def test_a_value_may_look_like_a_flag_with_a_number() -> None:
     reader.add_argument("words", nargs="*")
     assert reader.read(["--by", "-5ms", "a", "--far"]).by == "-5ms"
     assert reader.read(["--far", "--by=1", "b"]).words == ["b"]
+
+
+PLAIN = (
+    (),
+    ("-c", "2", "--mem=8G", "-x", "a", "--exclude", "b", "--once", "--env", "A=b", "--env=C=-d"),
+    ("--time", "1h30m", "--prio", "3", "--prio=4", "--json", "--name", ""),
+)
+
+
+@each("words", PLAIN)
+def test_plain_flags_are_read_as_argparse_reads_them(words: tuple[str, ...]) -> None:
+    reader = command_options("run", "", usage="")
+    plain = reader._plain(list(words))
+    assert plain is not None
+    assert vars(plain) == vars(reader.parser().parse_args(words))
+
+
+@each(
+    "words",
+    [("--help",), ("-c2",), ("--cpu", "2"), ("--mem", "8"), ("--env",), ("--env", "--json"), ("--once=1",), ("a",)],
+)
+def test_what_is_no_plain_flag_is_left_to_argparse(words: tuple[str, ...]) -> None:
+    assert command_options("run", "", usage="")._plain(list(words)) is None
+
+
+@each("verb", ["submit", "run"])
+def test_a_task_is_sent_without_argparse(verb: str) -> None:
+    """Nobody listens: all that comes before that was loaded."""
+    program = f"""
+import sys
+from peerload.cli.main import main
+assert main([{verb!r}, "--socket", "/nowhere/s", "--env", "A=b", "true"]) == 125
+print(sorted({{"argparse", "typing", "re", "socket", "msgspec", "shutil"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"

@@ -34,6 +34,7 @@ WAITS: dict[str, Any] = {
     "oldest_s": 2.1,
     "oldest_node": "lab4",
     "change": {"words": "with -G3", "node": "gpu1"},
+    "staging": None,
     "summary": "gpu1: 5 of 8 GPUs busy",
     "array": None,
 }
@@ -110,3 +111,16 @@ def test_no_such_task(agent: FakeAgent) -> None:
     assert (done.returncode, done.stderr) == (125, b"peerload: no such task: 9\n  peerload ls\n")
     assert peerload("why", "--socket", "/tmp/none/agent.sock", "9").returncode == 125
     assert peerload("why").returncode == 2
+
+
+def test_what_each_node_is_to_a_task(agent: FakeAgent) -> None:
+    there = [{"node": name, "state": "alive"} for name in ("ws1", "gpu1", "lab4")]
+    agent.answer("nodes", nodes=there)
+    agent.answer("why", **WAITS)
+    lines = peerload("nodes", "--for", "43", agent=agent).stdout.decode().splitlines()
+    assert lines[0].split() == ["NODE", "STATE", "CAN", "EVER", "NOW", "REASON"]
+    assert lines[1].split() == ["ws1", "alive", "no", "-", "no", "GPU"]
+    shown = json.loads(peerload("nodes", "--for", "43", "--json", agent=agent).stdout)["nodes"]
+    assert [(node["node"], node["can_ever"]) for node in shown] == [("ws1", False), ("gpu1", True), ("lab4", True)]
+    agent.answer("why", **WAITS | {"nodes": [], "state": "running", "node": "gpu1"})
+    assert b"running on gpu1" in peerload("nodes", "--for", "43", agent=agent).stderr

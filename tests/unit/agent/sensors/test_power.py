@@ -197,6 +197,17 @@ def test_bad_counters(happens: Callable[[Counting], None], joules: float, gap_s:
     assert [machine.joules, machine.gap_s] == pytest.approx([joules, gap_s], abs=0.9)
 
 
+def test_counters_are_read_once_a_second_at_most(tmp_path: Path) -> None:
+    machine = Counting(tmp_path)
+    machine.tree.zone("intel-rapl:0", "package-0")
+    first = machine.powercap.read()
+    machine.tree.draw(5.0)
+    machine.now_s += 0.9
+    assert machine.powercap.read() == first
+    machine.now_s += 0.2
+    assert machine.powercap.read() != first
+
+
 def test_counters_that_only_root_may_read_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Counting(tmp_path)
     machine.tree.zone("intel-rapl:0", "package-0")

@@ -1,5 +1,5 @@
 """Limits on the processes of a task, and its share of the processors, by cgroups of either version, where the launcher
-may make them. For a launcher that serves all users; the imports are few.
+may make them. For a launcher that serves all users, or is told to enforce cores; the imports are few.
 
 Where processes cannot be counted for a task, those of a guest are bounded by its uid (RLIMIT_NPROC), and those of
 others are not. Empty cgroups are reused: to make and to remove one costs more than to start a process.
@@ -28,13 +28,18 @@ NAME = "shares"
 """File with the place of these cgroups, for the next launcher."""
 NO_COUNT = "the processes of a task are not counted: those of a guest are bounded by its uid, those of others are not"
 NO_WEIGHT = "tasks are not given shares of the processors by what they ask for"
+PERIOD_US = 100_000
+"""Period of a quota of processor time."""
+QUOTA_US_MIN = 1000
 
 
 class CgroupLimits:
     """Cgroups beside the ``units``, by the keys of tasks. root_name: the name of their roots. unenforced: what could
     not be had here."""
 
-    def __init__(self, directory: str, units: Units, root_name: str) -> None:
+    def __init__(
+        self, directory: str, units: Units, root_name: str, controllers: tuple[bytes, ...] = (PIDS, CPU)
+    ) -> None:
         self._units = units
         self._homes: dict[bytes, int] = {}
         self._roots: dict[bytes, str] = {}
@@ -43,13 +48,15 @@ class CgroupLimits:
         self._inside: list[bytes] = []
         self._made = 0
         _remove_left(f"{directory}/{NAME}")
-        self._in_units = tuple(one for one in (PIDS, CPU) if isinstance(units, Cgroup2) and _divides_all(units, one))
-        for controller in (PIDS, CPU):
+        self._in_units = tuple(one for one in controllers if isinstance(units, Cgroup2) and _divides_all(units, one))
+        for controller in controllers:
             if controller not in self._in_units:
                 self._make_root(controller, root_name)
         _note(f"{directory}/{NAME}", list(self._roots.values()))
         known = {*self._in_units, *self._roots}
-        self.unenforced = (NO_COUNT,) * (PIDS not in known) + (NO_WEIGHT,) * (CPU not in known)
+        self.enforces_cores = CPU in known
+        missing = [one for one in controllers if one not in known]
+        self.unenforced = (NO_COUNT,) * (PIDS in missing) + (NO_WEIGHT,) * (CPU in missing)
 
     def _make_root(self, controller: bytes, root_name: str) -> None:
         own = own_cgroup(controller)
@@ -63,19 +70,29 @@ class CgroupLimits:
             return
         self._roots[controller] = f"{own}/{root_name}"
 
-    def enter(self, key: str, processes_max: int, cpus: float) -> None:
-        """Count what the launcher starts from here on for this key. Raises OSError."""
+    def enter(self, key: str, processes_max: int, cpus: float, cpus_max: float = 0.0) -> None:
+        """Count what the launcher starts from here on for this key, which gets a share of the processors by ``cpus``, and at most
+        ``cpus_max`` of them (0: no bound). Raises OSError."""
+        quota_us = max(int(cpus_max * PERIOD_US), QUOTA_US_MIN) if cpus_max else 0
         if self._roots:
             number = self._numbers[key] = self._idle.pop() if self._idle else self._next()
             for controller, root in self._roots.items():
                 path = f"{root}/{number}"
-                _set(path, controller, processes_max, min(max(int(SHARES_OF_ONE * cpus), 2), SHARES_MAX), "cpu.shares")
+                if controller == PIDS:
+                    write(path + "/pids.max", b"%d" % max(processes_max, PROCESSES_MIN))
+                else:
+                    write(path + "/cpu.shares", b"%d" % min(max(int(SHARES_OF_ONE * cpus), 2), SHARES_MAX))
+                    _set_quota(path + "/cpu.cfs_quota_us", b"%d" % (quota_us or -1))
                 write(path + "/cgroup.procs", b"0")
                 self._inside.append(controller)
         for controller in self._in_units:
             assert isinstance(self._units, Cgroup2)
-            weight = min(max(int(WEIGHT_OF_ONE * cpus), 1), WEIGHT_MAX)
-            _set(self._units.path(key), controller, processes_max, weight, "cpu.weight")
+            path = self._units.path(key)
+            if controller == PIDS:
+                write(path + "/pids.max", b"%d" % max(processes_max, PROCESSES_MIN))
+            else:
+                write(path + "/cpu.weight", b"%d" % min(max(int(WEIGHT_OF_ONE * cpus), 1), WEIGHT_MAX))
+                _set_quota(path + "/cpu.max", b"%s %d" % (b"%d" % quota_us if quota_us else b"max", PERIOD_US))
 
     def _next(self) -> int:
         self._made += 1
@@ -107,11 +124,10 @@ class CgroupLimits:
                 log_line(f"cannot remove cgroup: {root}")
 
 
-def _set(path: str, controller: bytes, processes_max: int, share: int, share_name: str) -> None:
-    if controller == PIDS:
-        write(path + "/pids.max", b"%d" % max(processes_max, PROCESSES_MIN))
-    else:
-        write(f"{path}/{share_name}", b"%d" % share)
+def _set_quota(path: str, quota: bytes) -> None:
+    """Set the bound on processor time. A kernel without quotas has no such file."""
+    if os.path.exists(path):  # noqa: PTH110 -- as above
+        write(path, quota)
 
 
 def _divides_all(units: Cgroup2, controller: bytes) -> bool:

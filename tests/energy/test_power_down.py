@@ -1,0 +1,223 @@
+"""Power-down: a node that has nothing to do is asleep and not dead, is woken for a task, and is given up if it does not wake."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from peerload.agent.energy import power_down
+from peerload.agent.energy.power_down import PowerDown
+from peerload.core.membership.membership import PeerState
+from peerload.model import actions, events, messages
+from peerload.model.gossip import MembershipUpdate, MemberStatus
+from peerload.model.load import LoadReport
+from peerload.model.resources import Profile
+from tests.core.given import SENDER, Given, spec
+
+
+def slept(given: Given, peer: str = "y", refutation: int = 1) -> None:
+    given.rumour(peer, MemberStatus.ASLEEP, refutation)
+
+
+def state(given: Given, peer: str = "y") -> PeerState:
+    found = given.node.membership.get(peer)
+    assert found is not None
+    return found.state
+
+
+def woken(given: Given) -> list[str]:
+    return [action.node for action in given.last if isinstance(action, actions.WakePeer)]
+
+
+def gate(**facts: Any) -> Given:
+    return Given(slots=0, policies=SENDER, facts={"cpus": 0.0}, **facts)
+
+
+def test_a_node_that_sleeps_is_not_dead_and_nobody_suspects_it() -> None:
+    x = gate()
+    slept(x)
+    assert state(x) is PeerState.ASLEEP
+    x.rumour("y", MemberStatus.SUSPECT, 1)
+    x.rumour("y", MemberStatus.DEAD, 1)
+    x.when(events.PeerUnreachable("y", "closed"))
+    assert state(x) is PeerState.ASLEEP
+    assert "y" not in x.node.membership.gossip.shared.there
+    x.after(1e6).timer("gossip", "sync", "")
+    assert state(x) is PeerState.ASLEEP  # however long
+    x.rumour("y", MemberStatus.ALIVE, 2)
+    assert state(x) is PeerState.ALIVE
+
+
+def test_the_only_node_that_fits_is_woken_at_once_and_what_that_took_is_learned() -> None:
+    x = gate()
+    slept(x)
+    x.submit()
+    assert woken(x) == ["y"]
+    x.submit()
+    assert woken(x) == []  # it is being woken
+    x.after(7.0).rumour("y", MemberStatus.ALIVE, 2)
+    assert x.node.membership.waking.took_s == {"y": 7.0}
+    assert x.sent(messages.Probe)
+
+
+def test_a_node_that_never_wakes_is_asked_three_times_reported_and_avoided_until_it_is_heard_of() -> None:
+    x = gate()
+    x.meet("z")
+    slept(x)
+    slept(x, "z")
+    x.submit()
+    asked = woken(x)
+    for _ in range(2):
+        x.after(60.0).timer("wake", asked[0])
+        assert woken(x) == asked
+    x.after(60.0).timer("wake", asked[0])
+    assert [(note.state, note.node) for note in x.notes if note.what == "node"] == [("not woken", asked[0])]
+    x.timer("stranded", x.task().uid.hex())
+    assert woken(x) == [{"y": "z", "z": "y"}[asked[0]]]
+    x.rumour(asked[0], MemberStatus.ALIVE, 2)
+    assert not x.node.membership.waking.failed
+
+
+def test_a_task_that_can_start_wakes_nobody() -> None:
+    x = Given(policies=SENDER)
+    slept(x)
+    x.submit()
+    assert woken(x) == []
+    x.submit()  # no slot is left here
+    assert woken(x) == ["y"]
+
+
+def test_a_node_with_tasks_does_not_sleep_and_one_without_tells_its_peers() -> None:
+    x = Given(policies=SENDER)
+    x.submit()
+    x.when(events.MachineSleeping(is_suspended=True))
+    assert not x.node.state.is_asleep
+    x.end(x.task().key)
+    x.when(events.MachineSleeping(is_suspended=True))
+    told = [rumour for rumour in x.sent(messages.Sync).rumours if isinstance(rumour, MembershipUpdate)]
+    assert [(rumour.node, rumour.standing) for rumour in told] == [("x", MemberStatus.ASLEEP)]
+    x.when(events.MachineWoke())
+    assert x.sent(messages.Sync).rumours[0].standing is MemberStatus.ALIVE
+    assert x.sent(messages.Sync).rumours[0].refutation > told[0].refutation
+
+
+def test_a_home_that_sleeps_elsewhere_keeps_its_leases_parked() -> None:
+    x = Given(policies=SENDER)
+    x.submit()
+    x.submit(spec(name="second"))
+    x.hear("y", messages.ProbeReply(x.sent(messages.Probe).search, True, LoadReport(slots=1, accepts=True)))
+    x.hear("y", messages.Accept("x/2", x.task(2).uid, 1, 7, 1.0, "y-machine-1"))
+    x.when(events.MachineSleeping(is_suspended=True))
+    assert not x.node.state.is_asleep  # its tasks run elsewhere, under leases
+
+
+# -- on a machine, with recorded commands --------------------------------------------------------------------------------
+
+
+class Log:
+    def __init__(self) -> None:
+        self.states: list[str] = []
+
+    def record(self, what: str, state: str, **facts: str) -> None:
+        self.states.append(state)
+
+    def settle(self) -> None: ...
+
+
+class IdleNode:
+    """What `PowerDown` looks at of a node; it takes note of events as the core does."""
+
+    def __init__(self) -> None:
+        self.has_work = False
+        self.state = SimpleNamespace(is_asleep=False)
+        self.events: list[str] = []
+
+    def put(self, event: events.Event) -> None:
+        self.events.append(type(event).__name__)
+        self.state.is_asleep = isinstance(event, events.MachineSleeping) and not self.has_work
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short pauses."""
+    monkeypatch.setattr(power_down, "TELL_S", 0.0)
+    monkeypatch.setattr(power_down, "SUSPEND_S_MAX", 0.3)
+    monkeypatch.setattr(power_down, "GAP_S", 0.2)
+
+
+def suspends(node: IdleNode, command: str) -> list[str]:
+    events_kept: Any = Log()
+    machine: Any = node
+    asyncio.run(PowerDown(1.0, command, machine, node.put, events_kept).sleep())
+    return list(events_kept.states)
+
+
+def test_the_suspend_command_is_run_and_a_machine_that_slept_is_awake_again(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    stop = f"echo 1 >> {ran}; (sleep 0.6; kill -CONT $PPID) & kill -STOP $PPID"
+    code = "import asyncio, sys; sys.path[:0] = sys.argv[2:]; from tests.energy import test_power_down as t; t.in_child(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, stop, *sys.path], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["asleep", "awake"], done.stderr
+    assert ran.read_text() == "1\n"
+
+
+def in_child(command: str) -> None:
+    """In a process of its own, since it is stopped for a while."""
+    for name, value in (("TELL_S", 0.0), ("SUSPEND_S_MAX", 30.0), ("GAP_S", 0.3)):
+        setattr(power_down, name, value)
+    print(*suspends(IdleNode(), command))  # noqa: T201 -- what the test reads
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("command", ["exit 3", "true"])
+def test_a_command_that_does_not_suspend_is_told(command: str) -> None:
+    node = IdleNode()
+    assert suspends(node, command) == ["asleep", "not asleep"]
+    assert node.events == ["MachineSleeping", "MachineWoke"]
+
+
+@pytest.mark.usefixtures("clock")
+def test_work_that_comes_meanwhile_keeps_the_machine_awake(tmp_path: Path) -> None:
+    node, ran = IdleNode(), tmp_path / "ran"
+    put = node.put
+    node.put = lambda event: (put(event), setattr(node, "has_work", True))[0]  # type: ignore[method-assign, func-returns-value]
+    assert suspends(node, f"touch {ran}") == []
+    assert (node.events, ran.exists()) == (["MachineSleeping", "MachineWoke"], False)
+
+
+def test_a_magic_packet_names_the_card_sixteen_times() -> None:
+    packet = power_down.magic_packet("01:23:45:67:89:ab")
+    assert packet == b"\xff" * 6 + bytes.fromhex("0123456789ab") * 16
+    sent: list[tuple[bytes, object]] = []
+
+    class Socket:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def setsockopt(self, *_: object) -> None: ...
+        def sendto(self, data: bytes, to: object) -> None:
+            sent.append((data, to))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("socket.socket", lambda *_: Socket())
+        power_down.Waker("").wake(Profile("y", 1, 1.0, wake=("01:23:45:67:89:ab",)))
+    assert sent == [(packet, ("255.255.255.255", 9))]
+
+
+def test_the_resume_command_is_run_with_the_name_of_the_node(tmp_path: Path) -> None:
+    async def story() -> None:
+        waker = power_down.Waker(f'echo "$PEERLOAD_NODE" > {tmp_path / "woken"}')
+        waker.wake(Profile("y", 1, 1.0))
+        await asyncio.gather(*waker._running)
+
+    asyncio.run(story())
+    assert (tmp_path / "woken").read_text() == "y\n"

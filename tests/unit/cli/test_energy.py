@@ -1,0 +1,64 @@
+"""`peerload energy` and `power`: rows for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from peerload.wire import control
+from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture
+
+ROW = {
+    "node": "ws1", "since": 1.0, "until": 2.0, "joules": 3600.0, "wh": 1.0, "tasks_joules": 1000.0, "other_joules": 600.0,
+    "idle_joules": 2000.0, "gap_s": 0.0, "quality": "measured", "scope": "package", "source": "powercap",
+}  # fmt: skip
+
+
+def task(
+    number: int, user: str, joules: float | None, quality: str = "derived", scope: str = "package"
+) -> dict[str, Any]:
+    usage = {"joules": joules, "energy_quality": quality, "energy_scope": scope}
+    return {"id": f"ws1/{number}", "user": user, "node": "ws2", "started_at": 1.0, "ended_at": 2.0, "usage": usage}
+
+
+def rows(agent: FakeAgent, *words: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in peerload("energy", *words, "--json", agent=agent).stdout.splitlines()]
+
+
+def test_a_row_of_a_node(agent: FakeAgent) -> None:
+    agent.answer("energy", **ROW)
+    assert rows(agent, "--node", "ws1") == [{"v": 1, **ROW}]
+    (asked,) = agent.asked(control.Energy)
+    assert asked.at == "ws1"
+    text = peerload("energy", agent=agent).stdout.decode().splitlines()[1]
+    assert text.split() == ["ws1", "3600", "1", "1000", "600", "2000", "0.0s", "measured", "package", "powercap"]
+
+
+def test_a_row_of_each_node_that_is_alive(agent: FakeAgent) -> None:
+    agent.answer("energy", **ROW)
+    names = (("ws1", "alive", True), ("ws2", "alive", False), ("ws3", "dead", False))
+    agent.answer("nodes", nodes=[{"node": name, "state": state, "self": is_self} for name, state, is_self in names])
+    assert len(rows(agent, "--node")) == 2
+    assert [asked.at for asked in agent.asked(control.Energy)] == ["", "ws2"]
+
+
+def test_what_is_not_known_is_not_zero(agent: FakeAgent) -> None:
+    agent.answer("energy", node="ws1", **dict.fromkeys(list(ROW)[1:]))
+    text = peerload("energy", agent=agent).stdout.decode().splitlines()[1]
+    assert text.split() == ["ws1", *"-" * 9]
+
+
+def test_tasks_and_users(agent: FakeAgent) -> None:
+    ended = [
+        task(1, "ann", 10.0),
+        task(2, "bob", 5.0),
+        task(3, "ann", 7.0, "estimated", "package+gpu"),
+        task(4, "ann", None),
+    ]
+    agent.answer("history", tasks=ended, truncated=False)
+    assert [(row["task"], row["joules"]) for row in rows(agent, "--task")] == [
+        ("ws1/1", 10.0), ("ws1/2", 5.0), ("ws1/3", 7.0), ("ws1/4", None),
+    ]  # fmt: skip
+    ann, bob = rows(agent, "--user")
+    assert (ann["user"], ann["joules"], ann["quality"], ann["scope"]) == ("ann", 17.0, "estimated", "package+gpu")
+    assert (bob["joules"], bob["quality"]) == (5.0, "derived")

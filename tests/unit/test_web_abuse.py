@@ -1,0 +1,135 @@
+"""The web server under viewers that do not read, too many of them, tokens in URLs, and a date that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from peerload.web import http
+from peerload.web.access import SESSION_S, Right
+from peerload.web.http import HttpServer, Response
+from tests.unit.test_web import FakeAgent, access_in, bearer, request, routes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def serving(answer: Callable[[Any], Awaitable[Response]], scenario: Callable[[str], Awaitable[None]]) -> None:
+    """Run the scenario with the path of a server that answers so."""
+
+    async def run(path: str) -> None:
+        server = HttpServer(answer)
+        listener = await asyncio.start_unix_server(server.serve(is_local=True), path)
+        try:
+            await scenario(path)
+        finally:
+            listener.close()
+            await server.close()
+
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="pl-") as directory:  # the path of a socket is short
+        asyncio.run(run(str(Path(directory) / "s")))
+
+
+def test_a_viewer_that_never_reads_is_cut_off_and_its_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "UNREAD_S_MAX", 0.2)
+    ended = asyncio.Event()
+    sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        try:
+            while True:
+                sent += 1
+                yield bytes(1 << 16)
+        finally:
+            ended.set()
+
+    async def answer(_: Any) -> Response:
+        return Response(200, "text/event-stream", pieces=pieces())
+
+    async def scenario(path: str) -> None:
+        _, writer = await asyncio.open_unix_connection(path, limit=1)
+        writer.write(GET)
+        await ended.wait()
+        assert sent < 100, "what it does not read is not kept for it"
+        writer.close()
+
+    serving(answer, scenario)
+
+
+def test_of_a_thousand_connections_some_are_served_and_the_others_closed() -> None:
+    async def answer(_: Any) -> Response:
+        return Response(200, "text/plain", b"here")
+
+    async def scenario(path: str) -> None:
+        links = [await asyncio.open_unix_connection(path) for _ in range(1000)]
+        closed = 0
+        for reader, _ in links[http.CONNECTIONS_MAX :]:
+            closed += await reader.read() == b""
+        assert closed == 1000 - http.CONNECTIONS_MAX
+        reader, writer = links[0]
+        writer.write(GET)
+        assert b" 200 " in await reader.readline()
+        for _, one in links:
+            one.close()
+        line = b""
+        while b" 200 " not in line:  # until the server has noticed
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(GET)
+            line = await reader.readline()
+            writer.close()
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4096:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    serving(answer, scenario)
+
+
+def test_a_token_in_a_url_gives_no_right_and_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    token = bearer(tmp_path, Right.ACT).partition(" ")[2]
+    agent = FakeAgent()
+    served = routes(tmp_path, agent)
+    answers = [
+        asyncio.run(served.answer(request(f"/metrics?token={token}"))),
+        asyncio.run(served.answer(request(f"/login?code={token}"))),
+        asyncio.run(served.answer(request(f"/{token}?x={token}"))),
+    ]
+    assert [answer.status for answer in answers] == [401, 403, 401]
+    assert token not in "".join(str(answer) for answer in answers) + caplog.text
+    assert not agent.asked
+
+    async def bug(_: Any) -> Response:
+        raise ValueError("a bug")
+
+    async def scenario(path: str) -> None:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"GET /metrics?token=" + token.encode() + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 500 " in await reader.readline()
+        writer.close()
+
+    serving(bug, scenario)
+    assert "request failed" in caplog.text
+    assert token not in caplog.text
+
+
+def test_a_date_that_jumps_signs_nobody_in_and_codes_do_not_mind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = access_in(tmp_path)
+    cookie = access.cookie_for(Right.ACT)[1].partition(";")[0]
+    code, real = access.new_code(Right.LOOK), time.time
+    monkeypatch.setattr("peerload.web.access.time.time", lambda: real() + SESSION_S + 1)
+    assert access.right_of(request("/", cookie=cookie)) is Right.NOTHING
+    assert access.take_code(code) is Right.LOOK
+    monkeypatch.setattr("peerload.web.access.time.time", lambda: 1.0)
+    assert access.right_of(request("/", cookie=cookie)) is Right.ACT
