@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-web docs-sentences recording bench bench-guard bench-peers energy theory golden lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo docs docs-web docs-sentences comparison recording bench bench-guard bench-peers energy theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 6
@@ -93,6 +93,9 @@ docs: setup  ## write what is generated in docs/: usage and flags of cli.md, the
 
 docs-web: setup  ## write docs/web.png, the picture of the web page (PICTURES=DIRECTORY: also narrow and dark)
 	@.venv/bin/python -m tests.docs_web $(PICTURES)
+
+comparison: setup  ## measure every preset and baseline, in about half an hour: docs/comparison.md and its figure (SCALE=1000 JOBS=2)
+	@.venv/bin/python -m tests.comparison --jobs $(JOBS) $(if $(SCALE),--scale $(SCALE))
 
 docs-sentences: setup  ## list sentences of the user pages that begin with a relative clause, to be read
 	@.venv/bin/python -m tests.docs_sentences

@@ -422,7 +422,7 @@ class Daemon:
             attach=attach,
             tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
             events=EventRequests(reads, task_ids, access, config.node),
-            why=WhyRequest(node, store, task_ids, decisions, cluster_view),
+            why=WhyRequest(node, store, task_ids, decisions, cluster_view, environments),
             usage=LiveUsage(node, launcher, task_ids, energy),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
             status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),

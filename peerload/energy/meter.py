@@ -65,18 +65,28 @@ class Integral(msgspec.Struct):
     watts: float = 0.0
     read_s: float = -math.inf
     at_s: float | None = None
+    joules: float = 0.0
+    gap_s: float = 0.0
 
     def read(self, at_s: float, watts: float) -> None:
         """Take a reading of the sensor."""
+        self._advance(at_s)
         self.watts, self.read_s = watts, at_s
 
     def take(self, at_s: float) -> Counted:
         """Joules since this was last asked."""
-        before_s, self.at_s = self.at_s, at_s
-        if before_s is None or at_s <= before_s:
-            return Counted()
-        known_s = min(max(self.read_s + HOLD_S - before_s, 0.0), at_s - before_s)
-        return Counted(self.watts * known_s, at_s - before_s - known_s)
+        self._advance(at_s)
+        told = Counted(self.joules, self.gap_s)
+        self.joules = self.gap_s = 0.0
+        return told
+
+    def _advance(self, at_s: float) -> None:
+        before_s = at_s if self.at_s is None else self.at_s
+        if at_s >= before_s:
+            known_s = min(max(self.read_s + HOLD_S - before_s, 0.0), at_s - before_s)
+            self.joules += self.watts * known_s
+            self.gap_s += at_s - before_s - known_s
+            self.at_s = at_s
 
 
 class IdlePower(msgspec.Struct):

@@ -14,6 +14,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from peerload.sim.outcome import outcome
+from peerload.sim.replication import CONTROL
 from peerload.sim.scenario import Scenario, play, tasks_for
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def run(
             }
             row |= {"replications": replications, "stable": found.is_stable, "warnings": "; ".join(found.warnings)}
             for name, interval in found.metrics.items():
-                row |= {name: interval.value, f"{name}_ci95": interval.half}
+                if name != CONTROL:
+                    row |= {name: interval.value, f"{name}_ci95": interval.half}
             table.append(row)
     keys = dict.fromkeys(key for row in table for key in row)
     return Table({key: row.get(key) for key in keys} for row in table)

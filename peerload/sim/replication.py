@@ -35,6 +35,9 @@ many times their mean while it was measured, or than this many for each slot."""
 STEPS = 100
 """Steps in which a stretch of tasks is played: between them progress is told and unfinished tasks are counted."""
 
+CONTROL = "surplus_work"
+"""Metric whose mean is known to be 0: the work that arrived, less what the rates promised for that time, for each task. What it
+explains of another metric is chance that can be taken out (control variate)."""
 PROBES = (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES)
 TRANSFERS = (metrics.TRANSFERS, metrics.TASKS_RETURNED)
 
@@ -125,7 +128,10 @@ class Replication:
         self.cut_off = 0
         """Measured tasks that have not begun when everything ends: they count with their age."""
         self._slots = sum(setup.slots)
-        self._arrivals = setup.arrivals(random.Random(f"{seed} workload"))  # noqa: S311 -- a seeded simulation
+        self._work_s, self._offered = 0.0, 0.0
+        if setup.recorded is None and setup.modulation is None and not setup.classes:
+            self._offered = sum(setup.rates) * setup.mean_service_s
+        self._arrivals = self._summed(setup.arrivals(random.Random(f"{seed} workload")))  # noqa: S311 -- a seeded simulation
         self._left = 0
 
     def _ended(self, task: CompletedTask) -> None:
@@ -135,6 +141,11 @@ class Replication:
         self.remote[number] = task.node != task.home
         self.homes[number] = self._numbers[task.home]
         self._left -= number <= self.last
+
+    def _summed(self, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
+        for arrival in arrivals:
+            self._work_s += arrival.service_s
+            yield arrival
 
     def play(self, tasks: int) -> None:
         """Run this many more arrivals."""
@@ -197,6 +208,7 @@ class Replication:
     def counts(self) -> dict[str, float]:
         """All counters and areas so far."""
         counts: dict[str, float] = {**self.cluster.counts(), "messages": self.cluster.messages}
+        counts |= {"work": self._work_s, "offered": self._offered * self.cluster.now_s}
         if self.watch is not None:
             self.watch.count_until(self.cluster.now_s)
             counts["slots"] = self.watch.total
@@ -294,6 +306,8 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
         "messages_per_task": grown("messages") / tasks,
         "announcements_per_task": grown(metrics.ANNOUNCEMENTS, metrics.REQUESTS_BROADCAST) / tasks,
     }
+    if grown("offered") > 0:
+        values[CONTROL] = (grown("work") - grown("offered")) / tasks
     if "slots" in after:
         slots = grown("slots")  # 0 if no time has passed
         values["idle_while_waiting"] = grown("slots idle while waiting") / slots if slots else 0.0

@@ -16,6 +16,8 @@ T_OF_FEW = {1: 12.7062, 2: 4.3027}
 """Values of Student's t for which the expansion is too inexact."""
 
 
+CONTROLLED_MIN = 10
+"""Batches below which no control variate is used."""
 INDEPENDENT_MIN = 3.0
 """Independent batches below which a run is too short to tell an interval."""
 
@@ -80,6 +82,26 @@ def batch_half_width(runs: Sequence[Sequence[float]]) -> float:
     if independent < INDEPENDENT_MIN:
         return math.inf
     return student_t(max(int(independent - 1), 1)) * stdev(values) / math.sqrt(independent)
+
+
+def controlled(runs: Sequence[Sequence[float]], controls: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Take out of the batches of independent runs what a control variate of mean 0 explains (``controls``: its value in each
+    batch). How much follows from the other runs, so that the mean stays unbiased; nothing if these have too few batches."""
+    found = []
+    for which, (run, errors) in enumerate(zip(runs, controls, strict=True)):
+        pairs = [
+            pair
+            for other in range(len(runs))
+            if other != which
+            for pair in zip(runs[other], controls[other], strict=True)
+        ]
+        slope = 0.0
+        if len(pairs) >= CONTROLLED_MIN:
+            mean, middle = (fmean(one) for one in zip(*pairs, strict=True))
+            square = sum((error - middle) ** 2 for _, error in pairs)
+            slope = sum((value - mean) * (error - middle) for value, error in pairs) / square if square else 0.0
+        found.append([value - slope * error for value, error in zip(run, errors, strict=True)])
+    return found
 
 
 def intervals(samples: Sequence[Sample]) -> dict[str, Interval]:

@@ -4,7 +4,6 @@ size, number and time; a client that does not read what it asked for is cut off.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http
 import json
 import logging
@@ -213,8 +212,7 @@ class _Connection:
         finally:
             for task in (sender, gone):
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await sender
+            await asyncio.gather(sender, gone, return_exceptions=True)  # the next request is read by another
 
     async def _send_pieces(self, pieces: AsyncIterator[bytes]) -> None:
         try:

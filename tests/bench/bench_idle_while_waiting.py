@@ -46,6 +46,11 @@ def bursts(tasks: int, seed: int) -> list[Job]:
     return jobs
 
 
+def _is_live(name: str) -> bool:
+    """True unless only the simulator can play this preset."""
+    return not registry.build_preset(*registry.preset_source(name).tables()).is_central
+
+
 def one_preset(name: str, tasks: int, rounds: int) -> dict[str, list[float]]:
     """All rounds of one preset, each with bursts of its own."""
     told: dict[str, list[float]] = {"idle_while_waiting": [], "mean_response_s": [], "makespan_s": [], "transfers": []}
@@ -74,7 +79,7 @@ def main() -> int:
         tasks=(int, TASKS, "how many (default: %(default)s)"),
         preset=(str, "", "this one only"),
     )
-    chosen = (options.preset,) if options.preset else registry.presets()
+    chosen = (options.preset,) if options.preset else tuple(filter(_is_live, registry.presets()))
     flushed_s = flush_us() / 1e6
     text = [
         f"{options.tasks} tasks of {LENGTH_S[0] * 1000:g} to {LENGTH_S[1] * 1000:g} ms in bursts at 2 of {NODES} nodes"

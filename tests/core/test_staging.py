@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from peerload.core.explain import holding_reason
 from peerload.model import actions, events, messages
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement
@@ -150,6 +151,14 @@ def test_a_task_whose_environment_cannot_be_built_goes_elsewhere_until_nobody_is
     assert sorted(tried) == ["y", "z"]
     record = x.done(actions.TaskChanged).record
     assert (record.state, record.reason) == (TaskState.FAILED, "environment: no wheel")
+
+
+def test_why_says_where_an_environment_is_being_built() -> None:
+    x, name, uid = offering()
+    x.hear("y", messages.Staging(name, uid, 1, builds=True))
+    assert holding_reason(x.node.home.tasks[uid]) == "its environment is being built on y"
+    x.hear("y", messages.Staging(name, uid, 1, 5 << 20, 10 << 20))
+    assert holding_reason(x.node.home.tasks[uid]) == "its files are on their way to y: 5.0 of 10.0 MiB"
 
 
 def test_a_task_whose_environment_cannot_be_built_at_home_goes_elsewhere() -> None:

@@ -49,6 +49,7 @@ class Machine:
         self.ledger = self.x.node.ledger
         self.x.node.own_profile.change(power=curve)
         self.is_silent = False
+        self.own_before_s = 0.0  # own cores are counted from the start of an agent
         self.put: list[Any] = []
         self.start()
 
@@ -179,6 +180,42 @@ def test_estimates_go_on_after_a_kill(tmp_path: Path) -> None:
     assert machine.told()["joules"] > before > 0
 
 
+def test_an_estimate_goes_on_after_a_kill(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        await machine.sample()
+        for _ in range(5):
+            machine.passes(SAMPLE_S, other_cores=3.0)
+            await machine.sample()
+        machine.start()
+        machine.own_before_s = machine.busy_s
+        machine.passes(SAMPLE_S, other_cores=3.0)
+        await machine.sample()
+        assert machine.told()["joules"] == pytest.approx(6 * SAMPLE_S * (IDLE_W + 3 * CORE_W))
+
+    asyncio.run(run())
+
+
+def test_readings_of_power_say_nothing_of_the_time_before_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.chip(0, "power_meter", 50.0)
+        for _ in range(6):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        machine.passes(20.0)
+        machine.start()
+        for _ in range(2):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        node = machine.told()
+        assert node["source"] == "hwmon"
+        assert node["joules"] == pytest.approx((4 + 1) * SAMPLE_S * 50.0)
+        assert node["gap_s"] == pytest.approx(2 * SAMPLE_S + 20.0)
+
+    asyncio.run(run())
+
+
 def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: Path) -> None:
     async def run() -> None:
         machine = Machine(tmp_path)
@@ -204,6 +241,7 @@ def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: 
             machine.passes(SAMPLE_S)
             await machine.sample()
         assert machine.agent.power()["source"] == "powercap"
+        assert machine.told()["gap_s"] == pytest.approx(10.0 + SAMPLE_S)  # the first reading counts nothing
 
     asyncio.run(run())
 

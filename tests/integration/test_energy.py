@@ -62,12 +62,8 @@ def test_an_agent_counts_what_is_drawn_over_wraps_and_a_kill() -> None:
         assert joules == pytest.approx(seconds * WATTS, abs=2 * 2.5 * WATTS)
         parts = told["tasks_joules"] + told["other_joules"] + told["idle_joules"]
         assert parts == pytest.approx(told["joules"], rel=1e-6)
-        assert (told["quality"], told["scope"], told["source"], told["gap_s"]) == (
-            "measured",
-            "package",
-            "powercap",
-            0.0,
-        )
+        assert (told["quality"], told["scope"], told["source"]) == ("measured", "package", "powercap")
+        assert told["gap_s"] < 0.5  # between the first two looks at the counter
         for task in tasks:
             usage = agent.show(task)["usage"]
             assert usage["joules"] > 0

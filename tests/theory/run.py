@@ -2,7 +2,7 @@
 
 FILE holds ``{"cases": [{"id", "params", …}, …]}``; the result is ``{id: {metric: [value, 95 % half width]}}``. The
 budget is the time of the whole run; all processors work on it. Every case gets its share, and then those more whose
-intervals are widest, until they are narrow enough. Cases that cannot be
+intervals are nearest to narrow enough, until they are. What the arrivals explain of a mean is taken out (control variate). Cases that cannot be
 played yet are named, with the reason, and left out.
 """
 
@@ -22,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from peerload.sim.statistics import Sample, batch_half_width, half_width
+from peerload.sim.replication import CONTROL, WARM_UP_S
+from peerload.sim.statistics import Sample, batch_half_width, controlled, half_width
 from tests.theory.mapping import NotYet, Parameters, setup_of
 from tests.theory.replicate import replicate
 
@@ -36,25 +37,44 @@ FIRST_SHARE = 0.5
 """Of the time for the first replication of every case; the rest goes where the intervals are widest."""
 AIMS = {"mean_response": 0.01, "p99": 0.05}
 """A case is done when the half widths of these are within such a share of the value."""
+MORE, WIDE_MAX = 1.2, 30.0
+"""More time than is probably lacking, since that is a guess; how much too wide an interval counts at most (it may be infinite)."""
 GROWS = 1.5
 """Responses at the end are so many times those at the start where a system is not stable."""
 REPLICATION_S_MIN = 3.0
 """With less time left no further replication is begun."""
 PLAYED_SHARE = 0.8
 """Of the wall time of a replication, for the tasks that were asked for: its process starts before, its last tasks end after."""
+CONTROLLED = (
+    "mean_response",
+    "mean_wait",
+    "p50",
+    "p95",
+    "p99",
+    "unfinished",
+    "mean_response_executed_at_origin",
+    "mean_response_executed_remotely",
+)
+"""Metrics from which the chance of the arrivals is taken out."""
 METRICS_OF_THE_WHOLE = ("first_tenth_mean_response", "last_tenth_mean_response")
 
 
 def combine(samples: list[Sample]) -> dict[str, list[float]]:
     """metric → [mean of the replications, half width of the 95 % interval from the spread of all batches]."""
     combined: dict[str, list[float]] = {}
-    for metric in samples[0].values:
+    for metric in (name for name in samples[0].values if name != CONTROL):
         value = fmean(sample.values[metric] for sample in samples if metric in sample.values)
         if metric in METRICS_OF_THE_WHOLE:
             half = half_width([sample.values[metric] for sample in samples])
         else:
             known = [sample for sample in samples if metric in sample.values]
-            half = batch_half_width([sample.batches.get(metric) or [sample.values[metric]] for sample in known])
+            batches = [sample.batches.get(metric) or [sample.values[metric]] for sample in known]
+            if metric in CONTROLLED:
+                errors = [sample.batches.get(CONTROL, []) for sample in known]
+                if all(len(run) == len(of_run) for run, of_run in zip(batches, errors, strict=True)):
+                    plain, batches = batches, controlled(batches, errors)
+                    value += fmean(one for run in batches for one in run) - fmean(one for run in plain for one in run)
+            half = batch_half_width(batches)
         combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
@@ -141,13 +161,31 @@ class _Run:
             cpu_s = min(self._first_s * weight(self._cases[case]), max(left_s, 0.0))
         else:
             open_ = [case for case in self._cases if self._begun[case] < limits(self._cases[case])[1]]
-            needs = {case: need(self.samples[case], self._begun[case] - len(self.samples[case])) for case in open_}
-            case = max(open_, key=needs.__getitem__, default="")
-            if not case or needs[case] <= 1.0 or left_s < REPLICATION_S_MIN:
+            lacking = {case: self._lacking_s(case) for case in open_}
+            wanting = [case for case in open_ if lacking[case] > 0]
+            case = min(wanting, key=lacking.__getitem__, default="")
+            if not case or left_s < REPLICATION_S_MIN:
                 return None
-            cpu_s = left_s
+            cpu_s = min(left_s, max(lacking[case], self._settled_s(case), self._spent_s(case) / 2) * MORE)
         self._begun[case] += 1
         return case, self._cases[case], self._seed + self._begun[case] - 1, limits(self._cases[case])[0], cpu_s
+
+    def _lacking_s(self, case: str) -> float:
+        """Processor time that it probably takes until the intervals of a case are narrow enough: those that are nearest get theirs
+        first, so that most cases have it in the end. 0: they are, or nothing is known yet."""
+        samples = self.samples[case]
+        wide = need(samples, self._begun[case] - len(samples))
+        return max(min(wide, WIDE_MAX) ** 2 - 1, 0.0) * self._spent_s(case)
+
+    def _spent_s(self, case: str) -> float:
+        return sum(sample.cpu_s for sample in self.samples[case])
+
+    def _settled_s(self, case: str) -> float:
+        """Processor time of the shortest replication that settles."""
+        samples = self.samples[case]
+        rate = sum(setup_of(self._cases[case]).rates)
+        each_s = self._spent_s(case) / max(sum(sample.tasks for sample in samples), 1)
+        return 4 * WARM_UP_S * rate * each_s / PLAYED_SHARE
 
     def play(self) -> None:
         """As long as there is time and somebody needs it."""

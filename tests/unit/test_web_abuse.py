@@ -66,6 +66,23 @@ def test_a_viewer_that_never_reads_is_cut_off_and_its_stream_ends(monkeypatch: p
     serving(answer, scenario)
 
 
+def test_a_request_after_a_stream_on_the_same_connection_is_answered() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"all"
+
+    async def answer(_: Any) -> Response:
+        return Response(200, "text/event-stream", pieces=pieces())
+
+    async def scenario(path: str) -> None:
+        reader, writer = await asyncio.open_unix_connection(path)
+        for _ in range(3):
+            writer.write(GET)
+            assert (await reader.readuntil(b"\r\n0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    serving(answer, scenario)
+
+
 def test_of_a_thousand_connections_some_are_served_and_the_others_closed() -> None:
     async def answer(_: Any) -> Response:
         return Response(200, "text/plain", b"here")

@@ -113,6 +113,10 @@ class Environments:
         """True if an attempt needs no environment, or has it."""
         return action.spec.lock is None or (action.key in self._uses and self._is_built(self._uses[action.key]))
 
+    def prepares(self, key: str) -> bool:
+        """True if an attempt waits for its environment."""
+        return key in self._staging
+
     def offered(self, action: StageFiles) -> None:
         """Bring environment and files of an offered attempt here, then tell the core."""
         if action.spec.lock is None:
@@ -123,9 +127,9 @@ class Environments:
     async def _stage_offered(self, action: StageFiles) -> None:
         work = asyncio.ensure_future(self._prepare(action))
         try:
-            while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
-                told = Staging(action.task, action.uid, action.attempt, builds=True)
-                self._links.send(action.home, told)
+            while not work.done():
+                self._links.send(action.home, Staging(action.task, action.uid, action.attempt, builds=True))
+                await asyncio.wait({work}, timeout=TELL_EVERY_S)
             work.result()
         except (PeerloadError, OSError, TimeoutError) as error:
             code = error.code if isinstance(error, BuildFailed) else "busy"
@@ -177,10 +181,11 @@ class Environments:
                 await asyncio.shield(build.work)
             finally:
                 build.waiting -= 1
-                if not build.waiting:
+                if not build.waiting and not build.work.done():
                     build.work.cancel()
+                    del self._builds[plan.key]  # who comes now begins another
         except BaseException:
-            self.forget(action.key)
+            self._unuse(action.key)
             raise
 
     async def _plan(self, lock: EnvironmentLock) -> Plan | str:
@@ -196,8 +201,12 @@ class Environments:
         if why and time.monotonic() - failed_s < FAILED_S:
             raise BuildFailed(why)
         build = self._builds[plan.key] = _Build(asyncio.get_running_loop().create_task(self._build(plan, action)))
-        build.work.add_done_callback(lambda _: self._builds.pop(plan.key))
+        build.work.add_done_callback(lambda _: self._ended(plan.key, build))
         return build
+
+    def _ended(self, key: str, build: _Build) -> None:
+        if self._builds.get(key) is build:
+            del self._builds[key]
 
     # -- the builder ---------------------------------------------------------------------------------------------------
 
@@ -324,6 +333,10 @@ class Environments:
 
     def forget(self, attempt: str) -> None:
         """An attempt needs its environment no longer."""
+        self.ended_early(attempt)
+        self._unuse(attempt)
+
+    def _unuse(self, attempt: str) -> None:
         if self._uses.pop(attempt, None) is not None:
             (self._noted / attempt).unlink(missing_ok=True)
 

@@ -281,8 +281,12 @@ class Spool:
             os.lstat(path)
         except OSError:  # most tasks have none
             return False
-        self._dropped.mkdir(mode=0o700, exist_ok=True)
-        os.rename(path, self._dropped / f"{key}.{secrets.token_hex(4)}")  # noqa: PTH104 -- quick
+        try:
+            self._dropped.mkdir(mode=0o700, exist_ok=True)
+            os.rename(path, self._dropped / f"{key}.{secrets.token_hex(4)}")  # noqa: PTH104 -- quick
+        except OSError:  # the disk is full, or its task has made the directory read-only
+            remove(self._scratch / key)
+            return False
         return True
 
     def remove_dropped(self) -> None:

@@ -27,6 +27,7 @@ from peerload.model.task import how_it_ended
 if TYPE_CHECKING:
     from peerload.agent.control.core_requests import Decisions
     from peerload.agent.control.task_ids import TaskIds
+    from peerload.agent.files.environments import Environments
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.views.agent import ClusterView
     from peerload.core.node import Node
@@ -64,6 +65,7 @@ class WhyRequest:
     _task_ids: TaskIds
     _decisions: Decisions
     _cluster: ClusterView
+    _environments: Environments
 
     async def explain(self, ref: str) -> dict[str, object]:
         """Explain one task or an array. Raises NoSuchTask, BadRequest for an invalid id."""
@@ -83,6 +85,9 @@ class WhyRequest:
         told = self._describe(record, spec)
         if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_reason(task)):
             told["says"] = uncollected_reason(task) or holding_reason(task)
+        if task is not None and self._environments.prepares(task.key):
+            told["says"] = f"its environment is being built on {self._node.state.node}"
+            told["staging"] = {"done_bytes": 0, "size_bytes": 0, "builds": True}
         return told | self._waiting(task) if task is not None and is_waiting(task) else told
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:

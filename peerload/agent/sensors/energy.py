@@ -82,6 +82,9 @@ class Kept(msgspec.Struct):
     at_s: float = 0.0
     machine_s: float = 0.0
     own_s: float = 0.0
+    joules: float = 0.0
+    """Read since then; gap_s alike."""
+    gap_s: float = 0.0
     book: Book = msgspec.field(default_factory=Book)
     counters: dict[str, Counter] = {}
     cards: dict[str, Counter] = {}
@@ -183,7 +186,7 @@ class EnergySensors:
         self._kept = self._restored()
         self._sampled_s = self._kept.at_s
         self._samples = 0
-        self._joules = self._gap_s = 0.0
+        self._joules, self._gap_s = self._kept.joules, self._kept.gap_s
         self._used_sources: dict[Source, None] = {}
         self._cards: dict[str, Part] = {}
         self._bucket: Totals | None = None
@@ -195,9 +198,9 @@ class EnergySensors:
         kept, boot = self._store.kept(), machine_boot_id()
         if kept.boot != boot:
             return Kept(boot, self._now().boot_s, -1.0, -1.0, idle=kept.idle)
-        kept.own_s = 0.0  # counted since the start of the agent
         self._counters.counters = kept.counters
-        self._counters.known_s = self._now().boot_s
+        if kept.counters:  # they go on
+            self._counters.known_s = self._now().boot_s
         self.command.goes_on_from(kept.at_s)
         self._hwmon.goes_on_from(kept.at_s)
         return kept
@@ -214,6 +217,11 @@ class EnergySensors:
         """Take a sample. machine_s: processor seconds of all cores so far; own_s: of those that this node may use."""
         if self._kept.machine_s < 0:
             self._kept.machine_s, self._kept.own_s = machine_s, own_s
+            self._kept.at_s = self._sampled_s = self._now().boot_s  # the accounts begin here
+        elif (
+            not self._samples
+        ):  # it counts from the start of this agent; before, whatever ran may have been on these cores
+            self._kept.own_s = own_s - max(machine_s - self._kept.machine_s, 0.0)
         self._samples += 1
         keys = list(self._node.ledger.running)
         every = SCAN_EVERY if self._launcher.units == "bare" else 1
@@ -261,8 +269,8 @@ class EnergySensors:
         else:
             joules, gap_s = self.curve.watts_at(busy) * passed_s, 0.0
         if before is not self._active:
-            self._active.told(at_s, 0.0, 0.0)
-            if before is not self._model:
+            gap_s = max(gap_s, 0.0 if joules else passed_s)  # it counts from here on
+            if not before.is_alive(at_s):
                 log.warning(
                     "power sensor is silent: source=%s reason=%s now=%s", before.name, before.why, self._active.name
                 )
@@ -399,7 +407,7 @@ class EnergySensors:
 
     async def _keep(self) -> None:
         kept = self._kept
-        kept.counters = self._counters.counters
+        kept.counters, kept.joules, kept.gap_s = self._counters.counters, self._joules, self._gap_s
         totals, keep_since = self._bucket, 0.0
         if totals is not None and totals.until - totals.since >= BUCKET_S:
             self._bucket = None

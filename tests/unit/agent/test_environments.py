@@ -17,7 +17,7 @@ from peerload.agent.output.spool import Spool
 from peerload.environments import builders
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 from peerload.files.store import BlockStore
-from peerload.model.actions import SpawnTask
+from peerload.model.actions import SpawnTask, StageFiles
 from peerload.model.events import LauncherReady, TaskEnded, TaskLost
 from peerload.model.task import EnvironmentLock, Exit, TaskSpec
 
@@ -46,10 +46,12 @@ class Lab:
         files: Any = SimpleNamespace(store=store, bring_manifest=self._bring)
         config: Any = SimpleNamespace(state=str(state), mode="user", files=SimpleNamespace(build_s_max=3600.0))
         log: Any = SimpleNamespace(record=lambda _, state, **__: self.told.append(state))
-        nobody: Any = None
+        self.answered: list[Any] = []
+        links: Any = SimpleNamespace(send=lambda *_: None)
+        inbox: Any = SimpleNamespace(put=self.answered.append)
         self.looks = 0
         monkeypatch.setattr(builders, "plan_of", self._plan_of)
-        self.made = Environments(config, files, launcher, self.spool, nobody, nobody, log)
+        self.made = Environments(config, files, launcher, self.spool, links, inbox, log)
 
     def _plan_of(self, lock: EnvironmentLock, _: str) -> builders.Plan:
         self.looks += 1
@@ -100,6 +102,7 @@ def test_all_tasks_of_a_lock_wait_for_one_build_and_later_ones_for_none(played: 
     async def story(lab: Lab) -> None:
         waiting = [lab.prepare(number) for number in range(32)]
         key = await lab.builder()
+        assert lab.made.prepares("a31")
         directory = Path(os.fsdecode(lab.spawned[key].spec.directory))
         assert (directory / "lock/requirements.txt").read_bytes() == LINES
         assert (directory.parent / "client/cloudpickle").is_dir()
@@ -108,6 +111,7 @@ def test_all_tasks_of_a_lock_wait_for_one_build_and_later_ones_for_none(played: 
         lab.ends(key)
         await asyncio.gather(*waiting)
         await lab.prepare(99)
+        assert not lab.made.prepares("a31")
         assert lab.looks == 1
         assert (len(lab.spawned), lab.told) == (1, ["building", "built"])
         (kept,) = lab.made.usage()
@@ -151,6 +155,25 @@ def test_a_build_that_nobody_waits_for_is_ended(played: Play) -> None:
         lab.did.clear()
         assert lab.made.heard(TaskEnded(key, Exit(137)))
         assert lab.did == [("forget", key)]
+
+    played(story)
+
+
+def test_an_offer_that_is_withdrawn_ends_its_build_and_the_next_begins_another(played: Play) -> None:
+    async def story(lab: Lab) -> None:
+        lab.made.offered(StageFiles("g1", "n2/1", bytes(16), 1, "n2", TaskSpec((b"true",), b"/", lock=LOCK)))
+        key = await lab.builder()
+        assert lab.made.prepares("g1")
+        lab.made.forget("g1")
+        assert await lab.killed.get() == key
+        again = lab.prepare(2)
+        second = await lab.builder()
+        assert second != key
+        lab.made.heard(TaskEnded(key, Exit(137)))
+        lab.ends(second)
+        await again
+        assert not lab.made.prepares("g1")
+        assert lab.answered == []
 
     played(story)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -171,3 +173,17 @@ def test_dropping(tmp_path: Path) -> None:
     spool.remove_dropped()
     assert not any(scratch.parent.iterdir())
     assert spool.directory.is_dir()
+
+
+def test_a_scratch_directory_that_cannot_be_put_aside_is_removed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    spool = Spool(tmp_path)
+    scratch = spool.make_scratch(KEY)
+    (scratch / "file").write_text("x")
+    monkeypatch.setattr(os, "rename", full)
+    assert not spool.drop_scratch(KEY)
+    assert not scratch.exists()

@@ -16,6 +16,7 @@ from peerload.cli.doctor import agent, broker, cluster, machine
 from peerload.cli.doctor.broker import BrokerProbe
 from peerload.cli.doctor.facts import Check, DoctorInput, Finding
 from peerload.cli.verbs import doctor
+from peerload.model.config import AgentConfig, HooksSettings
 from tests.each import each
 from tests.support import cluster_of
 
@@ -343,3 +344,20 @@ def test_a_broker_of_this_machine_that_holds_small_messages_back(
     put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
     found = cluster.broker(facts)
     assert (found.result, "set_tcp_nodelay" in found.fix) == (result, result == "warn")
+
+
+def test_hooks_need_a_secret_of_their_own_and_a_program_for_mail(facts: DoctorInput, tmp_path: Path) -> None:
+    def found(**settings: Any) -> Finding:
+        hooks = HooksSettings(**settings)
+        facts.config = AgentConfig(node="n", state="s", socket="s", hooks=hooks)
+        return agent.hooks(facts)
+
+    assert found().result == "skip"
+    secret = tmp_path / "secret"
+    assert found(on_end=("true",), secret_file=str(secret)).result == "fail"
+    secret.touch(0o644)
+    assert found(on_end=("true",), secret_file=str(secret)).result == "warn"
+    secret.chmod(0o600)
+    assert found(on_end=("https://host/TOKEN",), secret_file=str(secret)).result == "ok"
+    lost = found(on_fail=("mail:a@b",), sendmail="/nowhere/sendmail")
+    assert (lost.result, "/nowhere/sendmail" in lost.says) == ("fail", True)

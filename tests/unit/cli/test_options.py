@@ -3,6 +3,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
+from argparse import ArgumentTypeError
 
 import pytest
 
@@ -229,3 +231,13 @@ def test_each_verb_shows_its_help(verb: str) -> None:
     with pytest.raises(SystemExit) as ended:
         load(verb)(["--help"])
     assert not ended.value.code
+
+
+def test_an_instant_is_in_so_long_a_time_of_day_or_a_date() -> None:
+    now = time.time()
+    assert options.instant("8h") == pytest.approx(now + 8 * 3600, abs=60)
+    assert now < options.instant("06:00") <= now + 86_400 + 3600
+    assert options.instant("2130-01-31T06:00Z") == 5_051_743_200.0
+    for text in ("2001-01-31T06:00Z", "soon", "25:00", "12"):
+        with pytest.raises(ArgumentTypeError):
+            options.instant(text)

@@ -248,7 +248,7 @@ def test_a_command_that_works_counts() -> None:
     asyncio.run(sensor.ask())
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert (sensor.watts, sensor.why, sensor.is_alive(now_s)) == (90.0, "", True)
-    assert sensor.take(now_s) == (0.0, 0.0)
+    assert sensor.take(now_s).gap_s == 0.0
     assert sensor.take(now_s + 10.0).joules == pytest.approx(900.0)
     assert sensor.take(now_s + 1010.0).gap_s == pytest.approx(1000.0 - 25.0, abs=1.0)
 

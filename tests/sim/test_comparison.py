@@ -1,0 +1,44 @@
+"""What `make comparison` measures, in short."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests import comparison
+from tests.comparison import Features, draw, features, page
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "SIZES", (3, 5))
+    monkeypatch.setattr(comparison, "LOADS", (0.5,))
+    monkeypatch.setattr(comparison, "NODES", 5)
+
+
+@pytest.mark.usefixtures("_short")
+def test_features_tell_presets_apart(tmp_path: Path) -> None:
+    found = {name: features((name, 60)) for name in ("none", "adaptive", "central-fcfs", "non-cooperative")}
+    assert math.isnan(found["none"].reaction)
+    assert found["none"].messages == 0.0
+    assert found["adaptive"].reaction < 1.0
+    assert found["adaptive"].decision_us > 0.0
+    assert found["central-fcfs"].head_down > 1.0
+    assert math.isnan(found["adaptive"].head_down)
+    assert found["adaptive"].unannounced > 0.0
+    assert "arrival rates" in found["non-cooperative"].knows
+    assert all(0 < one.jain <= 1 + 1e-9 for one in found.values())
+    text = page(list(found.values()))
+    assert {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")} == {
+        "`none`*", "`adaptive`", "`central-fcfs`*", "`non-cooperative`*",
+    }  # fmt: skip
+    rows = [line.count("|") for line in text.splitlines() if line.startswith("|")]
+    assert len(set(rows)) == 1
+    draw(list(found.values()), tmp_path / "figure.svg")
+    assert b"adaptive" in (tmp_path / "figure.svg").read_bytes()
+
+
+def test_the_page_has_every_feature() -> None:
+    assert len(Features._fields) == len(comparison.COLUMNS) + 2
