@@ -172,7 +172,8 @@ class Workers(Executor):
 
     def _grow(self) -> None:
         while len(self._threads) < self._count:
-            thread = threading.Thread(target=self._run, name="worker")
+            # A daemon: an agent that fails while it starts, before anybody shuts its threads down, ends.
+            thread = threading.Thread(target=self._run, name="worker", daemon=True)
             try:
                 thread.start()
             except RuntimeError as error:

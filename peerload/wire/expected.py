@@ -41,6 +41,8 @@ _FORMS = {
     r"^[a-z0-9-]{1,40}:[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z": "a user of a node, such as ws1:alice,",
     r"^/[^\x00]*\Z": "a whole path",
     r"^[0-9a-f]+$": "a number in hexadecimal digits",
+    r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z": "the address of a network card, such as 52:54:00:12:34:56,",
+    r"^[a-z_]{0,32}\Z": "a word of a-z and _, at most 32 characters, or none,",
 }
 """Descriptions of the forms that texts may have, by their regular expressions."""
 _SIGNS = {">=": "at least {0}", "<=": "at most {0}", ">": "more than {0}", "<": "less than {0}", "==": "exactly {0}"}

@@ -40,6 +40,7 @@ WORDS = (
     "user:x",
     "2026-01-01",
     "tag=1",
+    "52:54:00:12:34:56",
 )
 """A text is the first of these that its constraints allow."""
 DEPTH_MAX = 8

@@ -35,7 +35,6 @@ def test_a_damaged_row_is_told_to_whoever_asks_for_it(agent: Agent) -> None:
         ("show", {"tasks": [damaged]}),
         ("wait", {"tasks": [sound, damaged]}),
         ("output", {"task": damaged, "follow": True}),
-        ("cancel", {"tasks": [damaged]}),
         ("signal", {"task": damaged, "signal": 15}),
     ):
         with pytest.raises(BadRequest, match=damaged) as caught:
