@@ -56,7 +56,7 @@ from peerload.agent.event_sources import (
     ExitRecords,
     ExitSettler,
     LauncherEvents,
-    PeerEvents,
+    PeerEventSource,
     PeerMessages,
     TrustMessages,
 )
@@ -71,7 +71,7 @@ from peerload.agent.joining.enrollment import Enrollment, JoinServer
 from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess, LauncherService
-from peerload.agent.node_info import NodeInfo
+from peerload.agent.node_info import AgentInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.peers.addresses import AddressWatch
@@ -132,7 +132,7 @@ from peerload.policy import registry
 from peerload.security import cluster_dir, node_identity_file
 from peerload.security.broker import BrokerTls
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
-from peerload.security.revocation import Keyring, Trust
+from peerload.security.revocation import Keyring, TrustStore
 from peerload.security.tls import Credentials
 from peerload.text import units
 from peerload.wire import recording
@@ -234,7 +234,7 @@ class Daemon:
                 store=self.store.store_id,
                 incarnation=self.store.next_incarnation(),
             )
-            self.info = NodeInfo(config, identity, self._origins)
+            self.info = AgentInfo(config, identity, self._origins)
             self._open_durability(loop)
             trust = self._open_credentials(cluster, state)
             self.inbox = Inbox(loop, config.inbox_max)
@@ -305,9 +305,9 @@ class Daemon:
         self.event_log = EventLog(self.outbox, run)
         self.security = SecurityEvents(self.info.counters, self.event_log)
 
-    def _open_credentials(self, cluster: ClusterDirectory, state: Path) -> Trust:
+    def _open_credentials(self, cluster: ClusterDirectory, state: Path) -> TrustStore:
         """Read the certificate of this node, and which nodes it trusts. Raises ConfigError."""
-        trust = Trust(cluster, state / "trust")
+        trust = TrustStore(cluster, state / "trust")
         life = timedelta(seconds=self.config.certificate_s)
         self.tls = Credentials(cluster, self.config.node, state / "tls", life, trust)
         if self.tls.was_of_other_cluster:
@@ -321,7 +321,7 @@ class Daemon:
             log.error("%s", notice)
         return trust
 
-    def _build(self, state: Path, cluster: ClusterDirectory, trust: Trust) -> None:  # noqa: PLR0915 -- a line a part
+    def _build(self, state: Path, cluster: ClusterDirectory, trust: TrustStore) -> None:  # noqa: PLR0915 -- a line a part
         """Build the parts of the agent, each from those before it. Nothing runs yet, and nothing comes in."""
         config, info, run = self.config, self.info, self.run_state
         store, outbox, event_log, security = self.store, self.outbox, self.event_log, self.security
@@ -378,7 +378,7 @@ class Daemon:
         duplicates = DuplicateNames(info, node, run, event_log)
         trust_messages = TrustMessages(self.distribution, self.renewal, run)
         self.peer_messages = PeerMessages(inbox, node, spool, users, queries, security, run)
-        peer_events = PeerEvents(inbox, trust_messages, self.peer_messages, members, duplicates, info.counters)
+        peer_events = PeerEventSource(inbox, trust_messages, self.peer_messages, members, duplicates, info.counters)
         bus_peers = BusPeers()
         self.bus: MqttBus | None = None
         if config.mqtt:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
@@ -69,7 +69,7 @@ CLOCKS_DIFFER_S = 0.001
 ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions.PutFloor))
 """Rows about which more is done than to keep them."""
 OUTWARD = frozenset(actions.OUTWARD)
-BULK_TIMERS = (timers.Batch, timers.Eligibility)
+BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
 
@@ -339,7 +339,7 @@ class RecordEffects:
 class PeerEffects:
     """Effects on other nodes: messages, gossip, connections."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _inbox: Inbox
     _node: Node
     _links: PeerLinks
@@ -404,7 +404,7 @@ class PeerEffects:
 class TaskStarter:
     """Orders the launcher to start attempts."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _node: Node
     _spool: Spool
     _stdin: StdinForwarding
@@ -576,7 +576,7 @@ class ResultEffects:
 
     def __init__(
         self,
-        info: NodeInfo,
+        info: AgentInfo,
         spool: Spool,
         output: TaskOutputs,
         inbox: Inbox,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.renewal import CertificateRenewal
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.duplicate_node_name import DuplicateNames
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.events import Event
     from peerload.model.messages import Envelope, Hello, Identity, Message
-    from peerload.security.revocation import Trust as TrustStore
+    from peerload.security.revocation import TrustStore
 
 log = logging.getLogger("peerload.agent")
 
@@ -79,7 +79,7 @@ class ExitRecords:
     """The exits that the launcher reports, completed: with their output on disk."""
 
     def __init__(
-        self, info: NodeInfo, spool: Spool, disk: DiskSpace, files: AttemptFiles, energy: EnergySensors
+        self, info: AgentInfo, spool: Spool, disk: DiskSpace, files: AttemptFiles, energy: EnergySensors
     ) -> None:
         self._info = info
         self._spool = spool
@@ -246,7 +246,7 @@ class LauncherEvents:
 class DiskEvents:
     """The receiver of what the watch of the disk reports."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _inbox: Inbox
     _journal: EventLog
     _run: RunState
@@ -391,7 +391,7 @@ class TrustMessages:
 
 
 @dataclass(eq=False, repr=False)
-class PeerEvents:
+class PeerEventSource:
     """The `LinkOwner`: receives what comes over the peer links."""
 
     _inbox: Inbox

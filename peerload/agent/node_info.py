@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from peerload.model.messages import Identity
 
 REFUSED_BY_MAX = 16
-"""Bound on the addresses in `NodeInfo.refused_by`; the latest are kept."""
+"""Bound on the addresses in `AgentInfo.refused_by`; the latest are kept."""
 
 
 _NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
@@ -33,7 +33,7 @@ def now() -> Instant:
     return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
-class NodeInfo:
+class AgentInfo:
     """Plain values; from the loop's thread only. A reload replaces ``config``, so read it where it is used."""
 
     def __init__(self, config: AgentConfig, identity: Identity, origins: Mapping[str, str] | None = None) -> None:

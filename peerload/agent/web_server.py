@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.node_info import child_environment
 
 if TYPE_CHECKING:
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.store.event_log import EventLog
 
 log = logging.getLogger("peerload.agent")
@@ -32,7 +32,7 @@ STOP_S_MAX = 3.0
 class WebServer:
     """The server of one agent."""
 
-    def __init__(self, info: NodeInfo, journal: EventLog) -> None:
+    def __init__(self, info: AgentInfo, journal: EventLog) -> None:
         self._info = info
         self._journal = journal
 

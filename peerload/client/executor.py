@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, ParamSpec, Unpack
 
 from peerload.client import call, connection, files, request
-from peerload.client.executor_link import Call, ExecutorLink, Result, TaskFuture
+from peerload.client.executor_link import ExecutorLink, PendingCall, Result, TaskFuture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -103,7 +103,7 @@ class Executor(concurrent.futures.Executor):
             return future
         fields = {**self._fields, "token": secrets.token_hex(16)}
         fields["spec"] = {**self._fields["spec"], "name": self._named or _name(args[0] if fn is _called else fn)}
-        made = Call(future, mark, fields, raw, self._serializer)
+        made = PendingCall(future, mark, fields, raw, self._serializer)
         future._call = made  # noqa: SLF001 -- they belong together
         future._stop = lambda: self._link.cancel(made)  # noqa: SLF001 -- as above
         future._aside = self._link.aside  # noqa: SLF001 -- as above

@@ -48,7 +48,7 @@ class TaskFuture(concurrent.futures.Future[Result]):
         self._stop: Callable[[], None] = lambda: None
         self._aside: Callable[[Callable[[], None]], None] = lambda work: work()
         self._calls_back = False
-        self._call: Call | None = None
+        self._call: PendingCall | None = None
         self._end = threading.RLock()
         self._was_cancelled = False
 
@@ -94,7 +94,7 @@ class TaskFuture(concurrent.futures.Future[Result]):
             self.set_result(value)
 
 
-class Call:
+class PendingCall:
     """One call. ``task``: the id of its task, "" until the agent has answered; ``sent``: bytes of its input that the agent has."""
 
     def __init__(
@@ -120,9 +120,9 @@ class ExecutorLink:
         self._path = path
         self._fields = fields
         self._lock = threading.Lock()
-        self._new: list[Call] = []
-        self._cancelled: list[Call] = []
-        self._calls: dict[int, Call] = {}
+        self._new: list[PendingCall] = []
+        self._cancelled: list[PendingCall] = []
+        self._calls: dict[int, PendingCall] = {}
         self._thread: threading.Thread | None = None
         self._wake = -1
         self._beside: set[threading.Thread] = set()
@@ -130,21 +130,21 @@ class ExecutorLink:
 
     # -- from other threads --------------------------------------------------------------------------------------------
 
-    def add(self, made: Call) -> None:
+    def add(self, made: PendingCall) -> None:
         """Submit a call."""
         with self._lock:
             self._calls[id(made)] = made
             self._new.append(made)
             self._stir()
 
-    def cancel(self, made: Call) -> None:
+    def cancel(self, made: PendingCall) -> None:
         """Cancel the task of a call whose future was cancelled."""
         with self._lock:
             if id(made) in self._calls:
                 self._cancelled.append(made)
                 self._stir()
 
-    def pending(self) -> list[Call]:
+    def pending(self) -> list[PendingCall]:
         """The calls that have not ended."""
         with self._lock:
             return list(self._calls.values())
@@ -269,7 +269,7 @@ class ExecutorLink:
             else:
                 return sessions
 
-    def _sent_before(self) -> list[Call]:
+    def _sent_before(self) -> list[PendingCall]:
         with self._lock:
             new = {id(made) for made in self._new}
             return [made for key, made in self._calls.items() if key not in new]
@@ -297,9 +297,9 @@ class _Session:
         self._path = path
         self._fields = fields
         self._client = connection.AgentConnection(path)
-        self._asked: dict[int, tuple[str, Call]] = {}
-        self._waiting: list[Call] = []
-        self._over: list[Call] = []
+        self._asked: dict[int, tuple[str, PendingCall]] = {}
+        self._waiting: list[PendingCall] = []
+        self._over: list[PendingCall] = []
         self._sent_bytes = 0
         self._retry_at_s = 0.0
         self.calls = 0
@@ -318,18 +318,18 @@ class _Session:
         """True if calls wait to be submitted."""
         return bool(self._waiting)
 
-    def over(self) -> list[Call]:
+    def over(self) -> list[PendingCall]:
         """The calls that have ended since the last time."""
         ended, self._over = self._over, []
         return ended
 
-    def submit(self, made: Call) -> None:
+    def submit(self, made: PendingCall) -> None:
         """Submit a call as soon as there is room."""
         made.session = self
         self.calls += 1
         self._waiting.append(made)
 
-    def take_up(self, calls: list[Call]) -> None:
+    def take_up(self, calls: list[PendingCall]) -> None:
         """Go on with calls of a connection that was lost."""
         for made in calls:
             if made.task:
@@ -357,7 +357,7 @@ class _Session:
             self._sent_bytes += len(first)
             self._ask("submit", made, **made.fields, input=first, **more)
 
-    def cancel(self, made: Call) -> None:
+    def cancel(self, made: PendingCall) -> None:
         """Cancel its task; of a call that is being submitted when its id is known."""
         if made.task and not made.is_over:
             self._ask("cancel", made, tasks=[made.task])
@@ -366,14 +366,14 @@ class _Session:
         """Receive the next answer."""
         self._received(*self._client.receive(may_last=True))
 
-    def _ask(self, verb: str, made: Call, **fields: Any) -> None:  # noqa: ANN401 -- as each verb has them
+    def _ask(self, verb: str, made: PendingCall, **fields: Any) -> None:  # noqa: ANN401 -- as each verb has them
         self._asked[self._client.send(verb, **fields)] = verb, made
 
-    def _await(self, made: Call) -> None:
+    def _await(self, made: PendingCall) -> None:
         self._ask("wait", made, tasks=[made.task], outputs=True)
         self._send_more(made)
 
-    def _send_more(self, made: Call) -> None:
+    def _send_more(self, made: PendingCall) -> None:
         """Send the next piece of its input, if there is one."""
         if made.sent < made.size and not made.is_over:
             piece = made.raw[made.sent : made.sent + INPUT_BYTES]
@@ -401,7 +401,7 @@ class _Session:
         elif kind == "error" and verb == "wait":
             self._refused(made, body)
 
-    def _submitted(self, made: Call, kind: str, body: dict[str, Any]) -> None:
+    def _submitted(self, made: PendingCall, kind: str, body: dict[str, Any]) -> None:
         self._sent_bytes -= min(made.size, FIRST_INPUT_BYTES)
         if kind == "error" and body.get("code") == "slow-down":
             self._waiting.insert(0, made)
@@ -419,7 +419,7 @@ class _Session:
             self.cancel(made)
         self._await(made)
 
-    def _freeze(self, made: Call) -> None:
+    def _freeze(self, made: PendingCall) -> None:
         """Submit a call again with a snapshot of its directory, the same for all calls."""
         try:
             if self._fields.get("freezes"):
@@ -431,15 +431,15 @@ class _Session:
         made.fields = {**self._fields, "token": made.fields["token"], "spec": {**self._fields["spec"], "name": name}}
         self._waiting.insert(0, made)
 
-    def _input_refused(self, made: Call, body: dict[str, Any]) -> None:
+    def _input_refused(self, made: PendingCall, body: dict[str, Any]) -> None:
         """The agent refuses its input: cancel it. If it has ended all the same, its outcome counts."""
         made.problem = refusal(body)
         self.cancel(made)
 
-    def _refused(self, made: Call, body: dict[str, Any]) -> None:
+    def _refused(self, made: PendingCall, body: dict[str, Any]) -> None:
         self._set(made, error=refusal(body))
 
-    def _finish(self, made: Call, body: dict[str, Any]) -> None:
+    def _finish(self, made: PendingCall, body: dict[str, Any]) -> None:
         """The task has ended: set the outcome of its future."""
         if made.future.cancelled() or made.is_over:
             self._ended(made)
@@ -466,12 +466,12 @@ class _Session:
             else:
                 self._set(made, value=outcome["value"])
 
-    def _stdout(self, made: Call, body: dict[str, Any]) -> bytes:
+    def _stdout(self, made: PendingCall, body: dict[str, Any]) -> bytes:
         if "stdout" in body or not body.get("stdout_bytes"):
             return body.get("stdout") or b""
         return self._tail(made, 1, call.LINE_BYTES_MAX)
 
-    def _tail(self, made: Call, stream: int, size: int) -> bytes:
+    def _tail(self, made: PendingCall, stream: int, size: int) -> bytes:
         found = bytearray()
         with connection.AgentConnection(self._path) as client:
             for piece in client.stream("output", task=made.task, streams=[stream], tail_bytes=size):
@@ -479,7 +479,7 @@ class _Session:
                     found += piece["data"]
         return bytes(found)
 
-    def _no_outcome(self, made: Call, body: dict[str, Any]) -> call.TaskFailed:
+    def _no_outcome(self, made: PendingCall, body: dict[str, Any]) -> call.TaskFailed:
         """The error of a task that ended without an outcome."""
         code, signal = body.get("exit_code"), body.get("signal")
         says = str(body.get("reason") or "")
@@ -496,11 +496,11 @@ class _Session:
         what = f"{made.task} ended without a result ({how})"
         return call.TaskFailed(made.task, what, why=says, exit_code=code, signal=signal)
 
-    def _set(self, made: Call, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- a result
+    def _set(self, made: PendingCall, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- a result
         self._ended(made)
         made.future.finish(value=value, error=error)
 
-    def _ended(self, made: Call) -> None:
+    def _ended(self, made: PendingCall) -> None:
         if not made.is_over:
             made.is_over = True
             self.calls -= 1

@@ -379,7 +379,7 @@ class Node:
         if isinstance(message, TERMINATION_MESSAGES):
             self.terminations.message_received(src, message)
         match message:  # the frequent ones first
-            case messages.Probe():
+            case messages.ProbeRequest():
                 self.sharing.admission.probe_received(src, message)
             case messages.ProbeReply():
                 self.sharing.sender.reply_received(src, message)
@@ -478,40 +478,40 @@ class Node:
 
     def _timer(self, timer: timers.Timer) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a timer
         match timer:  # the frequent ones first
-            case timers.Probe():
+            case timers.ProbeTimeout():
                 self.sharing.probe_timed_out(timer.number)
-            case timers.Renew():
+            case timers.RenewalDue():
                 self.executor.renew_leases()
-            case timers.Gossip():
+            case timers.GossipDue():
                 self.membership.timer(timer.kind, timer.subject)
                 self.peer_events.gossiped()
             case timers.Wake():
                 self.membership.waking.overdue(timer.node)
-            case timers.Region():
+            case timers.RegionSettled():
                 self.sharing.information.region_held()
             case timers.Period():
                 self.sharing.information.period_passed()
             case timers.Announcement():
                 self.sharing.information.announce_again()
-            case timers.Answer():
+            case timers.AnswerDue():
                 self.sharing.requests.answer(timer.key)
             case timers.Pair():
                 self.sharing.pairing.ask()
             case timers.Paired():
                 self.sharing.pairing.timed_out()
-            case timers.Retry():
+            case timers.RetryDue():
                 self.sharing.receiver.retry()
             case timers.Stranded():
                 self.sharing.sender.ask_again(timer.uid)
             case timers.Inbound():
                 self.sharing.donor.inbound_timed_out(timer.uid)
-            case timers.Reservation():
+            case timers.ReservationTimeout():
                 self.executor.not_committed(timer.key)
             case timers.Fences():
                 self.executor.fences.expire()
-            case timers.Result():
+            case timers.ResultTimeout():
                 self.executor.results.repeat(timer.key)
-            case timers.Offer() | timers.Query() | timers.Lease() | timers.Rest() | timers.Client():
+            case timers.OfferTimeout() | timers.QueryDue() | timers.Lease() | timers.Rest() | timers.ClientTimeout():
                 task = self.home.tasks.get(timer.uid)
                 if task is not None:
                     self._home_timer(timer, task)
@@ -521,7 +521,7 @@ class Node:
                 self.runs.stop(timer.key)
             case timers.Kill():
                 self.runs.kill(timer.key)
-            case timers.Awaited():
+            case timers.AwaitedQueryDue():
                 self.eligibility.dependencies.ask(timer.home)
             case timers.RemoteStatus():
                 self.eligibility.remote_status.timed_out(timer.number)
@@ -529,24 +529,26 @@ class Node:
                 self.runs.devices_due()
             case timers.Shortage():
                 self.shortage.try_again()
-            case timers.Eligibility() | timers.Frozen():
+            case timers.EligibilityDue() | timers.FrozenTimeout():
                 pass  # the machines settle after each event: that is all it takes
             case _:
                 assert_never(timer)
 
     def _home_timer(
-        self, timer: timers.Offer | timers.Query | timers.Lease | timers.Rest | timers.Client, task: HomeTask
+        self,
+        timer: timers.OfferTimeout | timers.QueryDue | timers.Lease | timers.Rest | timers.ClientTimeout,
+        task: HomeTask,
     ) -> None:
         match timer:
-            case timers.Offer():
+            case timers.OfferTimeout():
                 self.handoff.offer_failed(task.offered_to, task.uid)
-            case timers.Query():
+            case timers.QueryDue():
                 self.handoff.leases.ask(task)
             case timers.Lease():
                 self.handoff.leases.ran_out(task)
             case timers.Rest():
                 self.home.rested(task)
-            case timers.Client():
+            case timers.ClientTimeout():
                 self.client_binding.timed_out(task)
             case _:
                 assert_never(timer)

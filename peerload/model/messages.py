@@ -212,7 +212,7 @@ class Need(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     migrations: Annotated[int, Meta(ge=0, le=1000)] = 0
 
 
-class Probe(_Message, frozen=True, tag="probe"):
+class ProbeRequest(_Message, frozen=True, tag="probe"):
     """Would you accept this task now? ``search`` comes back in the reply. expected_s: how long the task is expected to
     take on the reference machine, as its home knows it; 0 = no bid is wanted."""
 
@@ -260,7 +260,7 @@ class GiveReply(_Message, frozen=True, tag="give-reply"):
 class StateRequest(_Message, frozen=True, tag="state-request"):
     """To everybody: who is useful to me? With a ``need`` those that would accept that task now; else, if the asker has
     room, those that give tasks, and if it has too many, those that accept one. Only these answer, each after a random
-    pause. expected_s: as in `Probe`."""
+    pause. expected_s: as in `ProbeRequest`."""
 
     request: Search
     report: LoadReport
@@ -727,7 +727,7 @@ Broadcast = State | StateRequest | Enough
 Advice = (
     Broadcast
     | StateAnswer
-    | Probe
+    | ProbeRequest
     | ProbeReply
     | GiveRequest
     | GiveReply
@@ -782,7 +782,7 @@ BROADCAST: tuple[type, ...] = (State, StateRequest, Enough)
 ADVICE: tuple[type, ...] = (
     *BROADCAST,
     StateAnswer,
-    Probe,
+    ProbeRequest,
     ProbeReply,
     GiveRequest,
     GiveReply,

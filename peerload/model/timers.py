@@ -53,11 +53,11 @@ class _Numbered(_Timer, frozen=True):
 # -- tasks of this home ------------------------------------------------------------------------------------------------
 
 
-class Offer(_OfTask, frozen=True, tag="offer"):
+class OfferTimeout(_OfTask, frozen=True, tag="offer"):
     """An offer is not answered."""
 
 
-class Query(_OfTask, frozen=True, tag="ask"):
+class QueryDue(_OfTask, frozen=True, tag="ask"):
     """The node that has a task was not heard of: it is asked."""
 
 
@@ -69,7 +69,7 @@ class Rest(_OfTask, frozen=True, tag="rest"):
     """The pause of a task that was lost, or has failed, is over."""
 
 
-class Client(_OfTask, frozen=True, tag="attended"):
+class ClientTimeout(_OfTask, frozen=True, tag="attended"):
     """The client of a task has not come back after a restart."""
 
 
@@ -81,11 +81,11 @@ class Batch(_Numbered, frozen=True, tag="request"):
     """The next steps of a request about many tasks."""
 
 
-class Eligibility(_Timer, frozen=True, tag="gates"):
+class EligibilityDue(_Timer, frozen=True, tag="gates"):
     """More tasks are eligible than one event lets pass."""
 
 
-class Awaited(_Timer, frozen=True, tag="await"):
+class AwaitedQueryDue(_Timer, frozen=True, tag="await"):
     """Another home is asked about tasks that are waited for here."""
 
     home: str
@@ -98,15 +98,15 @@ class RemoteStatus(_Numbered, frozen=True, tag="inquiry"):
 # -- attempts on this node ---------------------------------------------------------------------------------------------
 
 
-class Reservation(_OfAttempt, frozen=True, tag="reserved"):
+class ReservationTimeout(_OfAttempt, frozen=True, tag="reserved"):
     """No COMMIT has come."""
 
 
-class Renew(_Timer, frozen=True, tag="renew"):
+class RenewalDue(_Timer, frozen=True, tag="renew"):
     """The leases of attempts here are renewed."""
 
 
-class Result(_OfAttempt, frozen=True, tag="result"):
+class ResultTimeout(_OfAttempt, frozen=True, tag="result"):
     """A result is not acknowledged."""
 
 
@@ -118,7 +118,7 @@ class Kill(_OfAttempt, frozen=True, tag="kill"):
     """A task has not obeyed its first signal."""
 
 
-class Frozen(_OfAttempt, frozen=True, tag="frozen"):
+class FrozenTimeout(_OfAttempt, frozen=True, tag="frozen"):
     """The room of a frozen attempt may be had."""
 
 
@@ -137,11 +137,11 @@ class Shortage(_Timer, frozen=True, tag="shortage"):
 # -- load sharing ------------------------------------------------------------------------------------------------------
 
 
-class Probe(_Numbered, frozen=True, tag="probe"):
+class ProbeTimeout(_Numbered, frozen=True, tag="probe"):
     """A search has waited long enough for answers."""
 
 
-class Region(_Timer, frozen=True, tag="region"):
+class RegionSettled(_Timer, frozen=True, tag="region"):
     """A load region has held for settle_s."""
 
 
@@ -153,7 +153,7 @@ class Announcement(_Timer, frozen=True, tag="tell"):
     """The load may be announced again."""
 
 
-class Answer(_Timer, frozen=True, tag="answer"):
+class AnswerDue(_Timer, frozen=True, tag="answer"):
     """The pause before the answer to a state request is over."""
 
     key: str
@@ -167,7 +167,7 @@ class Paired(_Timer, frozen=True, tag="paired"):
     """The partner was not heard of."""
 
 
-class Retry(_Timer, frozen=True, tag="retry"):
+class RetryDue(_Timer, frozen=True, tag="retry"):
     """A receiver asks for work again."""
 
 
@@ -205,7 +205,7 @@ class GossipTimerKind(enum.StrEnum):
     """Profiles of members are asked for."""
 
 
-class Gossip(_Timer, frozen=True, tag="gossip"):
+class GossipDue(_Timer, frozen=True, tag="gossip"):
     """Something is due in gossip."""
 
     kind: GossipTimerKind
@@ -219,36 +219,36 @@ class Wake(_Timer, frozen=True, tag="wake"):
 
 
 Timer = (
-    Offer
-    | Query
+    OfferTimeout
+    | QueryDue
     | Lease
     | Rest
-    | Client
+    | ClientTimeout
     | Stranded
     | Batch
-    | Eligibility
-    | Awaited
+    | EligibilityDue
+    | AwaitedQueryDue
     | RemoteStatus
-    | Reservation
-    | Renew
-    | Result
+    | ReservationTimeout
+    | RenewalDue
+    | ResultTimeout
     | TimeLimit
     | Kill
-    | Frozen
+    | FrozenTimeout
     | Fences
     | Devices
     | Shortage
-    | Probe
-    | Region
+    | ProbeTimeout
+    | RegionSettled
     | Period
     | Announcement
-    | Answer
+    | AnswerDue
     | Pair
     | Paired
-    | Retry
+    | RetryDue
     | Inbound
     | Wake
-    | Gossip
+    | GossipDue
 )
 
 

@@ -98,7 +98,7 @@ _statements: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(Statem
 _file = msgspec.msgpack.Decoder(tuple[tuple[bytes, float], ...])
 
 
-class Trust:
+class TrustStore:
     """The statements that one agent knows. ``path``: of its file. Raises ConfigError if that cannot be read."""
 
     def __init__(self, cluster: ClusterDirectory, path: Path) -> None:
@@ -122,9 +122,9 @@ class Trust:
             if statement is not None:  # else it is of another cluster, of which this node was before
                 self._known[raw] = (statement, at)
 
-    def read(self) -> Trust:
+    def read(self) -> TrustStore:
         """Read the file again. Raises ConfigError."""
-        return Trust(self._cluster, self._path)
+        return TrustStore(self._cluster, self._path)
 
     # -- statements ---------------------------------------------------------------------------------------------------
 
@@ -330,7 +330,7 @@ TIMER_S_MAX = 86_400.0
 class Keyring:
     """The sealers of one node. ``trust`` knows the keys."""
 
-    def __init__(self, trust: Trust) -> None:
+    def __init__(self, trust: TrustStore) -> None:
         self.trust = trust
         self._sealers: list[Sealer] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from peerload.security.certificates import CertificateInfo
     from peerload.security.cluster_dir import ClusterDirectory
-    from peerload.security.revocation import Trust
+    from peerload.security.revocation import TrustStore
 
 PROTOCOL = "peerload/1"
 """ALPN protocol of the links."""
@@ -82,7 +82,7 @@ class Credentials:
         node: str,
         directory: Path,
         life: timedelta = certificates.NODE_LIFE,
-        trust: Trust | None = None,
+        trust: TrustStore | None = None,
     ) -> None:
         self.cluster = cluster
         self.node = node

@@ -29,7 +29,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 TOKEN_BYTES_MAX = 200
 
 
-class Right(enum.IntEnum):
+class ViewerRight(enum.IntEnum):
     """Rights of a viewer."""
 
     NOTHING = 0
@@ -37,10 +37,10 @@ class Right(enum.IntEnum):
     ACT = 2
 
 
-NAMES = {Right.LOOK: "view.token", Right.ACT: "token"}
+NAMES = {ViewerRight.LOOK: "view.token", ViewerRight.ACT: "token"}
 
 
-def secret_of(directory: Path, right: Right) -> str:
+def secret_of(directory: Path, right: ViewerRight) -> str:
     """The secret for this right, made if there is none. Raises PeerloadError if others could read or change it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / NAMES[right]
@@ -71,7 +71,7 @@ class Access:
         self._hosts = (*LOOPBACK_NAMES, *(host.lower() for host in hosts))
         self._cookie = cookie
         self._is_secure = is_secure
-        self._codes: dict[str, tuple[float, Right]] = {}
+        self._codes: dict[str, tuple[float, ViewerRight]] = {}
 
     def is_addressed(self, request: Request) -> bool:
         """True if the request names this server, and not one whose name was pointed at it."""
@@ -85,19 +85,19 @@ class Access:
             return False
         return site in ("same-origin", "none")
 
-    def right_of(self, request: Request) -> Right:
+    def right_of(self, request: Request) -> ViewerRight:
         """Rights of the sender of a request."""
         scheme, _, word = request.headers.get("authorization", "").partition(" ")
         found = self.right_of_token(word.strip()) if scheme.lower() == "bearer" else self._of_cookie(request)
-        return max(found, Right.LOOK if request.is_local else Right.NOTHING)
+        return max(found, ViewerRight.LOOK if request.is_local else ViewerRight.NOTHING)
 
-    def right_of_token(self, word: str) -> Right:
+    def right_of_token(self, word: str) -> ViewerRight:
         """Rights of the bearer of this token."""
         given = word.encode("utf-8", "replace")
         rights = [right for right, own in self._secrets.items() if hmac.compare_digest(given, own.encode())]
-        return max(rights, default=Right.NOTHING)
+        return max(rights, default=ViewerRight.NOTHING)
 
-    def new_code(self, right: Right) -> str:
+    def new_code(self, right: ViewerRight) -> str:
         """A code for one browser."""
         code = secrets.token_urlsafe(24)
         self._codes[code] = time.monotonic() + CODE_S, right
@@ -105,12 +105,12 @@ class Access:
             del self._codes[next(iter(self._codes))]
         return code
 
-    def take_code(self, code: str) -> Right:
+    def take_code(self, code: str) -> ViewerRight:
         """Redeem a one-time code → the rights that it gives."""
-        until_s, right = self._codes.pop(code, (0.0, Right.NOTHING))
-        return right if until_s > time.monotonic() else Right.NOTHING
+        until_s, right = self._codes.pop(code, (0.0, ViewerRight.NOTHING))
+        return right if until_s > time.monotonic() else ViewerRight.NOTHING
 
-    def cookie_for(self, right: Right) -> tuple[str, str]:
+    def cookie_for(self, right: ViewerRight) -> tuple[str, str]:
         """The header that gives a browser this right."""
         words = f"{int(right)}.{int(time.time() + SESSION_S)}"
         value = f"{words}.{self._signature(right, words)}"
@@ -118,18 +118,18 @@ class Access:
         flags = f"Path=/; Max-Age={SESSION_S:.0f}; HttpOnly; SameSite=Strict{secure}"
         return "Set-Cookie", f"{self._cookie}={value}; {flags}"
 
-    def _of_cookie(self, request: Request) -> Right:
+    def _of_cookie(self, request: Request) -> ViewerRight:
         for part in request.headers.get("cookie", "").split(";"):
             name, _, value = part.strip().partition("=")
             words, _, signature = value.rpartition(".")
             number, _, until = words.partition(".")
             if name == self._cookie and number in ("1", "2") and until.isascii() and until.isdigit():
-                right = Right(int(number))
+                right = ViewerRight(int(number))
                 is_ours = hmac.compare_digest(
                     signature.encode("latin-1", "replace"), self._signature(right, words).encode()
                 )
-                return right if is_ours and int(until) > time.time() else Right.NOTHING
-        return Right.NOTHING
+                return right if is_ours and int(until) > time.time() else ViewerRight.NOTHING
+        return ViewerRight.NOTHING
 
-    def _signature(self, right: Right, words: str) -> str:
+    def _signature(self, right: ViewerRight, words: str) -> str:
         return hmac.new(self._secrets[right].encode(), f"cookie {words}".encode(), hashlib.sha256).hexdigest()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.text import trace
-from peerload.web.access import Right
+from peerload.web.access import ViewerRight
 from peerload.web.agent_link import refusal
 from peerload.web.http import Response, error_response, json_response
 
@@ -65,7 +65,7 @@ class Routes:
         if request.path == "/api/v1/login" and request.method == "POST" and self._access.is_own_page(request):
             return self._login(self._access.right_of_token(str(_body(request).get("token", ""))))
         right = self._access.right_of(request)
-        if right is Right.NOTHING:
+        if right is ViewerRight.NOTHING:
             refused = error_response(401, "sign in", hint=SIGN_IN)
             return refused._replace(headers=(("WWW-Authenticate", "Bearer"),))
         try:
@@ -77,8 +77,8 @@ class Routes:
         except PeerloadError as error:
             return refusal(error)
 
-    def _login(self, right: Right) -> Response:
-        if right is Right.NOTHING:
+    def _login(self, right: ViewerRight) -> Response:
+        if right is ViewerRight.NOTHING:
             return error_response(
                 403, "this code or token is not valid", hint="a code is good once:  peerload web --open"
             )
@@ -87,7 +87,7 @@ class Routes:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    async def _look(self, request: Request, right: Right) -> Response:
+    async def _look(self, request: Request, right: ViewerRight) -> Response:
         agent, path = self._agent, request.path
         if path == "/metrics":
             from peerload.web import exposition  # noqa: PLC0415 -- for those that scrape
@@ -96,7 +96,7 @@ class Routes:
         if path == "/http_sd":
             return json_response(self._targets((await agent.ask("nodes"))["nodes"]))
         if path == "/api/v1/session":
-            return json_response({"v": 1, "may_act": right is Right.ACT})
+            return json_response({"v": 1, "may_act": right is ViewerRight.ACT})
         if path == "/api/v1/events":
             pieces = self._feed.events(request.headers.get("last-event-id", request.query.get("last", "")))
             return Response(200, "text/event-stream", pieces=pieces)
@@ -165,12 +165,12 @@ class Routes:
 
     # -- acting --------------------------------------------------------------------------------------------------------
 
-    async def _change(self, request: Request, right: Right) -> Response:
+    async def _change(self, request: Request, right: ViewerRight) -> Response:
         if not self._access.is_own_page(request):
             return error_response(403, "a request of another page")
         if request.path == "/api/v1/codes":
             return json_response({"v": 1, "code": self._access.new_code(right)})
-        if right is not Right.ACT:
+        if right is not ViewerRight.ACT:
             return error_response(403, "you may look only", hint="sign in with the token of a user")
         if (found := TASK_PATH.fullmatch(request.path)) and found[2] in ACTIONS:
             return json_response({"v": 1} | await self._agent.ask(ACTIONS[found[2]], tasks=[found[1]]))

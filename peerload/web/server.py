@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.model.errors import ConfigError
-from peerload.web.access import LOOPBACK_NAMES, Access, Right, secret_of
+from peerload.web.access import LOOPBACK_NAMES, Access, ViewerRight, secret_of
 from peerload.web.agent_link import AgentLink
 from peerload.web.http import HttpServer
 from peerload.web.live import LiveFeed
@@ -147,7 +147,7 @@ def run(settings: WebSettings, told: Callable[[str], object]) -> int:
     logging.basicConfig(format="%(levelname)s %(message)s")
 
     def ready(where: str, access: Access) -> None:
-        told(where if settings.is_unix else f"{where}login?code={access.new_code(Right.ACT)}")
+        told(where if settings.is_unix else f"{where}login?code={access.new_code(ViewerRight.ACT)}")
 
     asyncio.run(serve(settings, ready))
     return 0
@@ -158,7 +158,7 @@ def running(settings: WebSettings) -> str:
     if settings.is_unix:
         return ""
     host, port = settings.address()
-    token = secret_of(settings.tokens, Right.ACT)
+    token = secret_of(settings.tokens, ViewerRight.ACT)
     kind = http.client.HTTPSConnection if settings.certificate else http.client.HTTPConnection
     connection = kind(host, port, timeout=5)
     try:

@@ -100,7 +100,7 @@ class _Selecting(_Request, frozen=True):
     ] = ()
 
 
-class Tasks(_Selecting, frozen=True, tag="tasks"):
+class TasksRequest(_Selecting, frozen=True, tag="tasks"):
     """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most
     ``limit``, ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of
     those that ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those
@@ -141,14 +141,14 @@ class Show(_Request, frozen=True, tag="show"):
     tasks: TaskRefs
 
 
-class Usage(_Request, frozen=True, tag="usage"):
+class UsageRequest(_Request, frozen=True, tag="usage"):
     """Current usage of the tasks that run on this node → tasks: id node cpu_s cpus_busy memory_bytes processes of those that do,
     null for what is not known."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=USAGE_TASKS_MAX)]
 
 
-class Why(_Request, frozen=True, tag="why"):
+class WhyRequest(_Request, frozen=True, tag="why"):
     """Why a task waits, or why it went where it went → the keys of docs/json.md; of an array one answer for all."""
 
     task: TaskRef
@@ -208,7 +208,7 @@ class CancelRemote(_Request, frozen=True, tag="cancel_remote"):
     force: bool = False
 
 
-class Retry(_Request, frozen=True, tag="retry"):
+class RetryRequest(_Request, frozen=True, tag="retry"):
     """Queue what a task was to run as a new one → as `submit`. The task has ended, or is unknown; of an array those members
     that have not succeeded are queued, with ``all`` every one that has ended, with ``failed`` those that failed, or of which
     nobody knows how they ended: none that was cancelled. ``token``: as with `submit`."""
@@ -266,7 +266,7 @@ class Undrain(_Request, frozen=True, tag="undrain"):
     """This node takes tasks again → was_drained."""
 
 
-class Output(_Request, frozen=True, tag="output"):
+class ReadOutput(_Request, frozen=True, tag="output"):
     """The output of one task → ``more`` {stream: 1|2, offset, data: bytes}, then ok {id state exit_code signal node
     reason, stdout_bytes, stderr_bytes}. follow: until it has ended (also waits for its start); else what there is
     now. tail_bytes, tail_lines: of what there is now, only the last so many bytes, or lines, of each stream. tells_start:
@@ -297,7 +297,7 @@ class Exec(_Request, frozen=True, tag="exec"):
     environment: Annotated[bytes, Meta(max_length=EXEC_ENVIRONMENT_BYTES_MAX)] = b"\x80"
 
 
-class Signal(_Request, frozen=True, tag="signal"):
+class SignalRequest(_Request, frozen=True, tag="signal"):
     """Send a signal to the processes of a running task → ok. command: to those of this command of `exec` instead."""
 
     task: TaskRef
@@ -462,7 +462,7 @@ class Invite(_Request, frozen=True, tag="invite"):
     issuer: bool = False
 
 
-class Revoke(_Request, frozen=True, tag="revoke"):
+class RevokeRequest(_Request, frozen=True, tag="revoke"):
     """Shut a node out of the cluster → node, was (the state it had, null: not known), told (members told at once),
     was_issuer. force: although it is not known here."""
 
@@ -485,18 +485,18 @@ class Restart(_Request, frozen=True, tag="restart"):
 Request = (
     Info
     | Submit
-    | Tasks
+    | TasksRequest
     | Select
     | History
     | Show
-    | Usage
-    | Why
+    | UsageRequest
+    | WhyRequest
     | Events
     | Wait
     | Cancel
     | Remote
     | CancelRemote
-    | Retry
+    | RetryRequest
     | Hold
     | Release
     | Prio
@@ -504,9 +504,9 @@ Request = (
     | Group
     | Drain
     | Undrain
-    | Output
+    | ReadOutput
     | Exec
-    | Signal
+    | SignalRequest
     | Input
     | Resize
     | Attend
@@ -527,7 +527,7 @@ Request = (
     | Leave
     | Forget
     | Invite
-    | Revoke
+    | RevokeRequest
     | Rotate
     | Restart
 )
@@ -558,7 +558,7 @@ def encode_request(request: Request) -> bytes:
     return msgspec.msgpack.encode(request)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ResponseFrame(msgspec.Struct, frozen=True):
     """One frame of an answer: exactly one of its three bodies is there."""
 
     id: RequestId = 0
@@ -593,7 +593,7 @@ def _no_extension(code: int, _data: memoryview) -> object:
     raise ValueError(f"an extension of type {code}")
 
 
-_answers = msgspec.msgpack.Decoder(Answer, ext_hook=_no_extension)
+_answers = msgspec.msgpack.Decoder(ResponseFrame, ext_hook=_no_extension)
 
 
 def decode_answer(raw: bytes) -> tuple[int, str, dict[str, Any]]:

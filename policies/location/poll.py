@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from peerload.policy.api import NodeView, Reply
 
 
-class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PollPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When a task has ended, the node probes up to L nodes; the first with a task to give gives one. Costs nothing
     at high load and drains bursts; at low load most probes find nothing.
 

@@ -318,9 +318,9 @@ class Machine:
                 cluster.network.send(self, action.dst, action.message)
                 cluster.provoked.has_said(self, said, action.message, action.dst)
             case actions.SendResult():
-                cluster.provoked.about_to_say(self, "Result", action, action.dst)
+                cluster.provoked.about_to_say(self, "ResultTimeout", action, action.dst)
                 cluster.network.send_result(self, action)
-                cluster.provoked.has_said(self, "Result", action, action.dst)
+                cluster.provoked.has_said(self, "ResultTimeout", action, action.dst)
             case actions.Announce():
                 cluster.network.announce(self, action.message)
             case actions.SpawnTask():

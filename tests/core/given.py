@@ -154,7 +154,7 @@ class Given:
 
 
 def _name(timer: timers.Timer) -> str:
-    return timer.kind.value if isinstance(timer, timers.Gossip) else str(type(timer).__struct_config__.tag)
+    return timer.kind.value if isinstance(timer, timers.GossipDue) else str(type(timer).__struct_config__.tag)
 
 
 def _said(message: GossipMessage) -> str:
@@ -167,7 +167,7 @@ def is_gossip(action: actions.Action) -> bool:
     """Whether it concerns who is there: what most tests are not about (tests/core/test_membership.py is)."""
     match action:
         case actions.SetTimer() | actions.ClearTimer():
-            return isinstance(action.timer, timers.Gossip)
+            return isinstance(action.timer, timers.GossipDue)
         case actions.Send():
             return isinstance(action.message, messages.Sync | messages.ProfileRequest)
         case _:

@@ -111,7 +111,7 @@ def test_who_refuses_remembers_the_searcher_without_a_message() -> None:
     x = Given(policies={**PULLS, "location": sender}, peers=("y", "z"))
     x.submit()
     busy = LoadReport(load_tasks=1, slots=1, incarnation=1, sequence=3)
-    x.hear("y", messages.Probe(1, messages.Need(), busy))
+    x.hear("y", messages.ProbeRequest(1, messages.Need(), busy))
     asker = Profile("z", 1, 1.0, slots_fixed=True)
     assert x.hear("z", messages.GiveRequest(1, LoadReport(slots=1, incarnation=1, sequence=3), asker)) == [
         "GiveReply to z"

@@ -505,16 +505,16 @@ def test_a_probe_for_a_card_is_answered_by_whether_there_is_room() -> None:
     x = Node(1, slots=1, policies=SENDER, peers=("y",))
     x.submit()  # the only slot
     need = messages.Need(asked(cpus=0.5))
-    x.hear("y", messages.Probe(7, need, LoadReport()))
+    x.hear("y", messages.ProbeRequest(7, need, LoadReport()))
     assert not x.sent(messages.ProbeReply).accepts  # no core
     x.end(x.task().key)
-    x.hear("y", messages.Probe(8, need, LoadReport()))
+    x.hear("y", messages.ProbeRequest(8, need, LoadReport()))
     reply = x.sent(messages.ProbeReply)
     assert reply.accepts
     assert (reply.report.gpus, reply.report.gpus_free, reply.report.gpu_tasks) == (1, 1, 0)
     assert reply.report.devices[0].free_slots == CONFIG.tasks_max
     x.submit(spec(request=asked(cpus=0.5)))
-    x.hear("y", messages.Probe(9, need, LoadReport()))
+    x.hear("y", messages.ProbeRequest(9, need, LoadReport()))
     assert not x.sent(messages.ProbeReply).accepts
 
 
@@ -522,8 +522,8 @@ def test_a_task_stays_where_its_card_is_free_however_busy_the_cores_are() -> Non
     x = Node(2, slots=2, policies=SENDER, peers=())
     x.meet("y", gpus=1)
     x.submit(spec(request=asked()))
-    assert "Probe to y" not in x.submit(spec(request=asked(cpus=0.5)))
-    assert "Probe to y" in x.submit(spec(request=asked()))
+    assert "ProbeRequest to y" not in x.submit(spec(request=asked(cpus=0.5)))
+    assert "ProbeRequest to y" in x.submit(spec(request=asked()))
 
 
 def test_who_waits_for_a_card_hears_of_a_free_one() -> None:
@@ -531,8 +531,10 @@ def test_who_waits_for_a_card_hears_of_a_free_one() -> None:
     x.meet("y", gpus=1)
     x.submit(spec(request=asked()))
     x.submit(spec(request=asked()))
-    x.hear("y", messages.ProbeReply(x.sent(messages.Probe).search, accepts=False, report=gpus_told(free=0, tasks=1)))
-    assert "Probe to y" in x.hear("y", messages.Pong(1, gpus_told(free=1, tasks=2)))
+    x.hear(
+        "y", messages.ProbeReply(x.sent(messages.ProbeRequest).search, accepts=False, report=gpus_told(free=0, tasks=1))
+    )
+    assert "ProbeRequest to y" in x.hear("y", messages.Pong(1, gpus_told(free=1, tasks=2)))
 
 
 def test_room_as_it_is_told() -> None:
@@ -571,14 +573,14 @@ def test_a_card_that_is_kept_for_one_that_waits_here_is_no_room_for_others() -> 
     x = Node(2, policies=SENDER, peers=("y",))
     x.submit(spec(request=asked()))
     x.submit(spec(request=asked(2)))  # waits, and the free card is kept for it
-    x.hear("y", messages.Probe(7, messages.Need(asked()), LoadReport()))
+    x.hear("y", messages.ProbeRequest(7, messages.Need(asked()), LoadReport()))
     reply = x.sent(messages.ProbeReply)
     assert not reply.accepts
     assert reply.report.gpus_free == 0
     assert not has_room(asked(), reply.report)
     assert "Decline to h" in x.hear("h", offer(request=asked()))
     x.when(events.CancelRequested(9, ("x/2",)))
-    x.hear("y", messages.Probe(8, messages.Need(asked()), LoadReport()))
+    x.hear("y", messages.ProbeRequest(8, messages.Need(asked()), LoadReport()))
     assert x.sent(messages.ProbeReply).accepts
 
 
@@ -587,7 +589,7 @@ def test_a_task_that_waits_behind_a_card_kept_for_another_looks_for_one_elsewher
     x.meet("y", gpus=1)
     x.submit(spec(request=asked()))
     x.submit(spec(request=asked(2)))
-    assert "Probe to y" in x.submit(spec(request=asked()))
+    assert "ProbeRequest to y" in x.submit(spec(request=asked()))
 
 
 def test_a_promised_task_is_declined_if_the_card_that_it_needs_is_taken() -> None:
@@ -605,7 +607,7 @@ def test_a_node_that_asks_for_work_is_given_what_its_card_has_room_for() -> None
     x.meet("y", gpus=1)
     x.submit(spec(request=asked()))
     x.submit(spec(request=asked()))
-    search = x.sent(messages.Probe).search
+    search = x.sent(messages.ProbeRequest).search
     x.hear("y", messages.ProbeReply(search, accepts=False, report=gpus_told(free=0, tasks=1)))
     profile = Profile("y", 4, 4.0, gpus=1, slots_fixed=True)
     x.hear("y", messages.GiveRequest(3, gpus_told(free=0, tasks=3), profile))
@@ -723,8 +725,8 @@ PREFERS = asked(gpu_prefer=("A100*",))
 @pytest.mark.parametrize("told", [FREE_A100, None])
 def test_a_preferred_card_that_is_idle_elsewhere_is_taken_before_another_one_here(told: DeviceLoad | None) -> None:
     x = with_a100_elsewhere(told)
-    assert "Probe to y" in x.submit(spec(request=PREFERS))
-    x.hear("y", messages.ProbeReply(x.sent(messages.Probe).search, accepts=True, report=ACCEPTS))
+    assert "ProbeRequest to y" in x.submit(spec(request=PREFERS))
+    x.hear("y", messages.ProbeReply(x.sent(messages.ProbeRequest).search, accepts=True, report=ACCEPTS))
     offered = x.sent(messages.Offer)
     assert offered.spec.request.gpu_prefer == ("A100*",)
     x.hear("y", messages.Decline(offered.task, offered.uid, 1, "busy", "taken meanwhile", ACCEPTS))
@@ -751,6 +753,6 @@ def test_a_card_elsewhere_that_is_not_crowded_is_taken_before_a_crowded_one_here
     for number in range(1, 4):
         x.submit(spec(request=asked(gib=1)))
         assert spawned(x) == [f"x/{number}"]
-    assert "Probe to y" in x.submit(spec(request=asked(gib=1)))
-    x.hear("y", messages.ProbeReply(x.sent(messages.Probe).search, accepts=False, report=ACCEPTS))
+    assert "ProbeRequest to y" in x.submit(spec(request=asked(gib=1)))
+    x.hear("y", messages.ProbeReply(x.sent(messages.ProbeRequest).search, accepts=False, report=ACCEPTS))
     assert spawned(x) == ["x/4"]

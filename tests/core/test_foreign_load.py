@@ -51,7 +51,7 @@ def test_a_node_that_others_keep_busy_is_loaded_says_so_and_accepts_nothing() ->
     assert (told.load_tasks, told.slots_foreign, told.cpus_foreign, told.load) == (2, 2, 2.0, 1.0)
     assert told.region is Region.OVERLOADED
     assert not told.accepts
-    given.hear("y", messages.Probe(1, messages.Need(), LoadReport()))
+    given.hear("y", messages.ProbeRequest(1, messages.Need(), LoadReport()))
     assert not given.sent(messages.ProbeReply).accepts
     given.when(sampled(0.2))
     told = report(given)
@@ -76,7 +76,7 @@ def test_a_wide_task_of_another_home_is_not_accepted_beside_foreign_load() -> No
     given.when(sampled(2.0))
     for cpus, accepts in ((2.0, True), (3.0, False)):
         need = messages.Need(ResourceRequest(cpus=cpus))
-        given.hear("y", messages.Probe(1, need, LoadReport()))
+        given.hear("y", messages.ProbeRequest(1, need, LoadReport()))
         assert given.sent(messages.ProbeReply).accepts is accepts
 
 
@@ -92,7 +92,7 @@ def test_on_a_busy_node_a_place_is_looked_for_first_and_then_the_task_starts_her
     given = Given(slots=1, policies=SENDER)
     given.when(sampled(1.0))
     given.submit()
-    probe = given.sent(messages.Probe)
+    probe = given.sent(messages.ProbeRequest)
     assert not [action for action in given.last if isinstance(action, actions.SpawnTask)]
     given.hear("y", messages.ProbeReply(probe.search, accepts=False, report=LoadReport(slots=1, load_tasks=1)))
     assert given.done(actions.SpawnTask)
@@ -128,7 +128,9 @@ def test_a_task_that_only_busy_nodes_can_run_waits_and_then_runs_beside_foreign_
     def offers() -> list[tuple[str, int]]:
         """All who are asked decline → whom it is offered to, and with how many tasks at most."""
         while asked := [
-            one for one in given.last if isinstance(one, actions.Send) and isinstance(one.message, messages.Probe)
+            one
+            for one in given.last
+            if isinstance(one, actions.Send) and isinstance(one.message, messages.ProbeRequest)
         ]:
             for one in asked:
                 search = one.message.search  # type: ignore[union-attr]
@@ -183,7 +185,7 @@ def test_a_double_threshold_on_cpu_utilization_makes_the_regions(
     given = Given(slots=2, policies=UTILIZATION)
     given.when(busy(cores))
     assert (report(given).region, report(given).accepts) == (region, accepts)
-    given.hear("y", messages.Probe(1, messages.Need(), LoadReport()))
+    given.hear("y", messages.ProbeRequest(1, messages.Need(), LoadReport()))
     assert given.sent(messages.ProbeReply).accepts is accepts
 
 
@@ -200,7 +202,9 @@ def test_the_index_decides_whether_an_arriving_task_looks_for_a_place() -> None:
         given.when(busy(cores))
         given.submit()
         probes = [
-            one for one in given.last if isinstance(one, actions.Send) and isinstance(one.message, messages.Probe)
+            one
+            for one in given.last
+            if isinstance(one, actions.Send) and isinstance(one.message, messages.ProbeRequest)
         ]
         assert bool(probes) is sends
 

@@ -327,7 +327,7 @@ def test_a_home_tells_other_nodes_what_it_has_learned_unless_they_could_not_prom
     probes = [
         (act.dst, act.message)
         for act in x.last
-        if isinstance(act, actions.Send) and isinstance(act.message, messages.Probe)
+        if isinstance(act, actions.Send) and isinstance(act.message, messages.ProbeRequest)
     ]
     asked = {to: probe.need.request.gpu_mem_bytes for to, probe in probes}
     assert asked.items() <= {"y": need, "z": 0}.items()

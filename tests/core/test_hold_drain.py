@@ -113,7 +113,7 @@ def test_a_drained_node_gives_back_what_has_not_started_and_lets_the_rest_run() 
 def test_its_own_tasks_look_for_a_place_elsewhere_and_do_not_start_here() -> None:
     x = Given(policies=SENDER, slots=1)
     x.when(events.DrainRequested(5))
-    assert "Probe to y" in x.submit()
+    assert "ProbeRequest to y" in x.submit()
     assert "Offer to y" in x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
     x.hear("y", messages.Decline("x/1", x.task().uid, 1, "room", "full", LoadReport()))
     assert x.task().record.state is TaskState.QUEUED
@@ -247,7 +247,7 @@ def test_without_room_on_the_disk_nothing_is_accepted_or_offered(policies: dict[
     x.when(events.DiskRoomChanged(has_room=False))
     assert x.hear("h", offer(only=True)) == ["Decline to h"]
     assert x.sent(messages.Decline).code == "disk"
-    x.hear("y", messages.Probe(4, messages.Need(), ACCEPTS))
+    x.hear("y", messages.ProbeRequest(4, messages.Need(), ACCEPTS))
     assert not x.sent(messages.ProbeReply).accepts
     x.submit()
     assert x.submit() == ["persist submission queued", "answer"]  # no search

@@ -65,7 +65,7 @@ def test_an_array_has_members_and_is_cancelled_as_a_whole() -> None:
 def test_offer_accept_commit() -> None:
     x = Given(policies=SENDER)
     x.submit()
-    assert x.submit() == ["persist submission queued", "answer", "Probe to y", "timer probe 0.25"]
+    assert x.submit() == ["persist submission queued", "answer", "ProbeRequest to y", "timer probe 0.25"]
     task = x.task(2)
     accepts = messages.ProbeReply(1, accepts=True, report=ACCEPTS)
     assert x.hear("y", accepts) == ["clear probe", "Offer to y", "timer offer 5"]
@@ -116,7 +116,7 @@ def test_searches_wait_for_their_turn_and_get_it() -> None:
     x.submit()
     x.submit()
     assert x.submit() == ["persist submission queued", "answer"]
-    assert x.timer("probe", "1") == ["decided stay", "Probe to y", "timer probe 0.25"]
+    assert x.timer("probe", "1") == ["decided stay", "ProbeRequest to y", "timer probe 0.25"]
 
 
 def test_a_commit_that_never_left_comes_back_at_once() -> None:
@@ -293,7 +293,7 @@ def test_a_node_that_takes_a_task_and_never_starts_it_is_not_asked_again_and_aga
             x.hear(task.offered_to, messages.Accept(task.task, task.uid, offered.attempt, 77, 5.0))
             x.hear(task.record.node, messages.NotStarted(task.task, task.uid, offered.attempt, "no unit to be had"))
         else:
-            search = x.sent(messages.Probe).search
+            search = x.sent(messages.ProbeRequest).search
             x.hear("y", messages.ProbeReply(search, accepts=True, report=ACCEPTS))
     assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
 
@@ -395,7 +395,7 @@ def test_a_search_ends_with_its_task() -> None:
     x.submit()
     x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
     x.when(events.CancelRequested(9, ("x/2",)))
-    assert "Probe to y" in x.submit()  # the only turn is free again
+    assert "ProbeRequest to y" in x.submit()  # the only turn is free again
 
 
 def test_signals_go_where_it_runs() -> None:
@@ -492,7 +492,7 @@ def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
     x = Given(peers=("y", "z"))
     x.submit(spec(directory=b"/data"), directory_here=False)
     task = x.task()
-    first = x.sent(messages.Probe)
+    first = x.sent(messages.ProbeRequest)
     x.hear("y", messages.ProbeReply(first.search, accepts=True, report=ACCEPTS))
     x.hear("z", messages.ProbeReply(first.search, accepts=False, report=LoadReport()))
     assert x.sent(messages.Offer)
@@ -518,7 +518,7 @@ def test_a_task_that_only_others_can_run_goes_where_an_executor_says() -> None:
     x.meet("y", labels=("fast",))
     x.meet("z", labels=("fast",))
     first = x.submit(spec(placement=Placement(labels=("fast",))))
-    asked, other = ("y", "z") if "Probe to y" in first else ("z", "y")
+    asked, other = ("y", "z") if "ProbeRequest to y" in first else ("z", "y")
     assert f"Offer to {asked}" in x.hear(asked, messages.ProbeReply(1, accepts=True, report=ACCEPTS))
     task = x.task()
     x.hear(asked, messages.Accept(task.task, task.uid, 1, 7, 1.0))
@@ -528,7 +528,7 @@ def test_a_task_that_only_others_can_run_goes_where_an_executor_says() -> None:
     assert x.sent(messages.Offer).migrations == 1  # a move by choice, which the limit ends
     assert not task.is_queued
     declined = x.hear(other, messages.Decline(task.task, task.uid, 2, "room", "full by now", LoadReport(sequence=9)))
-    assert any(name.startswith("Probe to") for name in declined), "a place is looked for again"
+    assert any(name.startswith("ProbeRequest to") for name in declined), "a place is looked for again"
     assert task.uid in x.node.home.stranded
 
 

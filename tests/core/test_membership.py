@@ -386,7 +386,7 @@ def test_a_retained_state_does_not_bring_back_the_dead() -> None:
 def test_who_speaks_although_it_is_called_dead_is_told_so() -> None:
     x = given("y")
     says(x, "z", rumour("y", MemberStatus.DEAD))
-    assert x.hear("y", messages.Probe(1, messages.Need(), ACCEPTS))[0] == "Sync to y"
+    assert x.hear("y", messages.ProbeRequest(1, messages.Need(), ACCEPTS))[0] == "Sync to y"
     assert says(x, "y", GossipPing(1, "x")) == ["ack+load+y=dead to y"]
     assert says(x.after(1.0), "y", GossipPing(1, "x"))[0] == "y=dead to y"
     x.hear("y", messages.Sync((rumour("y", refutation=1),)))
@@ -587,7 +587,7 @@ def test_a_peer_with_another_database_is_met_although_it_counts_from_one_again()
 def test_a_submission_and_gossip_do_not_meet() -> None:
     x = given("y")
     says(x, "z", rumour("y", MemberStatus.DEAD))
-    assert "Probe to y" not in [*x.submit(spec()), *x.submit(spec())]
+    assert "ProbeRequest to y" not in [*x.submit(spec()), *x.submit(spec())]
 
 
 def rows(x: Given) -> list[actions.Row]:

@@ -44,7 +44,7 @@ def test_names_are_unique_bounded_and_the_newest_last() -> None:
 def test_a_senders_search_in_vain_leaves_its_name_and_one_that_succeeds_does_not() -> None:
     x = Given(policies=BOTH)
     x.submit()
-    assert "Probe to y" in x.submit()
+    assert "ProbeRequest to y" in x.submit()
     assert x.hear("y", messages.ProbeReply(1, accepts=False, report=FULL)) == [
         "clear probe",
         "decided stay",
@@ -77,10 +77,10 @@ def test_the_named_are_asked_first_newest_first_and_cost_no_probe() -> None:
     x.hear("b", ROOM)
     x.hear("d", ROOM)
     x.submit()
-    assert "Probe to d" in x.submit()
-    assert "Probe to b" in x.hear("d", messages.ProbeReply(1, accepts=False, report=FULL))
-    asked = [step for step in x.hear("b", messages.ProbeReply(1, accepts=False, report=FULL)) if "Probe" in step]
-    assert asked in (["Probe to a"], ["Probe to c"])
+    assert "ProbeRequest to d" in x.submit()
+    assert "ProbeRequest to b" in x.hear("d", messages.ProbeReply(1, accepts=False, report=FULL))
+    asked = [step for step in x.hear("b", messages.ProbeReply(1, accepts=False, report=FULL)) if "ProbeRequest" in step]
+    assert asked in (["ProbeRequest to a"], ["ProbeRequest to c"])
     other = asked[0][-1]
     done = x.hear(other, messages.ProbeReply(1, accepts=False, report=FULL))
     assert [step for step in done if "Footprint" in step] == [f"Footprint to {other}"]

@@ -91,7 +91,7 @@ def test_a_policy_that_fails_costs_only_performance(kind: str) -> None:
     y = x.node.membership.get("y")
     assert y is not None
     x.hear("y", messages.GiveRequest(1, LoadReport(sequence=3), y.profile))
-    x.hear("y", messages.Probe(1, messages.Need(), ACCEPTS))
+    x.hear("y", messages.ProbeRequest(1, messages.Need(), ACCEPTS))
     x.timer("region")
     x.submit()
     x.hear("y", messages.Offer("y/1", bytes(16), 1, spec(), 60.0, only=True))

@@ -40,7 +40,7 @@ def pending(x: Given) -> list[tuple[str, ...]]:
     return [
         tuple(msgspec.to_builtins(act.timer))
         for act in x.last
-        if isinstance(act, SetTimer) and isinstance(act.timer, timers.Answer)
+        if isinstance(act, SetTimer) and isinstance(act.timer, timers.AnswerDue)
     ]
 
 
@@ -207,7 +207,7 @@ def test_all_bidders_are_asked_at_once_and_the_cheapest_must_confirm() -> None:
     )
     x.submit()
     did = x.submit()
-    asked = [name.split()[-1] for name in did if name.startswith("Probe to")]
+    asked = [name.split()[-1] for name in did if name.startswith("ProbeRequest to")]
     assert len(set(asked)) == 2
     first, second = asked
     x.hear(first, messages.ProbeReply(1, accepts=True, report=HAS_ROOM, price_s=3.0))
@@ -222,14 +222,14 @@ def test_the_price_is_when_one_more_task_would_have_ended() -> None:
     x = Given(slots=2)
     prices = []
     for _ in range(4):
-        x.hear("y", messages.Probe(1, messages.Need(), HAS_WORK, expected_s=1.0))
+        x.hear("y", messages.ProbeRequest(1, messages.Need(), HAS_WORK, expected_s=1.0))
         prices.append(x.sent(messages.ProbeReply).price_s)
         x.submit()
     assert prices == [1.0, 1.0, 1.5, 2.0]  # one second each until one has ended
 
 
 def price(x: Given, expected_s: float) -> float:
-    x.hear("y", messages.Probe(1, messages.Need(), HAS_WORK, expected_s=expected_s))
+    x.hear("y", messages.ProbeRequest(1, messages.Need(), HAS_WORK, expected_s=expected_s))
     bid: float = x.sent(messages.ProbeReply).price_s
     return bid
 
@@ -273,9 +273,9 @@ def test_only_a_bidding_home_asks_for_a_price_and_names_the_expected_duration() 
         run_for(x, 7.0)
         x.submit()
         x.submit()
-        assert x.sent(messages.Probe).expected_s == expected_s
+        assert x.sent(messages.ProbeRequest).expected_s == expected_s
     x = Given()
-    x.hear("y", messages.Probe(1, messages.Need(), HAS_WORK))
+    x.hear("y", messages.ProbeRequest(1, messages.Need(), HAS_WORK))
     assert x.sent(messages.ProbeReply).price_s == 0.0
 
 
@@ -412,6 +412,6 @@ def test_a_sender_policy_hears_announcements_and_whether_they_went_to_all() -> N
     x.hear("y", messages.StateAnswer(messages.UNASKED, HAS_ROOM))
     busy = msgspec.structs.replace(HAS_WORK, sequence=2)
     x.when(events.PeerMet(identity("y"), Profile("y", 1, 1.0, slots_fixed=True), busy))
-    x.hear("y", messages.Probe(1, messages.Need(), msgspec.structs.replace(HAS_WORK, sequence=3)))
+    x.hear("y", messages.ProbeRequest(1, messages.Need(), msgspec.structs.replace(HAS_WORK, sequence=3)))
     assert policy.heard == [("y", 0, False), ("y", 2, True)]
     assert not [act for act in x.last if isinstance(act, Announce)]

@@ -267,7 +267,7 @@ ADVICE: list[Any] = [
     messages.StateRequest(1, ACCEPTS, messages.Need()),
     messages.Enough(1),
     messages.StateAnswer(1, ACCEPTS),
-    messages.Probe(1, messages.Need(), ACCEPTS),
+    messages.ProbeRequest(1, messages.Need(), ACCEPTS),
     messages.ProbeReply(1, accepts=True, report=ACCEPTS),
     messages.GiveRequest(1, ACCEPTS, Profile("z", 9, 9.0)),
     messages.GiveReply(1, ACCEPTS),

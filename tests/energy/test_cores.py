@@ -64,7 +64,7 @@ def test_a_full_node_takes_an_overcommitting_guest_while_its_share_is_free() -> 
     x.meet("y")
 
     def accepts(request: ResourceRequest) -> bool:
-        x.hear("y", messages.Probe(5, messages.Need(request), LoadReport(), 1.0))
+        x.hear("y", messages.ProbeRequest(5, messages.Need(request), LoadReport(), 1.0))
         return bool(x.sent(messages.ProbeReply).accepts)
 
     assert (accepts(OVER), accepts(ResourceRequest())) == (True, False)

@@ -38,7 +38,7 @@ def told(**changes: Any) -> LoadReport:
 
 
 def answer(given: Given, **reports: LoadReport) -> None:
-    probe = given.sent(messages.Probe)
+    probe = given.sent(messages.ProbeRequest)
     for node, report in reports.items():
         given.hear(node, messages.ProbeReply(probe.search, report.accepts, report))
 
@@ -93,7 +93,7 @@ def test_no_task_starts_above_the_cap_and_none_is_accepted_there() -> None:
     x.end(next(iter(x.node.ledger.running)))
     assert len(x.node.ledger.running) == 2
     x.meet("y")
-    x.hear("y", messages.Probe(5, messages.Need(), told(), 1.0))
+    x.hear("y", messages.ProbeRequest(5, messages.Need(), told(), 1.0))
     assert not x.sent(messages.ProbeReply).accepts
 
 

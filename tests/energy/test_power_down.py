@@ -63,7 +63,7 @@ def test_the_only_node_that_fits_is_woken_at_once_and_what_that_took_is_learned(
     assert woken(x) == []  # it is being woken
     x.after(7.0).rumour("y", MemberStatus.ALIVE, 2)
     assert x.node.membership.waking.took_s == {"y": 7.0}
-    assert x.sent(messages.Probe)
+    assert x.sent(messages.ProbeRequest)
 
 
 def test_a_node_that_never_wakes_is_asked_three_times_reported_and_avoided_until_it_is_heard_of() -> None:
@@ -111,7 +111,7 @@ def test_a_home_that_sleeps_elsewhere_keeps_its_leases_parked() -> None:
     x = Given(policies=SENDER)
     x.submit()
     x.submit(spec(name="second"))
-    x.hear("y", messages.ProbeReply(x.sent(messages.Probe).search, True, LoadReport(slots=1, accepts=True)))
+    x.hear("y", messages.ProbeReply(x.sent(messages.ProbeRequest).search, True, LoadReport(slots=1, accepts=True)))
     x.hear("y", messages.Accept("x/2", x.task(2).uid, 1, 7, 1.0, "y-machine-1"))
     x.when(events.MachineSleeping(is_suspended=True))
     assert not x.node.state.is_asleep  # its tasks run elsewhere, under leases

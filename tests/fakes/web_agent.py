@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.web.access import Access, Right
+from peerload.web.access import Access, ViewerRight
 from peerload.web.http import HttpServer
 from peerload.web.live import LiveFeed
 from peerload.web.routes import Routes
@@ -118,7 +118,7 @@ def served(agent: Any, directory: Path) -> Iterator[str]:
         server = HttpServer(Routes(agent, access, feed, port=0, scheme="http").answer)
         listener = await asyncio.start_server(server.serve(is_local=False), "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
-        where[0] = f"http://127.0.0.1:{port}/login?code={access.new_code(Right.ACT)}"
+        where[0] = f"http://127.0.0.1:{port}/login?code={access.new_code(ViewerRight.ACT)}"
         ready.set()
         await stop.wait()
         listener.close()

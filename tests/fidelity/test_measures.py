@@ -37,10 +37,10 @@ def test_delays_are_read_from_recordings() -> None:
     first: list[tuple[float, events.Event, list[actions.Action]]] = [
         (
             1.0,
-            events.TimerExpired(timers.Renew()),
+            events.TimerExpired(timers.RenewalDue()),
             [actions.Send("b", ping), actions.SpawnTask("k", "a/1", 1, "a", spec)],
         ),
-        (2.0, events.TimerExpired(timers.Renew()), [actions.Persist((row,)), actions.Send("b", leaving)]),
+        (2.0, events.TimerExpired(timers.RenewalDue()), [actions.Persist((row,)), actions.Send("b", leaving)]),
         (3.05, events.TaskEnded("k", Exit(0, started_at=1.2, ended_at=3.0)), []),
     ]
     second: list[tuple[float, events.Event, list[actions.Action]]] = [

@@ -40,7 +40,7 @@ from peerload.model.resources import Profile
 from peerload.policy import registry
 from peerload.security import certificates, revocation
 from peerload.security.invitations import InvitationRefused, Invitations
-from peerload.security.revocation import Trust
+from peerload.security.revocation import TrustStore
 from peerload.web import routes
 from peerload.web.http import Request
 from peerload.wire import control, join, peer
@@ -279,7 +279,7 @@ def _ca() -> tuple[Any, Ed25519PrivateKey]:
 def trust_words(raw: bytes) -> object:
     """What is passed on as the CA's words: as it stands, and signed by the CA itself."""
     made, key = _ca()
-    known = Trust(made, scratch() / "trust-none")
+    known = TrustStore(made, scratch() / "trust-none")
     known._worth_keeping = lambda _held, _now: {}  # type: ignore[method-assign, assignment]
     signed = msgspec.msgpack.encode((raw, key.sign(revocation._CONTEXT + raw)))
     read: list[object] = []
@@ -299,7 +299,7 @@ def state_file(raw: bytes) -> object:
         case 0:
             return AddressFile(file).port_of("127.0.0.1")
         case 1:
-            return Trust(_ca()[0], file).signed
+            return TrustStore(_ca()[0], file).signed
         case 2:
             ill = GpuFaults("boot", file)
             ill.load("driver")

@@ -20,8 +20,8 @@ from peerload.model.messages import (
     Offer,
     Ping,
     Pong,
-    Probe,
     ProbeReply,
+    ProbeRequest,
     Renew,
     Renewal,
 )
@@ -133,7 +133,7 @@ class FakePeer:
     def _answer(self, message: Message) -> None:
         if isinstance(message, Ping):
             self.send(Pong(message.sequence, self.report))
-        elif isinstance(message, Probe):
+        elif isinstance(message, ProbeRequest):
             self.send(ProbeReply(message.search, accepts=True, report=self.report))
         elif isinstance(message, GiveRequest):
             self.send(GiveReply(message.search, self.report))

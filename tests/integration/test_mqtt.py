@@ -24,8 +24,8 @@ from peerload.model.messages import (
     Message,
     Need,
     NotStarted,
-    Probe,
     ProbeReply,
+    ProbeRequest,
     Query,
     State,
     StateRequest,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from peerload.cli.demo.broker import BrokerProcess
 
-ASK = Probe(search=1, need=Need(), report=LoadReport())
+ASK = ProbeRequest(search=1, need=Need(), report=LoadReport())
 """Any small advice."""
 
 
@@ -118,7 +118,7 @@ def test_state_is_retained_for_who_joins_later(nodes: Nodes) -> None:
 def test_a_directed_message_reaches_its_node_alone_and_once(nodes: Nodes) -> None:
     a, b, c = nodes("a"), nodes("b"), nodes("c")
     wait_until(lambda: all(len(node.heard) == 2 for node in (a, b, c)), what="all states")
-    assert a.send("b", Probe(search=7, need=Need(), report=LoadReport()), b.identity.boot)
+    assert a.send("b", ProbeRequest(search=7, need=Need(), report=LoadReport()), b.identity.boot)
     wait_until(lambda: len(b.heard) == 3, what="the probe")
     assert b.send("a", ProbeReply(search=7, accepts=True, report=LoadReport()))
     wait_until(lambda: len(a.heard) == 3, what="the reply")
@@ -192,7 +192,7 @@ def test_a_killed_broker_is_found_again_by_itself(nodes: Nodes, broker: BrokerPr
     assert state.report.load_tasks == 9
     assert a.changes == [True, False, True]
     assert a.send("b", ASK)
-    wait_until(lambda: isinstance(b.heard[-1][0], Probe), what="directed messages work again")
+    wait_until(lambda: isinstance(b.heard[-1][0], ProbeRequest), what="directed messages work again")
 
 
 def test_a_frozen_broker_holds_nobody_up(nodes: Nodes, broker: BrokerProcess) -> None:  # noqa: F811 -- a fixture
@@ -222,7 +222,7 @@ def test_a_clean_close_takes_the_retained_state_away(nodes: Nodes) -> None:
     wait_until(lambda: late.heard, what="late hears")
     assert late.send("w", ASK)
     assert late.send("late", ASK)
-    wait_until(lambda: any(isinstance(message, Probe) for message, _ in witness.heard), what="a full round")
+    wait_until(lambda: any(isinstance(message, ProbeRequest) for message, _ in witness.heard), what="a full round")
     assert {message.identity.node for message, _ in late.heard if isinstance(message, State)} == {"w"}
 
 

@@ -362,7 +362,9 @@ def test_a_result_is_fetched_again_if_the_agent_goes_away_meanwhile(
     fetch = executor_link._Session._tail
     fetched: list[int] = []
 
-    def fetch_from_the_dead(session: executor_link._Session, made: executor_link.Call, stream: int, size: int) -> bytes:
+    def fetch_from_the_dead(
+        session: executor_link._Session, made: executor_link.PendingCall, stream: int, size: int
+    ) -> bytes:
         if not fetched:
             agents[0].kill()
         fetched.append(stream)  # it is started again when this is seen

@@ -57,7 +57,7 @@ def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
 
     def ping_and_take_back(self: Node, name: timers.Timer) -> None:
         timer(self, name)
-        for task in list(self.home.tasks.values()) if isinstance(name, timers.Gossip) else ():
+        for task in list(self.home.tasks.values()) if isinstance(name, timers.GossipDue) else ():
             peer = self.membership.get(task.record.node)
             if task.phase is HomePhase.AWAY and (peer is None or peer.state is not PeerState.ALIVE):
                 self.handoff.lost_attempts.died(task, "suspected")

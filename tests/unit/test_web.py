@@ -16,7 +16,7 @@ import pytest
 from peerload.model import metrics
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.web import exposition
-from peerload.web.access import Access, Right, secret_of
+from peerload.web.access import Access, ViewerRight, secret_of
 from peerload.web.http import HttpServer, Request
 from peerload.web.live import LiveFeed
 from peerload.web.routes import Routes
@@ -56,7 +56,7 @@ def routes(directory: Path, agent: Any) -> Routes:
     return Routes(agent, access_in(directory), LiveFeed(agent), port=7118, scheme="http")
 
 
-def bearer(directory: Path, right: Right) -> str:
+def bearer(directory: Path, right: ViewerRight) -> str:
     return f"Bearer {secret_of(directory / 'web', right)}"
 
 
@@ -78,15 +78,15 @@ def test_another_name_is_refused(tmp_path: Path) -> None:
 
 def test_a_code_is_good_once_and_gives_a_cookie(tmp_path: Path) -> None:
     access = access_in(tmp_path)
-    code = access.new_code(Right.LOOK)
-    assert (access.take_code(code), access.take_code(code)) == (Right.LOOK, Right.NOTHING)
-    name, value = access.cookie_for(Right.LOOK)
+    code = access.new_code(ViewerRight.LOOK)
+    assert (access.take_code(code), access.take_code(code)) == (ViewerRight.LOOK, ViewerRight.NOTHING)
+    name, value = access.cookie_for(ViewerRight.LOOK)
     cookie = value.partition(";")[0]
     assert name == "Set-Cookie"
     assert {"HttpOnly", "SameSite=Strict"} <= {part.strip() for part in value.split(";")}
     again = access_in(tmp_path)  # a restarted server
-    assert again.right_of(request("/", cookie=f"other=1; {cookie}")) is Right.LOOK
-    assert again.right_of(request("/", cookie=cookie.replace("=1.", "=2."))) is Right.NOTHING
+    assert again.right_of(request("/", cookie=f"other=1; {cookie}")) is ViewerRight.LOOK
+    assert again.right_of(request("/", cookie=cookie.replace("=1.", "=2."))) is ViewerRight.NOTHING
 
 
 def test_who_may_look_may_not_act(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_who_may_look_may_not_act(tmp_path: Path) -> None:
     def cancel(**headers: Any) -> int:
         return asyncio.run(served.answer(request("/api/v1/tasks/n1/1/cancel", "POST", **headers))).status
 
-    assert cancel(authorization=bearer(tmp_path, Right.LOOK)) == 403
-    act = bearer(tmp_path, Right.ACT)
+    assert cancel(authorization=bearer(tmp_path, ViewerRight.LOOK)) == 403
+    act = bearer(tmp_path, ViewerRight.ACT)
     assert cancel(authorization=act, origin="http://evil.example") == 403
     assert cancel(authorization=act, sec_fetch_site="cross-site") == 403
     assert not agent.asked

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.web import http
-from peerload.web.access import SESSION_S, Right
+from peerload.web.access import SESSION_S, ViewerRight
 from peerload.web.http import HttpServer, Response
 from tests.unit.test_web import FakeAgent, access_in, bearer, request, routes
 
@@ -113,7 +113,7 @@ def test_of_a_thousand_connections_some_are_served_and_the_others_closed() -> No
 
 def test_a_token_in_a_url_gives_no_right_and_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    token = bearer(tmp_path, Right.ACT).partition(" ")[2]
+    token = bearer(tmp_path, ViewerRight.ACT).partition(" ")[2]
     agent = FakeAgent()
     served = routes(tmp_path, agent)
     answers = [
@@ -143,10 +143,10 @@ def test_a_date_that_jumps_signs_nobody_in_and_codes_do_not_mind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access = access_in(tmp_path)
-    cookie = access.cookie_for(Right.ACT)[1].partition(";")[0]
-    code, real = access.new_code(Right.LOOK), time.time
+    cookie = access.cookie_for(ViewerRight.ACT)[1].partition(";")[0]
+    code, real = access.new_code(ViewerRight.LOOK), time.time
     monkeypatch.setattr("peerload.web.access.time.time", lambda: real() + SESSION_S + 1)
-    assert access.right_of(request("/", cookie=cookie)) is Right.NOTHING
-    assert access.take_code(code) is Right.LOOK
+    assert access.right_of(request("/", cookie=cookie)) is ViewerRight.NOTHING
+    assert access.take_code(code) is ViewerRight.LOOK
     monkeypatch.setattr("peerload.web.access.time.time", lambda: 1.0)
-    assert access.right_of(request("/", cookie=cookie)) is Right.ACT
+    assert access.right_of(request("/", cookie=cookie)) is ViewerRight.ACT

@@ -42,7 +42,7 @@ def lived(node: Node) -> bytes:
         events.AgentStarted(),
         events.TaskSubmitted(1, "a", b"d", spec),
         events.TaskSubmitted(2, "a", b"another", spec),
-        events.TimerExpired(timers.Renew()),
+        events.TimerExpired(timers.RenewalDue()),
         events.LoadSampled(0.5, 0.25, 1000),
         events.CancelRequested(3, ("x/1",)),
         events.AgentStopping(),

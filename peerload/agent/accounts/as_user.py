@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.accounts.output_files import Segment
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.messages import DirectoryTold, Message
     from peerload.model.submit_options import SubmitOptions
@@ -208,7 +208,7 @@ class UserServices:
     """One per agent."""
 
     def __init__(
-        self, info: NodeInfo, launcher: LauncherLink, directories: DirectoryCache, security: SecurityEvents
+        self, info: AgentInfo, launcher: LauncherLink, directories: DirectoryCache, security: SecurityEvents
     ) -> None:
         self._info = info
         self._launcher = launcher

@@ -25,7 +25,7 @@ from peerload.model.submit_options import CompletionJob
 if TYPE_CHECKING:
     from peerload.agent.completion.notify_hook import NotifyHooks
     from peerload.agent.completion.saving import OutputSaver
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.run_state import RunState
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.jobs import DueJob
@@ -53,7 +53,7 @@ class CompletionJobs:
     """One per agent; from the loop's thread only."""
 
     def __init__(
-        self, info: NodeInfo, store: Store, journal: EventLog, run: RunState, saving: OutputSaver, notices: NotifyHooks
+        self, info: AgentInfo, store: Store, journal: EventLog, run: RunState, saving: OutputSaver, notices: NotifyHooks
     ) -> None:
         self._info = info
         self._store = store

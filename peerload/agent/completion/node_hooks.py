@@ -24,7 +24,7 @@ from peerload.model.metrics import labelled
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
     from peerload.model.actions import PutEvent, TaskChanged
@@ -63,7 +63,7 @@ def delivery_variables(settings: HooksSettings, target: str, *, signs: bool = Tr
 class NodeHooks:
     """The hooks of one agent. From the loop's thread only."""
 
-    def __init__(self, info: NodeInfo, store: Store, journal: EventLog) -> None:
+    def __init__(self, info: AgentInfo, store: Store, journal: EventLog) -> None:
         self._info = info
         self._store = store
         self._journal = journal

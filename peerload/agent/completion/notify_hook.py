@@ -25,7 +25,7 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
 if TYPE_CHECKING:
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.store.jobs import DueJob
     from peerload.agent.store.reader import StoreReader
@@ -52,7 +52,7 @@ class NotifyHooks:
     """The commands that run, by their keys at the launcher."""
 
     def __init__(
-        self, info: NodeInfo, store: StoreReader, launcher: LauncherLink, spool: Spool, users: UserServices
+        self, info: AgentInfo, store: StoreReader, launcher: LauncherLink, spool: Spool, users: UserServices
     ) -> None:
         self._info = info
         self._store = store

@@ -39,7 +39,7 @@ from peerload.model.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.run_state import RunState
@@ -208,7 +208,7 @@ class Retention:
 
     def __init__(
         self,
-        info: NodeInfo,
+        info: AgentInfo,
         store: Store,
         disk: DiskSpace,
         remover: TaskRemover,

@@ -30,7 +30,7 @@ from peerload.model.task import TaskState, execution_key
 if TYPE_CHECKING:
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.accounts.output_files import Segment
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.run_state import RunState
@@ -115,7 +115,7 @@ class OutputSaver:
 
     def __init__(
         self,
-        info: NodeInfo,
+        info: AgentInfo,
         node: Node,
         store: StoreReader,
         spool: Spool,

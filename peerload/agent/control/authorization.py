@@ -85,23 +85,23 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Settings: Right.LOOK,
     control.Checkup: Right.LOOK,
     control.Submit: Right.SUBMIT,
-    control.Retry: Right.OWN,
-    control.Tasks: Right.OWN,
+    control.RetryRequest: Right.OWN,
+    control.TasksRequest: Right.OWN,
     control.Select: Right.OWN,
     control.History: Right.OWN,
     control.Show: Right.OWN,
-    control.Usage: Right.OWN,
-    control.Why: Right.OWN,
+    control.UsageRequest: Right.OWN,
+    control.WhyRequest: Right.OWN,
     control.Events: Right.OWN,
     control.Wait: Right.OWN,
-    control.Output: Right.OWN,
+    control.ReadOutput: Right.OWN,
     control.Cancel: Right.OWN,
     control.Remote: Right.OWN,
     control.Hold: Right.OWN,
     control.Release: Right.OWN,
     control.Prio: Right.OWN,
     control.Exec: Right.OWN,
-    control.Signal: Right.OWN,
+    control.SignalRequest: Right.OWN,
     control.Input: Right.OWN,
     control.Resize: Right.OWN,
     control.Attend: Right.OWN,
@@ -117,7 +117,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Stop: Right.ADMIN,
     control.Leave: Right.ADMIN,
     control.Invite: Right.HERE,
-    control.Revoke: Right.HERE,
+    control.RevokeRequest: Right.HERE,
     control.Rotate: Right.HERE,
     control.CancelRemote: Right.HERE,
     control.Restart: Right.HERE,
@@ -213,7 +213,7 @@ class Authorization:
             why = f"{caller.user or 'who asks'} is neither root nor in the group {self._config.admin_group}"
             raise NotAllowed(f"peerload {verb} is for administrators", why=why, hint=f"sudo peerload {verb}")
         request = self._with_last_resolved(caller, request)
-        if isinstance(request, control.Submit | control.Retry):
+        if isinstance(request, control.Submit | control.RetryRequest):
             self._check_submitter(caller)
             token = hashlib.sha256(f"{caller.who}\0{request.token}".encode()).hexdigest()  # nobody can guess another's
             request = msgspec.structs.replace(request, token=token)

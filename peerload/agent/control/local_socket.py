@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.connection import Server
     from peerload.agent.control.quotas import Quotas
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.config import AgentConfig
 
@@ -49,7 +49,7 @@ class LocalSocket:
 
     def __init__(
         self,
-        info: NodeInfo,
+        info: AgentInfo,
         server: Server,
         access: Authorization,
         quotas: Quotas,

@@ -33,7 +33,7 @@ COUNTED_EVERY_S = 5.0
 WAIT_S_MIN = 0.001
 REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
     control.Overview: 250,
-    control.Why: 250,
+    control.WhyRequest: 250,
     control.Checkup: 100,
     control.Nodes: 100,
     control.Samples: 100,

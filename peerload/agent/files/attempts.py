@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.store.disk_space import DiskSpace
@@ -85,7 +85,7 @@ class AttemptFiles:
         spool: Spool,
         links: PeerLinks,
         inbox: Inbox,
-        info: NodeInfo,
+        info: AgentInfo,
         node: Node,
         event_log: EventLog,
     ) -> None:

@@ -59,7 +59,7 @@ ERROR_CHARS_MAX = 2000
 """Bound on each field of an error of another node."""
 
 
-STREAMED = (control.Wait, control.Output, control.Events, control.Exec)
+STREAMED = (control.Wait, control.ReadOutput, control.Events, control.Exec)
 """Requests whose responses are streamed, and may be endless."""
 ATTACHING = (control.Attend, control.Input)
 """After these the other node notices a disconnect of the client."""

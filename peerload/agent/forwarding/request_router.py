@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 READS = (control.Show, control.Wait, control.Events)
 """Requests for several tasks that change nothing: the first error may be the response to all of it."""
-KNOWN_BY_EXECUTOR = (control.Show, control.Output, control.Events)
+KNOWN_BY_EXECUTOR = (control.Show, control.ReadOutput, control.Events)
 """Requests that the executor of a task can answer, too."""
 CLUSTER_SILENT_S_MAX = 3.0
 """Silence after which a node is left out of a request to all nodes, and listed as missing."""
@@ -130,7 +130,7 @@ class RequestRouter:
             return msgspec.structs.replace(request, tasks=tuple(self._task_ids.whole_id(ref) for ref in refs))
         return request
 
-    async def check_dependencies(self, connection: Connection, request: control.Submit | control.Retry) -> None:
+    async def check_dependencies(self, connection: Connection, request: control.Submit | control.RetryRequest) -> None:
         """In system mode, ask the homes of a submission's dependencies whether its user may see them. Raises PeerloadError."""
         if not isinstance(request, control.Submit) or not self._access.is_system or connection.from_node:
             return
@@ -168,7 +168,7 @@ class RequestRouter:
         except (LinkUnavailable, NoSuchTask) as error:
             if is_answered or not self._knows(connection, request, refs_of(request)):
                 raise
-            if isinstance(request, control.Output):
+            if isinstance(request, control.ReadOutput):
                 away = {"id": request.task, "home": home, "why": error.why or error.what}
                 connection.more(request.id, {"away": away})
             await self._carry_out(connection, msgspec.structs.replace(request, at=self._own))
@@ -287,7 +287,7 @@ class RequestRouter:
         access, caller = self._access, connection.caller
         if isinstance(request, control.Events):
             return caller.sees_all and all(self._store.events(0, 1, newest=True, tasks=[name]) for name in names)
-        if not isinstance(request, control.Show | control.Output):
+        if not isinstance(request, control.Show | control.ReadOutput):
             return False
         return all(
             remote_task.find(self._node, name) is not None
@@ -317,7 +317,7 @@ class RequestRouter:
         why = f"{stands}: {error.why or error.what}" if stands else error.why or error.what
         hint = "peerload nodes  shows who is there"
         if refs and not request.at and isinstance(request, KNOWN_BY_EXECUTOR):
-            verb = "logs" if isinstance(request, control.Output) else type(request).__struct_config__.tag
+            verb = "logs" if isinstance(request, control.ReadOutput) else type(request).__struct_config__.tag
             hint = f"the node that runs it tells what it has:  peerload {verb} --at NODE {refs[0]}"
         if self._knows(connection, request, refs):
             hint = "what is here of it is told when you ask again"

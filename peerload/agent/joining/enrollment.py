@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.event_log import EventLog
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.security.invitations import Invitation
-    from peerload.security.revocation import Trust
+    from peerload.security.revocation import TrustStore
     from peerload.security.tls import Credentials
     from peerload.wire.control import Invite
     from peerload.wire.join import JoinRequest
@@ -52,7 +52,7 @@ ARRIVES_WITHIN_S = 60.0
 class Enrollment:
     """The invitations of one node, and who may use them."""
 
-    def __init__(self, info: NodeInfo, node: Node, tls: Credentials, trust: Trust) -> None:
+    def __init__(self, info: AgentInfo, node: Node, tls: Credentials, trust: TrustStore) -> None:
         self._info = info
         self._node = node
         self._tls = tls

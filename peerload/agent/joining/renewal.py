@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
-    from peerload.security.revocation import Trust
+    from peerload.security.revocation import TrustStore
     from peerload.security.tls import Credentials
 
 REQUESTS_PER_S = 1.0
@@ -36,7 +36,7 @@ class CertificateRenewal:
     def __init__(
         self,
         tls: Credentials,
-        trust: Trust,
+        trust: TrustStore,
         links: PeerLinks,
         node: Node,
         events: EventLog,

@@ -29,7 +29,7 @@ from peerload.security.address import PORT_MAX, join_address, parse_address, rea
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.run_state import RunState
     from peerload.agent.store.event_log import EventLog
@@ -124,7 +124,7 @@ def followed(config: AgentConfig, origins: Mapping[str, str]) -> AgentConfig:
 class AddressWatch:
     """Restarts the agent when the address of this machine has changed."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _local: LocalNode
     _run: RunState
     _events: EventLog

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.run_state import RunState
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
@@ -34,7 +34,7 @@ _log = logging.getLogger("peerload.agent")
 class DuplicateNames:
     """Reactions of one agent to others with its name."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _node: Node
     _run: RunState
     _events: EventLog

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
     from peerload.model.devices import Device
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class LocalNode:
     """Makes what this node sends about itself, and knows from the core which peers there are."""
 
-    def __init__(self, info: NodeInfo, cluster: ClusterDirectory, keyring: Keyring, node: Node, inbox: Inbox) -> None:
+    def __init__(self, info: AgentInfo, cluster: ClusterDirectory, keyring: Keyring, node: Node, inbox: Inbox) -> None:
         self._info = info
         self.cluster = cluster
         self._keyring = keyring
@@ -129,7 +129,7 @@ def speed_of(config: AgentConfig) -> float | None:
     return config.speed or stored_speed(speed_file(config))
 
 
-def profile_of(info: NodeInfo, devices: tuple[Device, ...], *, is_issuer: bool) -> Profile:
+def profile_of(info: AgentInfo, devices: tuple[Device, ...], *, is_issuer: bool) -> Profile:
     """The profile of this machine at the agent's start."""
     config = info.config
     cpus, mem_bytes = machine_facts()

@@ -23,14 +23,14 @@ from peerload.wire import gossip as wire
 
 if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.security_events import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.actions import SendGossip
     from peerload.model.messages import Hello, Identity
-    from peerload.security.revocation import Trust
+    from peerload.security.revocation import TrustStore
     from peerload.wire.gossip import Datagram
 
 ADDRESS_FILE = "addresses"
@@ -73,11 +73,11 @@ class Members:
 
     def __init__(
         self,
-        info: NodeInfo,
+        info: AgentInfo,
         local: LocalNode,
         node: Node,
         links: PeerLinks,
-        trust: Trust,
+        trust: TrustStore,
         inbox: Inbox,
         security: SecurityEvents,
     ) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.core_requests import CoreRequests
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.enrollment import Enrollment
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.membership import Members
     from peerload.agent.run_state import RunState
     from peerload.agent.store.event_log import EventLog
@@ -164,7 +164,7 @@ class NodeCommands:
 class ClusterCommands:
     """The commands that need the key of the cluster's CA."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _node: Node
     _enrollment: Enrollment
     _trust: TrustDistribution
@@ -185,7 +185,7 @@ class ClusterCommands:
         }
         connection.ok(request.id, answer | {"ends_at": time.time() + request.ttl_s, "uses": request.uses})
 
-    def revoke(self, connection: Connection, request: control.Revoke) -> None:
+    def revoke(self, connection: Connection, request: control.RevokeRequest) -> None:
         """Revoke a node."""
         self._enrollment.check_issuer("revoke", "shut nobody out")
         if request.node == self._info.config.node:

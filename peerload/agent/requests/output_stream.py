@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.requests.client_events import TaskWatch, TaskWatches
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class OutputSource:
     """The output of tasks of this home: kept here, or copied from the node that runs them."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _node: Node
     _output: TaskOutputs
     _spool: Spool
@@ -96,7 +96,7 @@ class OutputSource:
         """Cut the output to what is kept of an ended task."""
         self._output.cut_soon(key)
 
-    async def send_remote(self, connection: Connection, request: control.Output, guest: RemoteTask) -> None:
+    async def send_remote(self, connection: Connection, request: control.ReadOutput, guest: RemoteTask) -> None:
         """Send the output of a task of another home that runs here; with ``follow`` until it has ended."""
         first = second = 0
         sizes = self._spool.sizes(guest.key)
@@ -130,7 +130,7 @@ class OutputRequests:
     _source: OutputSource
     _node: Node
 
-    async def output(self, connection: Connection, request: control.Output) -> None:
+    async def output(self, connection: Connection, request: control.ReadOutput) -> None:
         """Send the output of one task."""
         store = await self._reads.durable()
         if request.at and (guest := remote_task.find(self._node, request.task)) is not None:
@@ -149,7 +149,7 @@ class OutputStream:
         source: OutputSource,
         store: Store,
         connection: Connection,
-        request: control.Output,
+        request: control.ReadOutput,
         watch: TaskWatch,
     ) -> None:
         self._source = source

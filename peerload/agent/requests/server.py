@@ -87,7 +87,7 @@ class RequestServer:
             # 3. Routing: other nodes answer, if they have a part in it.
             if (elsewhere := router.work(connection, request)) is not None:
                 await elsewhere
-            elif not isinstance(request, control.Submit | control.Retry):
+            elif not isinstance(request, control.Submit | control.RetryRequest):
                 if (work := self._verbs.work(connection, request)) is not None:
                     await work
             else:
@@ -155,9 +155,9 @@ class Verbs:
                 return self.commands.cancel(connection, request)
             case control.CancelRemote():
                 self.commands.cancel_remote(connection, request)
-            case control.Signal() if request.command:
+            case control.SignalRequest() if request.command:
                 self.execs.commands.signal(connection, request)
-            case control.Signal():
+            case control.SignalRequest():
                 return self.commands.signal(connection, request)
             case control.Hold():
                 return self.commands.hold(connection, request)
@@ -173,7 +173,7 @@ class Verbs:
                 return self.clean.clean(connection, request)
             case control.Wait():
                 return self.waits.wait(connection, request)
-            case control.Output():
+            case control.ReadOutput():
                 return self.outputs.output(connection, request)
             case control.Exec():
                 return self.execs.run(connection, request)
@@ -190,7 +190,7 @@ class Verbs:
             case control.Detach():
                 return self.attach.detach(connection, request)
             # Lists and explanations, which see everything that was decided before them
-            case control.Tasks():
+            case control.TasksRequest():
                 return self.tasks.tasks(connection, request)
             case control.Select():
                 return self.tasks.select(connection, request)
@@ -202,9 +202,9 @@ class Verbs:
                 return self.tasks.show(connection, request)
             case control.Events():
                 return self.events.events(connection, request)
-            case control.Why():
+            case control.WhyRequest():
                 return self._why(connection, request)
-            case control.Usage():
+            case control.UsageRequest():
                 return self._usage(connection, request)
             case control.Overview():
                 return self._overview(connection, request)
@@ -245,21 +245,21 @@ class Verbs:
                 self.node.restart(connection, request)
             case control.Invite():
                 self.cluster.invite(connection, request)
-            case control.Revoke():
+            case control.RevokeRequest():
                 self.cluster.revoke(connection, request)
             case control.Rotate():
                 self.cluster.rotate(connection, request)
-            case control.Submit() | control.Retry():
+            case control.Submit() | control.RetryRequest():
                 raise AssertionError("`RequestServer` queues tasks")
             case _:
                 assert_never(request)
         return None
 
-    async def _why(self, connection: Connection, request: control.Why) -> None:
+    async def _why(self, connection: Connection, request: control.WhyRequest) -> None:
         await self.reads.readable(connection, events=True)
         connection.ok(request.id, await self.why.explain(request.task))
 
-    async def _usage(self, connection: Connection, request: control.Usage) -> None:
+    async def _usage(self, connection: Connection, request: control.UsageRequest) -> None:
         await connection.drain()
         connection.ok(request.id, {"tasks": await self.usage.readings(request.tasks)})
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskRecord, TaskSpec
 
 
-class Submission(NamedTuple):
+class SubmissionRequest(NamedTuple):
     """A request for tasks, read and completed. ``tasks``: their number; ``retry_of``: the tasks that are queued again."""
 
     spec: TaskSpec
@@ -99,14 +99,14 @@ class Submissions:
         """The other nodes that could run a task, as far as is known."""
         return self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
 
-    def may_freeze(self, request: control.Submit | control.Retry) -> bool:
+    def may_freeze(self, request: control.Submit | control.RetryRequest) -> bool:
         """True if the client of a new submission can send its directory instead."""
         is_new = isinstance(request, control.Submit) and request.freezes
         return is_new and self._reads.store.submission_of(request.token) is None
 
-    async def read(self, caller: Principal, request: control.Submit | control.Retry) -> Submission:
+    async def read(self, caller: Principal, request: control.Submit | control.RetryRequest) -> SubmissionRequest:
         """Read a submission, or the earlier one of tasks that are to be retried. Raises BadRequest, NoSuchTask."""
-        if isinstance(request, control.Retry):
+        if isinstance(request, control.RetryRequest):
             return await self._read_retry(request)
         indices = members(request)
         terms = with_whole_ids(self._task_ids, request.spec, request.terms)
@@ -118,9 +118,9 @@ class Submissions:
         if output_files.patterns(terms):
             spec = msgspec.structs.replace(spec, followed=True)  # the output files get all of it
         size = len(request.input) + _size(spec, request.each)
-        return Submission(spec, terms, indices, request.each, submission_digest(request), size)
+        return SubmissionRequest(spec, terms, indices, request.each, submission_digest(request), size)
 
-    async def _read_retry(self, request: control.Retry) -> Submission:
+    async def _read_retry(self, request: control.RetryRequest) -> SubmissionRequest:
         store = await self._reads.durable()
         records = [record async for page in self._task_ids.pages(request.task) for record in page]
         meant = self._task_ids.parse(request.task)
@@ -136,13 +136,15 @@ class Submissions:
         indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
         asked = f"retry {name} {request.all}{' failed' if request.failed else ''}"
         digest = hashlib.sha256(asked.encode()).digest()
-        return Submission(spec, store.terms(counter).again(), indices, each, digest, _size(spec, each), retry_of=name)
+        return SubmissionRequest(
+            spec, store.terms(counter).again(), indices, each, digest, _size(spec, each), retry_of=name
+        )
 
     async def queue(
         self,
         connection: Connection,
-        request: control.Submit | control.Retry,
-        submission: Submission,
+        request: control.Submit | control.RetryRequest,
+        submission: SubmissionRequest,
         *,
         directory_here: bool,
     ) -> None:
@@ -274,7 +276,7 @@ def _check_input(request: control.Submit) -> None:
 
 
 def _to_retry(
-    name: str, records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask], request: control.Retry
+    name: str, records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask], request: control.RetryRequest
 ) -> list[TaskRecord]:
     """The records to retry. Raises BadRequest if there are none."""
     over = [record for record in records if record.state.is_final or record.state is TaskState.UNKNOWN]

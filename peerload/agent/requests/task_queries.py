@@ -85,7 +85,7 @@ class TaskQueries:
         self._decisions = decisions
         self._user = own_user()
 
-    async def tasks(self, connection: Connection, request: control.Tasks) -> None:
+    async def tasks(self, connection: Connection, request: control.TasksRequest) -> None:
         """List unfinished tasks, and those that have ended lately."""
         whole = await self._reads.readable(connection)
         store = self._access.store(connection.caller)

@@ -62,7 +62,7 @@ class Criteria(msgspec.Struct, frozen=True):
     meant: tuple[TaskSelection, ...] = ()
 
     @classmethod
-    def of(cls, request: control.Tasks | control.Select, meant: Iterable[TaskSelection]) -> Criteria:
+    def of(cls, request: control.TasksRequest | control.Select, meant: Iterable[TaskSelection]) -> Criteria:
         """The criteria of a request. A task that is shown as running is leased in the database."""
         states = tuple(dict.fromkeys("leased" if state == "running" else state for state in request.states))
         return cls(states, request.node, request.name, request.group, request.tags, tuple(meant))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
     from peerload.agent.systemd.notify import ServiceManager
@@ -132,7 +132,7 @@ class Service:
         self,
         manager: ServiceManager,
         health: HealthCheck,
-        info: NodeInfo,
+        info: AgentInfo,
         node: Node,
         settings: SettingsReload | None,
     ) -> None:
@@ -195,7 +195,7 @@ class SettingsReload:
     """Reload of the settings (``load`` reads them), of the certificate, and of the CA's statements."""
 
     _load: Load
-    _info: NodeInfo
+    _info: AgentInfo
     _tls: Credentials
     _trust: TrustDistribution
     _journal: EventLog

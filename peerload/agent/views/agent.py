@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.completion.retention import Retention
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.sensors.gpus import Gpus
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
     from peerload.security.cluster_dir import ClusterDirectory
-    from peerload.security.revocation import Trust
+    from peerload.security.revocation import TrustStore
     from peerload.security.tls import Credentials
 
 NAMED_MAX = 8
@@ -48,7 +48,7 @@ class ClusterView:
 
     _config: AgentConfig
     _cluster: ClusterDirectory
-    _trust: Trust
+    _trust: TrustStore
     _tls: Credentials
 
     def is_revoked(self) -> bool:
@@ -120,7 +120,7 @@ class ClusterView:
 class PeerLinksView:
     """Reads the peer links and the bus of one agent. ``bus``: None if no broker is configured."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _links: PeerLinks
     _members: Members
     _bus: MqttBus | None
@@ -183,7 +183,7 @@ REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 class AgentView:
     """Answers to `info` and `settings`."""
 
-    _info: NodeInfo
+    _info: AgentInfo
     _node: Node
     _launcher: LauncherLink
     _gpus: Gpus

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import NodeInfo
+    from peerload.agent.node_info import AgentInfo
     from peerload.agent.views.agent import DiagnosticsView
     from peerload.core.node import Node
     from peerload.model.actions import Decided, TaskChanged
@@ -71,7 +71,7 @@ class MetricsView:
 
     def __init__(
         self,
-        info: NodeInfo,
+        info: AgentInfo,
         node: Node,
         inbox: Inbox,
         diagnostics: DiagnosticsView,

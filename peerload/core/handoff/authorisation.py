@@ -79,7 +79,7 @@ TABLE: Mapping[type[Any], Row] = {
     messages.DirectoryTold: ANY_MEMBER,  # of the teller itself
     # advice
     messages.State: ANY_MEMBER,
-    messages.Probe: ANY_MEMBER,
+    messages.ProbeRequest: ANY_MEMBER,
     messages.ProbeReply: ANY_MEMBER,
     messages.StateRequest: ANY_MEMBER,
     messages.StateAnswer: ANY_MEMBER,

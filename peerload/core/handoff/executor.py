@@ -178,7 +178,7 @@ class ExecutorHandoff:
         )
         self._state.send(guest.home, accept)
         left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
-        self._state.set_timer_in(min(guest.repeat_s, max(left_s, 0.0)), timers.Reservation(guest.key))
+        self._state.set_timer_in(min(guest.repeat_s, max(left_s, 0.0)), timers.ReservationTimeout(guest.key))
         guest.repeat_s *= 2
 
     def _refusal(  # noqa: C901 -- one line a reason
@@ -248,7 +248,7 @@ class ExecutorHandoff:
                 self._report(guest)
                 return
             if guest.nonce == commit.nonce and guest.ts == commit.ts:
-                self._state.clear_timer(timers.Reservation(guest.key))
+                self._state.clear_timer(timers.ReservationTimeout(guest.key))
                 self._ledger.expect_no_more(guest.uid)
                 guest.enter(RemotePhase.WAITING)
                 self._table.committed(guest)
@@ -544,7 +544,7 @@ class ExecutorHandoff:
 
     def _drop(self, guest: RemoteTask) -> None:
         """A reservation ends; nothing was started and nothing is promised."""
-        self._state.clear_timer(timers.Reservation(guest.key))
+        self._state.clear_timer(timers.ReservationTimeout(guest.key))
         self._ledger.expect_no_more(guest.uid)
         self._remove(guest)
 

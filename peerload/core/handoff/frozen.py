@@ -58,12 +58,12 @@ class Frozen:
         """Note that the launcher has frozen this attempt."""
         if key in self._executor.guests:
             self._since_s[key] = self._state.now.boot_s
-            self._state.set_timer_in(self._state.config.frozen_kept_s, timers.Frozen(key))
+            self._state.set_timer_in(self._state.config.frozen_kept_s, timers.FrozenTimeout(key))
 
     def thawed(self, key: str) -> None:
         """Note that an attempt runs again."""
         if self._since_s.pop(key, None) is not None:
-            self._state.clear_timer(timers.Frozen(key))
+            self._state.clear_timer(timers.FrozenTimeout(key))
 
     def settle(self) -> None:
         """Give room to those who can use it, after every event."""

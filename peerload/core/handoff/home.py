@@ -102,7 +102,7 @@ class HomeHandoff:
                 self.holders.sources(task, node),
             ),
         )
-        self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
+        self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout.of(task.uid))
 
     def accept_received(self, src: str, message: Accept) -> None:
         """Grant the attempt durably, then send COMMIT: room is reserved there. An ACCEPT that is repeated has had no COMMIT yet."""
@@ -157,7 +157,7 @@ class HomeHandoff:
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
         if task is not None and offering is not None and is_answer:
             task.offering = offering._replace(staging=message)
-            self._state.set_timer_in(self._state.config.offer_timeout_s, timers.Offer.of(task.uid))
+            self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout.of(task.uid))
             return
         self._state.count(metrics.MESSAGES_FROM_NON_EXECUTOR)
         if task is None or message.attempt > task.record.attempt:
@@ -177,7 +177,7 @@ class HomeHandoff:
         lease.commits += 1
         record = task.record
         self._state.send(record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, lease_s))
-        self._state.set_timer_in(lease.repeat_s, timers.Query.of(task.uid))
+        self._state.set_timer_in(lease.repeat_s, timers.QueryDue.of(task.uid))
 
     def decline_received(self, src: str, message: Decline) -> None:
         """Handle DECLINE: no room there after all, or never."""

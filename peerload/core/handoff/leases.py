@@ -117,7 +117,7 @@ class HomeLeases:
         lease.repeat_s = min(lease.repeat_s * 2, longest_s) or config.repeat_s
         if not self._parking.is_away:
             self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
-        self._state.set_timer_in(lease.repeat_s, timers.Query.of(task.uid))
+        self._state.set_timer_in(lease.repeat_s, timers.QueryDue.of(task.uid))
 
     def resumed(self, task: HomeTask) -> None:
         """An older attempt's result has not come after all. Whatever was said of the current one meanwhile counted for
@@ -135,7 +135,7 @@ class HomeLeases:
     def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
         """Set the timer that asks if two renewals are missed: a lease is renewed every quarter of it, and a RETURN or DIED may be lost."""
         granted(task).repeat_s = self._state.config.repeat_s
-        self._state.set_timer_in(lease_s / 2, timers.Query.of(task.uid))
+        self._state.set_timer_in(lease_s / 2, timers.QueryDue.of(task.uid))
 
     # -- renewals ------------------------------------------------------------------------------------------------------
 

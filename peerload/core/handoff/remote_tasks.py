@@ -78,7 +78,7 @@ class ExecutorLeases:
         renew_at_s = self._state.now.boot_s + seconds
         if renew_at_s < self._renew_at_s:
             self._renew_at_s = renew_at_s
-            self._state.set_timer_in(seconds, timers.Renew())
+            self._state.set_timer_in(seconds, timers.RenewalDue())
 
     def expired(self) -> list[RemoteTask]:
         """The attempts that still wait here, and whose leases have run out."""
@@ -169,7 +169,7 @@ class ExecutorResults:
         """Send a result, and again after a while."""
         if guest.exit is not None:
             self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
-            self._state.set_timer_in(guest.repeat_s, timers.Result(guest.key))
+            self._state.set_timer_in(guest.repeat_s, timers.ResultTimeout(guest.key))
 
     def repeat(self, key: str) -> None:
         """Send a result again that is not acknowledged."""
@@ -180,7 +180,7 @@ class ExecutorResults:
 
     def acknowledged(self, guest: RemoteTask) -> None:
         """Forget an attempt whose result is recorded at home; its fence stays."""
-        self._state.clear_timer(timers.Result(guest.key))
+        self._state.clear_timer(timers.ResultTimeout(guest.key))
         self._state.persist(DropExecution(guest.uid, guest.attempt))
         self._fences.noted(guest.uid, guest.attempt)
         self._state.note_guest(guest, "delivered", "its home has the result")

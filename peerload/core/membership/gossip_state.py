@@ -145,12 +145,12 @@ class GossipState:
     def arm(self, kind: timers.GossipTimerKind, seconds: float, subject: str = "") -> None:
         """Set a timer; replaces the same one."""
         self._due_s[(kind, subject)] = self.now_s + seconds
-        self.core.set_timer_in(seconds, timers.Gossip(kind, subject))
+        self.core.set_timer_in(seconds, timers.GossipDue(kind, subject))
 
     def disarm(self, kind: timers.GossipTimerKind, subject: str = "") -> None:
         """Clear a timer."""
         if self._due_s.pop((kind, subject), None) is not None:
-            self.core.clear_timer(timers.Gossip(kind, subject))
+            self.core.clear_timer(timers.GossipDue(kind, subject))
 
     def is_armed(self, kind: timers.GossipTimerKind, subject: str = "") -> bool:
         """True if this timer is set."""

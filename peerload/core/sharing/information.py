@@ -303,10 +303,10 @@ class Information:
         if standing == self._standing(before) == self._standing(told) and self._said is None:
             if self._due is not None:
                 self._due = None
-                self._state.clear_timer(timers.Region())
+                self._state.clear_timer(timers.RegionSettled())
         elif self._due != standing:
             self._due = standing
-            self._state.set_timer_in(self._state.config.settle_s, timers.Region())
+            self._state.set_timer_in(self._state.config.settle_s, timers.RegionSettled())
 
     def region_held(self) -> None:
         """The standing has held for settle_s: told, or asked about, if the information policy says so."""

@@ -182,7 +182,7 @@ class Receiver:
         if not self._state.takes_guests or not self._membership.has_any():
             return
         self._retrying = True
-        self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.Retry())
+        self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.RetryDue())
 
     def retry(self) -> None:
         """An extra search, if this node is still below its mark."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.resources.admission import why_never
-from peerload.model.messages import Need, Probe, ProbeReply
+from peerload.model.messages import Need, ProbeReply, ProbeRequest
 from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD
 from peerload.policy.remaining import remaining_s
@@ -34,7 +34,7 @@ class RemoteAdmission:
         self._information = information
         self._hints = hints
 
-    def probe_received(self, src: str, probe: Probe) -> None:
+    def probe_received(self, src: str, probe: ProbeRequest) -> None:
         """Answer a probe with advice: whether this node would accept the task now; nothing is reserved."""
         self._membership.report_received(src, probe.report)
         accepts = self.would_accept(src, probe.need)

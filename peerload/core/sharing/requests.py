@@ -80,7 +80,7 @@ class StateRequests:
         key = f"{src} {request.request}"
         self._to_answer[key] = (src, request)
         pause_s = self._state.rng.random() * self._state.config.answer_backoff_s
-        self._state.set_timer_in(pause_s, timers.Answer(key))
+        self._state.set_timer_in(pause_s, timers.AnswerDue(key))
 
     def answer(self, key: str) -> None:
         """The pause is over: answer if that is still true."""
@@ -94,7 +94,7 @@ class StateRequests:
         """No more answers, please."""
         key = f"{src} {message.request}"
         if self._to_answer.pop(key, None) is not None:
-            self._state.clear_timer(timers.Answer(key))
+            self._state.clear_timer(timers.AnswerDue(key))
 
     def _is_useful(self, src: str, request: StateRequest) -> bool:
         if request.need is not None:

@@ -18,7 +18,7 @@ from peerload.core.sharing.view import task_view
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
 from peerload.model.devices import GpuWait
-from peerload.model.messages import SOURCES_MAX, Need, Probe, ProbeReply
+from peerload.model.messages import SOURCES_MAX, Need, ProbeReply, ProbeRequest
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.validation import valid_step
@@ -389,7 +389,7 @@ class Sender:
             asked = asked_of(self._state, task, peer.profile if peer is not None else None)
             need = Need(asked, task.spec.placement, task.record.migrations)
             self._searches.asked(search, node)
-            self._state.send(node, Probe(search.id, need, report, expected_s))
+            self._state.send(node, ProbeRequest(search.id, need, report, expected_s))
         self._state.count(metrics.SENDER_PROBES, len(nodes))
         self._searches.wait(search)
 

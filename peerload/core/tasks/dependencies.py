@@ -145,7 +145,7 @@ class Dependencies:
             self._count(name, awaited)
         elif not awaited.fate.is_over:
             self._elsewhere.setdefault(task_home(name), {})[name] = None
-            self._state.set_timer_in(self._state.config.await_s, timers.Awaited(task_home(name)))
+            self._state.set_timer_in(self._state.config.await_s, timers.AwaitedQueryDue(task_home(name)))
         return awaited
 
     def _is_mine(self, name: str) -> bool:
@@ -318,7 +318,7 @@ class Dependencies:
         asked = list(names)
         for start in range(0, len(asked), AWAITED_MAX):
             self._state.send(home, AwaitTasks(tuple(asked[start : start + AWAITED_MAX])))
-        self._state.set_timer_in(self._state.config.await_s, timers.Awaited(home))
+        self._state.set_timer_in(self._state.config.await_s, timers.AwaitedQueryDue(home))
 
     def waits_on(self, node: str) -> bool:
         """True if a task here waits for one of that home."""

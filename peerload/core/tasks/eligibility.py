@@ -106,7 +106,7 @@ class Eligibility:
                 left -= 1
             else:
                 return
-        self._state.set_timer_in(0.0, timers.Eligibility())
+        self._state.set_timer_in(0.0, timers.EligibilityDue())
 
     def _look_at(self, task: HomeTask) -> None:
         if task.phase is not HomePhase.GATED or self._home.tasks.get(task.uid) is not task:

@@ -140,7 +140,7 @@ class Home:
     def withdraw(self, task: HomeTask) -> None:
         """Withdraw the offer of a task, if one is out; it may start here again."""
         if task.phase is HomePhase.OFFERED:
-            self._state.clear_timer(timers.Offer.of(task.uid))
+            self._state.clear_timer(timers.OfferTimeout.of(task.uid))
             task.enter(HomePhase.WAITING)
             self._queue.release(task)
 
@@ -443,7 +443,7 @@ class Home:
     def _clear_timers(self, task: HomeTask) -> None:
         if task.record.node not in ("", self._state.node):  # a task that never left has none of these
             self._state.clear_timer(timers.Lease.of(task.uid))
-            self._state.clear_timer(timers.Query.of(task.uid))
+            self._state.clear_timer(timers.QueryDue.of(task.uid))
         if task.spec.time_limit_s:
             self._state.clear_timer(timers.TimeLimit(task.key))
 

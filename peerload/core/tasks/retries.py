@@ -155,7 +155,7 @@ class LostAttempts:
         if node != self._state.node:
             self._state.clear_timer(timers.Lease.of(task.uid))
             if is_gone:
-                self._state.clear_timer(timers.Query.of(task.uid))
+                self._state.clear_timer(timers.QueryDue.of(task.uid))
         task.enter(HomePhase.UNKNOWN)
         task.running_at = 0.0
         if task.lease is not None:

@@ -15,7 +15,7 @@ from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.control import local_socket
 from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Right, display_user
 from peerload.agent.control.quotas import Quotas
-from peerload.agent.node_info import NodeInfo
+from peerload.agent.node_info import AgentInfo
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import Forward
@@ -77,14 +77,14 @@ def request(kind: Any, ref: str) -> Any:
         values["task"] = ref
     more: dict[Any, dict[str, Any]] = {
         control.Submit: {"token": "t" * 16, "spec": SPEC, "terms": SubmitOptions(after=(ref,))},
-        control.Retry: {"token": "t" * 16},
+        control.RetryRequest: {"token": "t" * 16},
         control.Prio: {"priority": 1},
         control.Group: {"name": "g"},
         control.Exec: {"argv": (b"true",)},
-        control.Signal: {"signal": 1},
+        control.SignalRequest: {"signal": 1},
         control.Resize: {"rows": 1, "columns": 1},
         control.Forget: {"node": "n9"},
-        control.Revoke: {"node": "n9"},
+        control.RevokeRequest: {"node": "n9"},
         control.CancelRemote: {"guests": ("n9/1",)},
     }
     return kind(**values, **more.get(kind, {}))
@@ -150,11 +150,11 @@ def test_one_foreign_task_among_own_ones_is_enough(made: Any) -> None:
 def test_the_last_task_is_that_of_who_asks(made: Any) -> None:
     access = made()
     assert access.authorize(access.local(20001), control.Show(tasks=("@", "@.2"))).tasks == ("n1/1", "n1/1.2")
-    assert access.authorize(access.local(20002), control.Why(task="@")).task == "n1/2"
+    assert access.authorize(access.local(20002), control.WhyRequest(task="@")).task == "n1/2"
     waits = control.Submit(token="t" * 16, spec=SPEC, terms=SubmitOptions(after=("@",), after_ok=("1",)))
     assert access.authorize(access.local(20001), waits).terms == SubmitOptions(after=("n1/1",), after_ok=("1",))
     with pytest.raises(NoSuchTask):  # an administrator's own, too
-        access.authorize(access.local(20003), control.Why(task="@"))
+        access.authorize(access.local(20003), control.WhyRequest(task="@"))
 
 
 @pytest.mark.rule("L1")
@@ -274,7 +274,7 @@ def test_in_user_mode_a_member_may_all_but_what_is_done_at_the_machine(kind: Any
 @each("settings", [{"accept_foreign": False}, {"exec_allow": ("/usr/bin/true",)}])
 def test_who_takes_chosen_foreign_tasks_only_is_no_home_for_them_either(settings: Any, made: Any) -> None:
     """An account that a user of another node is here could else submit here what it may not send."""
-    submits = (request(control.Submit, "1"), request(control.Retry, "1"))
+    submits = (request(control.Submit, "1"), request(control.RetryRequest, "1"))
     access = made(users="same-name", **settings)
     for submit in submits:
         access.authorize(access.local(20001), submit)
@@ -340,7 +340,7 @@ def test_where_the_socket_of_a_system_agent_may_be(tmp_path: Path, monkeypatch: 
 def test_a_reload_changes_how_many_clients_there_may_be(made: Any) -> None:
     access = made("user")
     config = AgentConfig(node="n1", state="/s", socket="/k", clients_max=1)
-    info = NodeInfo(config, cast("Any", None))
+    info = AgentInfo(config, cast("Any", None))
     quotas, server, launcher = Quotas(config, access._store, access._security), cast("Any", None), cast("Any", None)
     clients = local_socket.LocalSocket(info, server, access, quotas, access._security, launcher)
 

@@ -123,7 +123,7 @@ async def _expired(*due: timers.Timer) -> tuple[list[timers.Timer], int]:
 
 
 def test_what_goes_on_for_many_tasks_waits_for_the_disk_and_leases_do_not() -> None:
-    assert asyncio.run(_expired(timers.Batch("1"), timers.Lease("00"), timers.Eligibility())) == (
+    assert asyncio.run(_expired(timers.Batch("1"), timers.Lease("00"), timers.EligibilityDue())) == (
         [timers.Lease("00")],
         2,
     )

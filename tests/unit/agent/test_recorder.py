@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NOW = Instant(1.0, 2.0)
 EVENT = events.LoadSampled(0.5, 0.0, 7)
-DONE = [actions.SetTimer(timers.Renew(), 3.0)]
+DONE = [actions.SetTimer(timers.RenewalDue(), 3.0)]
 
 
 def entries(path: Path) -> list[recording.Entry]:

@@ -14,7 +14,7 @@ from peerload.model.errors import BadRequest
 from peerload.security import certificates, revocation
 from peerload.security.certificates import CertificateInfo, KeyPair
 from peerload.security.private_files import write_private
-from peerload.security.revocation import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked, SealKey, Trust
+from peerload.security.revocation import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked, SealKey, TrustStore
 from peerload.wire.seal import Sealer
 from tests.each import each
 from tests.support import cluster_of
@@ -24,9 +24,9 @@ YEAR_S = 365 * 86_400.0
 K1, K2, K3 = (bytes((number,)) * 32 for number in (1, 2, 3))
 
 
-def trust_in(directory: Path, name: str = "default") -> Trust:
+def trust_in(directory: Path, name: str = "default") -> TrustStore:
     directory.mkdir(exist_ok=True)
-    return Trust(cluster_of(name), directory / "trust")
+    return TrustStore(cluster_of(name), directory / "trust")
 
 
 def facts(node: str, issued_at: float, key: str = "k") -> CertificateInfo:
@@ -115,14 +115,14 @@ def test_one_word_in_many_wrappings_is_no_many_words(tmp_path: Path) -> None:
 def test_another_clusters_ca_with_our_id_says_nothing(tmp_path: Path) -> None:
     ours = cluster_of()
     theirs = certificates.make_ca("lab", ours.id, datetime.now(UTC))
-    raw = Trust(ours._replace(authority=theirs), tmp_path / "theirs").revoke("ws1", [], NOW)
+    raw = TrustStore(ours._replace(authority=theirs), tmp_path / "theirs").revoke("ws1", [], NOW)
     with pytest.raises(BadRequest):
         trust_in(tmp_path / "1").take([raw], NOW)
 
 
 def test_a_member_without_the_cas_key_takes_and_passes_on(tmp_path: Path) -> None:
     ours = cluster_of()
-    member = Trust(ours._replace(authority=KeyPair(ours.authority.certificate, b"")), tmp_path / "trust")
+    member = TrustStore(ours._replace(authority=KeyPair(ours.authority.certificate, b"")), tmp_path / "trust")
     raw = trust_in(tmp_path / "1").revoke("ws3", [], NOW)
     member.take([raw], NOW)
     assert member.signed == (raw,)
@@ -133,10 +133,10 @@ def test_a_member_without_the_cas_key_takes_and_passes_on(tmp_path: Path) -> Non
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=10)
 @given(st.permutations(range(6)), st.lists(st.integers(0, 5), max_size=4))
 def test_in_whatever_order_and_however_often_it_comes(tmp_path: Path, order: list[int], again: list[int]) -> None:
-    origin = Trust(cluster_of(), tmp_path / "origin")
+    origin = TrustStore(cluster_of(), tmp_path / "origin")
     said = [origin.revoke(f"ws{number}", [], NOW) for number in range(3)]
     said += [origin.rotate(key, NOW, OVERLAP_S) for key in (K1, K2, K3)]
-    member = Trust(cluster_of(), tmp_path / "member")
+    member = TrustStore(cluster_of(), tmp_path / "member")
     for number in [*order, *again]:
         member.take([said[number]], NOW)
     assert member.digest == origin.digest
@@ -166,7 +166,7 @@ def test_who_hears_late_seals_with_the_new_key_at_once(tmp_path: Path) -> None:
     late.take([raw], NOW + 7200)
     assert late.keys(NOW + 7200) == (K1, cluster_of().key)
     revocation.save(tmp_path / "new", [raw])
-    assert Trust(cluster_of(), tmp_path / "new").keys(NOW) == (K1,), "a newcomer never had another"
+    assert TrustStore(cluster_of(), tmp_path / "new").keys(NOW) == (K1,), "a newcomer never had another"
 
 
 def test_old_revocations_and_keys_are_dropped(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from peerload.agent.joining.distribution import TrustDistribution
 from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.core.membership.membership import PeerState
 from peerload.model import events, messages
-from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, Keyring, SealKey, Trust
+from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, Keyring, SealKey, TrustStore
 from tests.support import cluster_of, security_events
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def link_of(
         reachable_peers=lambda: [one.identity.node for one in peers],
     )
     tls: Any = SimpleNamespace(is_revoked=False)
-    keyring = Keyring(Trust(cluster_of(), tmp_path / "trust"))
+    keyring = Keyring(TrustStore(cluster_of(), tmp_path / "trust"))
     inbox: Any = SimpleNamespace(put=put)
     return TrustDistribution(local, keyring, tls, _links(sent), EVENTS, inbox, security_events(Counter())), sent
 
@@ -82,7 +82,7 @@ def test_who_is_shut_out_where_the_newest_key_was_not_known_does_not_keep_it(tmp
 
     async def run() -> None:
         (tmp_path / "other").mkdir()
-        other = Trust(cluster_of(), tmp_path / "other" / "trust")
+        other = TrustStore(cluster_of(), tmp_path / "other" / "trust")
         link, sent = link_of(tmp_path, peer("ws2", issuer=True), peer("ws3"))
         link.rotate()
         link.rotate()
@@ -132,7 +132,7 @@ def test_nodes_with_the_cas_key_make_one_key_anew_and_not_each_its_own(tmp_path:
 
         deliver()
         (tmp_path / "away").mkdir()
-        away = Trust(cluster_of(), tmp_path / "away" / "trust")
+        away = TrustStore(cluster_of(), tmp_path / "away" / "trust")
         links["ws2"].received("ws9", messages.Trust((away.revoke("ws8", [], time.time()),)))
         deliver()
         assert {link.trust.number for link in links.values()} == {3}
@@ -174,7 +174,7 @@ def test_the_core_is_told_to_end_the_tasks_of_who_is_shut_out_and_not_of_who_is_
     async def run() -> None:
         (tmp_path / "other").mkdir()
         told: list[Any] = []
-        other = Trust(cluster_of(), tmp_path / "other" / "trust")
+        other = TrustStore(cluster_of(), tmp_path / "other" / "trust")
         link, _ = link_of(tmp_path, put=told.append)
         link.received("ws2", messages.Trust((other.revoke("ws3", [], time.time()),)))
         assert told == [events.NodeRevoked("ws3")]
@@ -191,7 +191,7 @@ def test_the_core_is_told_to_end_the_tasks_of_who_is_shut_out_and_not_of_who_is_
 def test_keys_that_two_nodes_make_at_the_same_time_are_one_soon(tmp_path: Path) -> None:
     for name in ("1", "2"):
         (tmp_path / name).mkdir()
-    one, two = (Trust(cluster_of(), tmp_path / name / "trust") for name in ("1", "2"))
+    one, two = (TrustStore(cluster_of(), tmp_path / name / "trust") for name in ("1", "2"))
     said = one.rotate(b"a" * 32, 1e9, OVERLAP_S), two.rotate(b"b" * 32, 1e9, OVERLAP_S)
     for known in (one, two):
         known.take(said, 1e9 + 1)

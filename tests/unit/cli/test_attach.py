@@ -18,7 +18,7 @@ TITLE = b"\x1b]0;owned\x07"
 OWN = pwd.getpwuid(os.getuid()).pw_name
 
 
-def output(_request: control.Output, reply: Reply) -> None:
+def output(_request: control.ReadOutput, reply: Reply) -> None:
     reply.more(running={"node": "ws1", "attempt": 1})
     reply.more(stream=1, offset=0, data=b"before\n" + TITLE)
     reply.ok(id="ws1/42", state="done", exit_code=0, signal=None, node="ws1", reason="")

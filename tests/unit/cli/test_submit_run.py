@@ -40,7 +40,7 @@ def submitted(agent: FakeAgent, **more: Any) -> None:
 
 
 def produces(agent: FakeAgent, *pieces: dict[str, Any], **ended: Any) -> None:
-    def output(_request: control.Output, reply: Reply) -> None:
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
         for piece in pieces:
             reply.more(**piece)
         reply.ok(**(ENDED | ended))
@@ -133,7 +133,7 @@ def test_submit_on_a_terminal_says_why_it_waits(agent: FakeAgent) -> None:
     text = on_a_terminal(agent, "submit", "--array", "3-5", "-G8", "--export", "none", "big.py")
     assert "big.py  waiting: gpu1: 5 of 8 GPUs busy: lab3/2 (3), \\x1b[2J (2)" in text
     assert "why:  peerload why ws1/42" in text
-    assert [request.task for request in agent.asked(control.Why)] == ["ws1/42.3"]
+    assert [request.task for request in agent.asked(control.WhyRequest)] == ["ws1/42.3"]
 
 
 def test_submit_to_an_agent_that_cannot_say_why(agent: FakeAgent) -> None:
@@ -285,8 +285,8 @@ def test_map_goes_on_with_an_output_where_it_was_when_the_agent_is_back(agent: F
         reply.more(id="ws1/42.1", state="done", exit_code=0, stdout_bytes=6, stderr_bytes=0)
         reply.ok(timed_out=False)
 
-    def output(_request: control.Output, reply: Reply) -> None:
-        if len(agent.asked(control.Output)) == 1:
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
+        if len(agent.asked(control.ReadOutput)) == 1:
             reply.more(stream=1, offset=0, data=b"abc")
             reply.hang_up()
             return
@@ -315,10 +315,10 @@ def test_run_goes_on_where_it_was_when_the_agent_is_back(agent: FakeAgent) -> No
     agent.answer("attend", attended=True)
     agent.answer("input", offset=0, wanted=True, ended=False)
 
-    def output(_request: control.Output, reply: Reply) -> None:
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
         reply.more(running={"node": "ws2", "attempt": 1})
         reply.more(stream=1, offset=0, data=b"abc")
-        if len(agent.asked(control.Output)) == 1:
+        if len(agent.asked(control.ReadOutput)) == 1:
             reply.hang_up()
             return
         reply.more(stream=1, offset=3, data=b"def")
@@ -336,7 +336,7 @@ def test_run_sends_its_input_piece_by_piece_and_again_what_was_not_answered(agen
     kept = bytearray()
     over = threading.Event()
 
-    def output(_request: control.Output, reply: Reply) -> None:
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
         if over.wait(60):
             reply.ok(**ENDED)
 
@@ -379,7 +379,7 @@ def test_run_detaches_at_a_key(agent: FakeAgent) -> None:
     agent.handlers["output"] = until_over
     agent.answer("detach")
     process = start_run(agent, "x")
-    wait_until(lambda: agent.asked(control.Output), what="the run follows its task")
+    wait_until(lambda: agent.asked(control.ReadOutput), what="the run follows its task")
     process.send_signal(signal.SIGQUIT)
     _, errors = process.communicate(timeout=60)
     over.set()
@@ -419,7 +419,7 @@ def test_first_interrupt_reaches_the_task_second_cancels(agent: FakeAgent) -> No
     submitted(agent)
     over = threading.Event()
 
-    def output(_request: control.Output, reply: Reply) -> None:
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
         over.wait(60)
         reply.ok(**(ENDED | {"state": "cancelled", "exit_code": 130, "signal": 2}))
 
@@ -429,17 +429,17 @@ def test_first_interrupt_reaches_the_task_second_cancels(agent: FakeAgent) -> No
 
     agent.handlers |= {"output": output, "cancel": cancel, "signal": lambda _request, reply: reply.ok()}
     process = start_run(agent, "x")
-    wait_until(lambda: agent.asked(control.Output), what="the run follows its task")
+    wait_until(lambda: agent.asked(control.ReadOutput), what="the run follows its task")
     before_s = time.monotonic()
     process.send_signal(signal.SIGINT)
-    wait_until(lambda: agent.asked(control.Signal), what="SIGINT reaches the task")
-    assert agent.asked(control.Signal)[0].signal == signal.SIGINT
+    wait_until(lambda: agent.asked(control.SignalRequest), what="SIGINT reaches the task")
+    assert agent.asked(control.SignalRequest)[0].signal == signal.SIGINT
     assert agent.asked(control.Cancel) == []
     while True:
-        heard, sent_s = len(agent.asked(control.Signal)), time.monotonic()
+        heard, sent_s = len(agent.asked(control.SignalRequest)), time.monotonic()
         process.send_signal(signal.SIGINT)
         wait_until(
-            lambda heard=heard: agent.asked(control.Cancel) or len(agent.asked(control.Signal)) > heard,  # type: ignore[misc]
+            lambda heard=heard: agent.asked(control.Cancel) or len(agent.asked(control.SignalRequest)) > heard,  # type: ignore[misc]
             what="the second one to be heard",
         )
         if agent.asked(control.Cancel):
@@ -456,7 +456,7 @@ def test_interrupt_of_a_task_that_waits_cancels_it(agent: FakeAgent) -> None:
     submitted(agent)
     over = threading.Event()
 
-    def output(_request: control.Output, reply: Reply) -> None:
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
         over.wait(60)
         reply.ok(**(ENDED | {"state": "cancelled", "exit_code": None}))
 
@@ -467,7 +467,7 @@ def test_interrupt_of_a_task_that_waits_cancels_it(agent: FakeAgent) -> None:
     agent.handlers |= {"output": output, "cancel": cancel}
     agent.handlers["signal"] = lambda _request, reply: reply.error("bad-request", "it is not running")
     process = start_run(agent, "x")
-    wait_until(lambda: agent.asked(control.Output), what="the run follows its task")
+    wait_until(lambda: agent.asked(control.ReadOutput), what="the run follows its task")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
@@ -477,7 +477,7 @@ def test_run_whose_reader_goes_ends_its_task(agent: FakeAgent) -> None:
     submitted(agent)
     over = threading.Event()
 
-    def output(_request: control.Output, reply: Reply) -> None:
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
         offset = 0
         while not over.is_set():
             reply.more(stream=1, offset=offset, data=b"y\n" * 4096)
@@ -524,7 +524,7 @@ def test_closed_standard_streams_do_no_harm(agent: FakeAgent) -> None:
     done = subprocess.run(["sh", "-c", f"{line} <&- >&- 2>&-"], env=environment(agent), check=False)
     assert done.returncode == 7
     asked = [type(request) for request in agent.requests]
-    assert [kind for kind in asked if kind is not control.Why] == [
+    assert [kind for kind in asked if kind is not control.WhyRequest] == [
         control.Submit,
-        control.Output,
+        control.ReadOutput,
     ]  # Why: if it took long

@@ -155,7 +155,7 @@ def test_ls(agent: FakeAgent) -> None:
     assert b"ws1/42  sl\\x1b[2Jeep  done   ws2   2.5s  0" in done.stdout
     assert b"ws1/43" not in done.stdout
     assert b" 1 task " in done.stderr, "one of another user is not shown"
-    [request] = agent.asked(control.Tasks)
+    [request] = agent.asked(control.TasksRequest)
     assert (request.states, request.node) == (("done", "failed"), "ws2")
     shown = json.loads(peerload("ls", "--all", "--json", agent=agent).stdout)
     assert shown["v"] == 1
@@ -193,7 +193,7 @@ def test_show_asks_the_node_that_runs_a_task_what_it_uses(agent: FakeAgent) -> N
     (line,) = (line for line in text.splitlines() if line.strip().startswith("uses now"))
     assert all(fact in line for fact in ("1.9 cpus", "5 MiB", "3 processes", "12.3 s"))
     assert "\x1b" not in text
-    (asked,) = agent.asked(control.Usage)
+    (asked,) = agent.asked(control.UsageRequest)
     assert (asked.at, asked.tasks) == ("ws2", ("ws1/1", "ws1/2"))
 
 
@@ -343,7 +343,7 @@ def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
 
 
 def test_logs(agent: FakeAgent) -> None:
-    def output(request: control.Output, reply: Reply) -> None:
+    def output(request: control.ReadOutput, reply: Reply) -> None:
         for stream, data in ((1, b"one\x1b[31m\n"), (2, b"x\ny\n")):
             if stream in request.streams:
                 reply.more(stream=stream, offset=0, data=data)
@@ -355,7 +355,7 @@ def test_logs(agent: FakeAgent) -> None:
     done = peerload("logs", "42", "--err", agent=agent)
     assert (done.stdout, done.stderr) == (b"", b"x\ny\n")
     peerload("logs", "ws2/42", "-f", "--tail", "1", "--at", "ws3", agent=agent)
-    asked = agent.asked(control.Output)[-1]
+    asked = agent.asked(control.ReadOutput)[-1]
     assert (asked.task, asked.follow, asked.tail_lines, asked.at) == ("ws2/42", True, 1, "ws3")
     lines = [json.loads(line) for line in peerload("logs", "42", "--json", agent=agent).stdout.splitlines()]
     assert lines[1] == {"v": 1, "stream": 2, "offset": 0, "data": "x\ny\n"}
