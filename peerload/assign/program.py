@@ -26,7 +26,7 @@ FILE_BYTES_MAX = 1 << 20
 COST_MAX = 1e12
 
 
-class Task(NamedTuple):
+class ProgramTask(NamedTuple):
     """Task of a program. costs: of execution, by node, math.inf where it cannot run; mem_bytes: 0 = not stated; command: a
     line for a shell, or words; after: tasks that must succeed before."""
 
@@ -48,7 +48,7 @@ class Program(NamedTuple):
     """Tasks, nodes, and for each two tasks, by place, what it costs to have them apart (0: nothing, and not named)."""
 
     nodes: tuple[str, ...]
-    tasks: tuple[Task, ...]
+    tasks: tuple[ProgramTask, ...]
     apart: dict[tuple[int, int], float]
     limits: tuple[Limit, ...]
 
@@ -138,7 +138,7 @@ class _Reader:
         in_order(program)
         return program
 
-    def _task(self, name: str, value: object, nodes: tuple[str, ...], names: list[str]) -> Task:
+    def _task(self, name: str, value: object, nodes: tuple[str, ...], names: list[str]) -> ProgramTask:
         key = f"tasks.{name}"
         table = self._table(key, value, ("cost", "mem", "command", "after"))
         costs = self._table(f"{key}.cost", table.get("cost", {}), nodes)
@@ -154,7 +154,7 @@ class _Reader:
         command = table.get("command", ())
         if not isinstance(command, str):
             command = self._words(f"{key}.command", command)
-        return Task(name, read, self._size(f"{key}.mem", table.get("mem", "0B")), command, after)
+        return ProgramTask(name, read, self._size(f"{key}.mem", table.get("mem", "0B")), command, after)
 
     def _words(self, key: str, value: object) -> tuple[str, ...]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
@@ -180,9 +180,9 @@ class _Reader:
         return {pair: cost for pair, cost in apart.items() if cost}
 
 
-def in_order(program: Program) -> list[Task]:
+def in_order(program: Program) -> list[ProgramTask]:
     """The tasks, each after those that it waits for. Raises ConfigError if they wait for one another."""
-    left, done = list(program.tasks), list[Task]()
+    left, done = list(program.tasks), list[ProgramTask]()
     names: set[str] = set()
     while left:
         ready = [task for task in left if names.issuperset(task.after)]

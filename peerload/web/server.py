@@ -31,7 +31,7 @@ PORT_DEFAULT = 7118
 log = logging.getLogger("peerload.web")
 
 
-class WebSettings(NamedTuple):
+class ServerSettings(NamedTuple):
     """Settings of one server. listen: HOST:PORT, or the path of a Unix socket; tokens: directory of its secrets; hosts: names under
     which it may be addressed besides; certificate, key: PEM files for TLS, "": none."""
 
@@ -69,7 +69,7 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-async def serve(settings: WebSettings, ready: Callable[[str, Access], None]) -> None:
+async def serve(settings: ServerSettings, ready: Callable[[str, Access], None]) -> None:
     """Serve until SIGTERM or SIGINT. ready: told the URL and the access control once it listens. Raises PeerloadError."""
     tls = None
     if settings.certificate:
@@ -134,15 +134,17 @@ async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.S
         os.umask(old)
 
 
-def settings(socket: str, listen: str, tokens: str, hosts: tuple[str, ...], certificate: str, key: str) -> WebSettings:
+def settings(
+    socket: str, listen: str, tokens: str, hosts: tuple[str, ...], certificate: str, key: str
+) -> ServerSettings:
     """The settings of a server. Raises ConfigError."""
-    made = WebSettings(socket, listen, Path(tokens), hosts, certificate, key)
+    made = ServerSettings(socket, listen, Path(tokens), hosts, certificate, key)
     if not made.is_unix:
         made.address()
     return made
 
 
-def run(settings: WebSettings, told: Callable[[str], object]) -> int:
+def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
     """Serve until told to stop. told: gets the URL of one visit, once."""
     logging.basicConfig(format="%(levelname)s %(message)s")
 
@@ -153,7 +155,7 @@ def run(settings: WebSettings, told: Callable[[str], object]) -> int:
     return 0
 
 
-def running(settings: WebSettings) -> str:
+def running(settings: ServerSettings) -> str:
     """The URL of one visit to the server that runs with these settings already; "" if none does."""
     if settings.is_unix:
         return ""

@@ -141,14 +141,14 @@ class Show(_Request, frozen=True, tag="show"):
     tasks: TaskRefs
 
 
-class UsageRequest(_Request, frozen=True, tag="usage"):
+class ReadUsage(_Request, frozen=True, tag="usage"):
     """Current usage of the tasks that run on this node → tasks: id node cpu_s cpus_busy memory_bytes processes of those that do,
     null for what is not known."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=USAGE_TASKS_MAX)]
 
 
-class WhyRequest(_Request, frozen=True, tag="why"):
+class ExplainTask(_Request, frozen=True, tag="why"):
     """Why a task waits, or why it went where it went → the keys of docs/json.md; of an array one answer for all."""
 
     task: TaskRef
@@ -297,7 +297,7 @@ class Exec(_Request, frozen=True, tag="exec"):
     environment: Annotated[bytes, Meta(max_length=EXEC_ENVIRONMENT_BYTES_MAX)] = b"\x80"
 
 
-class SignalRequest(_Request, frozen=True, tag="signal"):
+class SendSignal(_Request, frozen=True, tag="signal"):
     """Send a signal to the processes of a running task → ok. command: to those of this command of `exec` instead."""
 
     task: TaskRef
@@ -390,7 +390,7 @@ class Power(_Request, frozen=True, tag="power"):
     threads smt_gain all_core quality)."""
 
 
-class PowerProfile(_Request, frozen=True, tag="power-profile"):
+class KeepPowerProfile(_Request, frozen=True, tag="power-profile"):
     """Take a measured power profile → it, as it is stored (cpu levels watts sd governor source scope date curve). measured:
     threads, watts, standard deviation and work rate of each level, of a machine with so many cores and threads; document: in
     the place of that one that was stored."""
@@ -413,7 +413,7 @@ class Stats(_Request, frozen=True, tag="stats"):
     sum}; counts: one for each bound, then one for what is greater."""
 
 
-class Samples(_Request, frozen=True, tag="samples"):
+class ReadSamples(_Request, frozen=True, tag="samples"):
     """What this node knew of the cluster in the last hours, after `since` (Unix s) → every_s keys samples: a list of numbers each,
     in the order of keys."""
 
@@ -489,8 +489,8 @@ Request = (
     | Select
     | History
     | Show
-    | UsageRequest
-    | WhyRequest
+    | ReadUsage
+    | ExplainTask
     | Events
     | Wait
     | Cancel
@@ -506,7 +506,7 @@ Request = (
     | Undrain
     | ReadOutput
     | Exec
-    | SignalRequest
+    | SendSignal
     | Input
     | Resize
     | Attend
@@ -517,11 +517,11 @@ Request = (
     | Policy
     | Files
     | Power
-    | PowerProfile
+    | KeepPowerProfile
     | Energy
     | Stats
     | Checkup
-    | Samples
+    | ReadSamples
     | Settings
     | Stop
     | Leave

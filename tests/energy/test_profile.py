@@ -158,7 +158,7 @@ def test_an_agent_keeps_a_profile_and_starts_with_it(tmp_path: Path) -> None:
     threads = os.cpu_count() or 1
     levels = ((0, 50.0, 1.0, 0.0), (threads, 150.0, 1.0, float(threads)))
     told: dict[str, Any] = machine.agent.take_profile(
-        control.PowerProfile(measured=levels, cores=threads, threads=threads)
+        control.KeepPowerProfile(measured=levels, cores=threads, threads=threads)
     )
     assert told["cpu"] == processor()
     assert list(told["watts"]) == [50.0, 150.0]
@@ -171,7 +171,7 @@ def test_an_agent_keeps_a_profile_and_starts_with_it(tmp_path: Path) -> None:
     (tmp_path / "power.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(stored, cpu="another")))
     assert own_curve(config, 4).quality is Quality.ESTIMATED
     with pytest.raises(BadRequest, match="cannot be used"):
-        machine.agent.take_profile(control.PowerProfile(document=(tmp_path / "power.json").read_bytes()))
+        machine.agent.take_profile(control.KeepPowerProfile(document=(tmp_path / "power.json").read_bytes()))
 
 
 def test_a_profile_from_which_power_drifts_is_stale(tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ COUNTED_EVERY_S = 5.0
 WAIT_S_MIN = 0.001
 REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
     control.Overview: 250,
-    control.WhyRequest: 250,
+    control.ExplainTask: 250,
     control.Checkup: 100,
     control.Nodes: 100,
-    control.Samples: 100,
+    control.ReadSamples: 100,
 }
 """Tokens of requests that read all tasks or nodes. Every other request takes one."""
 WAITED_MAX = 1_000_000

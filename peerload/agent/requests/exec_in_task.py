@@ -121,7 +121,7 @@ class InsideCommands:
         self._launcher.resize(request.command, request.rows, request.columns)
         connection.ok(request.id, {})
 
-    def signal(self, connection: Connection, request: control.SignalRequest) -> None:
+    def signal(self, connection: Connection, request: control.SendSignal) -> None:
         """Send a signal to the processes of a command."""
         self.get(connection, request.command)
         self._launcher.signal(request.command, request.signal)

@@ -155,9 +155,9 @@ class Verbs:
                 return self.commands.cancel(connection, request)
             case control.CancelRemote():
                 self.commands.cancel_remote(connection, request)
-            case control.SignalRequest() if request.command:
+            case control.SendSignal() if request.command:
                 self.execs.commands.signal(connection, request)
-            case control.SignalRequest():
+            case control.SendSignal():
                 return self.commands.signal(connection, request)
             case control.Hold():
                 return self.commands.hold(connection, request)
@@ -202,9 +202,9 @@ class Verbs:
                 return self.tasks.show(connection, request)
             case control.Events():
                 return self.events.events(connection, request)
-            case control.WhyRequest():
+            case control.ExplainTask():
                 return self._why(connection, request)
-            case control.UsageRequest():
+            case control.ReadUsage():
                 return self._usage(connection, request)
             case control.Overview():
                 return self._overview(connection, request)
@@ -221,13 +221,13 @@ class Verbs:
                 connection.ok(request.id, self.status.policy())
             case control.Power():
                 connection.ok(request.id, self.energy.power())
-            case control.PowerProfile():
+            case control.KeepPowerProfile():
                 connection.ok(request.id, self.energy.take_profile(request))
             case control.Energy():
                 connection.ok(request.id, self.energy.totals(request.since))
             case control.Stats():
                 connection.ok(request.id, self.status.stats())
-            case control.Samples():
+            case control.ReadSamples():
                 connection.ok(request.id, self.status.samples.told(request.since))
             case control.Checkup():
                 connection.ok(request.id, self.status.checkup(connection.caller))
@@ -255,11 +255,11 @@ class Verbs:
                 assert_never(request)
         return None
 
-    async def _why(self, connection: Connection, request: control.WhyRequest) -> None:
+    async def _why(self, connection: Connection, request: control.ExplainTask) -> None:
         await self.reads.readable(connection, events=True)
         connection.ok(request.id, await self.why.explain(request.task))
 
-    async def _usage(self, connection: Connection, request: control.UsageRequest) -> None:
+    async def _usage(self, connection: Connection, request: control.ReadUsage) -> None:
         await connection.drain()
         connection.ok(request.id, {"tasks": await self.usage.readings(request.tasks)})
 

@@ -69,7 +69,7 @@ class TaskCommands:
         number = self._core.expect(connection, request.id)
         self._core.put(RemoteCancelRequested(number, request.guests, request.signal, request.force, by))
 
-    async def signal(self, connection: Connection, request: control.SignalRequest) -> None:
+    async def signal(self, connection: Connection, request: control.SendSignal) -> None:
         """Send a signal to a running task."""
         await self._reads.durable()
         task = self._task_ids.first(request.task).task

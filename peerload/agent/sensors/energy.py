@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from peerload.model.instant import Instant
     from peerload.model.power import PowerCurve
     from peerload.model.task import Exit
-    from peerload.wire.control import PowerProfile as PowerProfileRequest
+    from peerload.wire.control import KeepPowerProfile as PowerProfileRequest
 
 log = logging.getLogger("peerload.agent")
 
@@ -66,7 +66,7 @@ CARD_SILENT_S = 15.0
 _COLUMNS = "since, until, joules, tasks_joules, other_joules, idle_joules, gap_s, quality, scope, source"
 
 
-class Launcher(Protocol):
+class UsageSource(Protocol):
     """The launcher, as far as energy needs it. units: how tasks are contained."""
 
     units: str
@@ -159,7 +159,7 @@ class EnergySensors:
         config: AgentConfig,
         node: Node,
         gpus: Gpus,
-        launcher: Launcher,
+        launcher: UsageSource,
         store: EnergyStore,
         put: Callable[[PowerMeasured], None],
         clock: Callable[[], Instant] = now,

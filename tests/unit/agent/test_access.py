@@ -81,7 +81,7 @@ def request(kind: Any, ref: str) -> Any:
         control.Prio: {"priority": 1},
         control.Group: {"name": "g"},
         control.Exec: {"argv": (b"true",)},
-        control.SignalRequest: {"signal": 1},
+        control.SendSignal: {"signal": 1},
         control.Resize: {"rows": 1, "columns": 1},
         control.Forget: {"node": "n9"},
         control.RevokeRequest: {"node": "n9"},
@@ -150,11 +150,11 @@ def test_one_foreign_task_among_own_ones_is_enough(made: Any) -> None:
 def test_the_last_task_is_that_of_who_asks(made: Any) -> None:
     access = made()
     assert access.authorize(access.local(20001), control.Show(tasks=("@", "@.2"))).tasks == ("n1/1", "n1/1.2")
-    assert access.authorize(access.local(20002), control.WhyRequest(task="@")).task == "n1/2"
+    assert access.authorize(access.local(20002), control.ExplainTask(task="@")).task == "n1/2"
     waits = control.Submit(token="t" * 16, spec=SPEC, terms=SubmitOptions(after=("@",), after_ok=("1",)))
     assert access.authorize(access.local(20001), waits).terms == SubmitOptions(after=("n1/1",), after_ok=("1",))
     with pytest.raises(NoSuchTask):  # an administrator's own, too
-        access.authorize(access.local(20003), control.WhyRequest(task="@"))
+        access.authorize(access.local(20003), control.ExplainTask(task="@"))
 
 
 @pytest.mark.rule("L1")

@@ -60,7 +60,7 @@ def test_nobody_but_its_own_client_sends_a_command_anything() -> None:
     commands = InsideCommands(launcher, cast("Any", None))
     end: Any = None
     commands._commands["exec-1"] = Command(own, end, None)
-    request = control.SignalRequest(id=1, task="42", signal=2, command="exec-1")
+    request = control.SendSignal(id=1, task="42", signal=2, command="exec-1")
     other: Any = SimpleNamespace()
     with pytest.raises(BadRequest):
         commands.signal(other, request)

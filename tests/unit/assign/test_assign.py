@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.assign.program import Limit, Program, Task, in_order, read_program
+from peerload.assign.program import Limit, Program, ProgramTask, in_order, read_program
 from peerload.assign.solver import _Branches, _heuristic, cut, lower_bound, serial, solve
 from peerload.model.errors import ConfigError
 from peerload.wire.control import Cancel, Submit
@@ -32,7 +32,7 @@ def drawn(rng: random.Random, tasks: int, nodes: int, *, is_limited: bool) -> Pr
     ]
     return Program(
         tuple(f"n{node}" for node in range(nodes)),
-        tuple(Task(f"t{task}", costs(), rng.randrange(1, 5)) for task in range(tasks)),
+        tuple(ProgramTask(f"t{task}", costs(), rng.randrange(1, 5)) for task in range(tasks)),
         {pair: float(rng.randrange(1, most + 1)) for pair in pairs},
         tuple(limits),
     )

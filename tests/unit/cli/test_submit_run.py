@@ -133,7 +133,7 @@ def test_submit_on_a_terminal_says_why_it_waits(agent: FakeAgent) -> None:
     text = on_a_terminal(agent, "submit", "--array", "3-5", "-G8", "--export", "none", "big.py")
     assert "big.py  waiting: gpu1: 5 of 8 GPUs busy: lab3/2 (3), \\x1b[2J (2)" in text
     assert "why:  peerload why ws1/42" in text
-    assert [request.task for request in agent.asked(control.WhyRequest)] == ["ws1/42.3"]
+    assert [request.task for request in agent.asked(control.ExplainTask)] == ["ws1/42.3"]
 
 
 def test_submit_to_an_agent_that_cannot_say_why(agent: FakeAgent) -> None:
@@ -432,14 +432,14 @@ def test_first_interrupt_reaches_the_task_second_cancels(agent: FakeAgent) -> No
     wait_until(lambda: agent.asked(control.ReadOutput), what="the run follows its task")
     before_s = time.monotonic()
     process.send_signal(signal.SIGINT)
-    wait_until(lambda: agent.asked(control.SignalRequest), what="SIGINT reaches the task")
-    assert agent.asked(control.SignalRequest)[0].signal == signal.SIGINT
+    wait_until(lambda: agent.asked(control.SendSignal), what="SIGINT reaches the task")
+    assert agent.asked(control.SendSignal)[0].signal == signal.SIGINT
     assert agent.asked(control.Cancel) == []
     while True:
-        heard, sent_s = len(agent.asked(control.SignalRequest)), time.monotonic()
+        heard, sent_s = len(agent.asked(control.SendSignal)), time.monotonic()
         process.send_signal(signal.SIGINT)
         wait_until(
-            lambda heard=heard: agent.asked(control.Cancel) or len(agent.asked(control.SignalRequest)) > heard,  # type: ignore[misc]
+            lambda heard=heard: agent.asked(control.Cancel) or len(agent.asked(control.SendSignal)) > heard,  # type: ignore[misc]
             what="the second one to be heard",
         )
         if agent.asked(control.Cancel):
@@ -524,7 +524,7 @@ def test_closed_standard_streams_do_no_harm(agent: FakeAgent) -> None:
     done = subprocess.run(["sh", "-c", f"{line} <&- >&- 2>&-"], env=environment(agent), check=False)
     assert done.returncode == 7
     asked = [type(request) for request in agent.requests]
-    assert [kind for kind in asked if kind is not control.WhyRequest] == [
+    assert [kind for kind in asked if kind is not control.ExplainTask] == [
         control.Submit,
         control.ReadOutput,
     ]  # Why: if it took long

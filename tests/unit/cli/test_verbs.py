@@ -193,7 +193,7 @@ def test_show_asks_the_node_that_runs_a_task_what_it_uses(agent: FakeAgent) -> N
     (line,) = (line for line in text.splitlines() if line.strip().startswith("uses now"))
     assert all(fact in line for fact in ("1.9 cpus", "5 MiB", "3 processes", "12.3 s"))
     assert "\x1b" not in text
-    (asked,) = agent.asked(control.UsageRequest)
+    (asked,) = agent.asked(control.ReadUsage)
     assert (asked.at, asked.tasks) == ("ws2", ("ws1/1", "ws1/2"))
 
 

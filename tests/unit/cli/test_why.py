@@ -53,7 +53,7 @@ def test_a_reason_for_every_node(agent: FakeAgent) -> None:
         "With -G3 it would start now on gpu1.",
     ]
     assert json.loads(peerload("why", "@", "--json", agent=agent).stdout) == {"v": 1, **WAITS}
-    assert [request.task for request in agent.asked(control.WhyRequest)] == ["43", "@"]
+    assert [request.task for request in agent.asked(control.ExplainTask)] == ["43", "@"]
 
 
 def test_what_the_policy_said() -> None:
