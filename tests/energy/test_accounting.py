@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import sqlite3
 from collections.abc import Sequence
@@ -359,3 +360,30 @@ def test_idle_power_is_that_of_the_lowest_load() -> None:
     for share, watts in ((0.9, 200.0), (0.5, 120.0), (0.0, 40.0), (0.7, 160.0)):
         idle.take(watts, share, 1.0 if not share else 0.5)
     assert idle.watts == 40.0
+
+
+def test_a_write_that_fails_is_made_up_for_by_the_next(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        path = tmp_path / "energy.db"
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            other.execute("CREATE TRIGGER full BEFORE INSERT ON totals BEGIN SELECT RAISE(FAIL, 'disk full'); END")
+            for _ in range(100):
+                machine.passes(SAMPLE_S, other_cores=1.0)
+                await machine.sample()
+            assert other.execute("SELECT count(*) FROM totals").fetchone() == (0,)
+            other.execute("DROP TRIGGER full")
+        joules = machine.told()["joules"]
+        await machine.agent.close()
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT sum(joules) FROM totals").fetchone()[0] == pytest.approx(joules)
+
+    asyncio.run(run())
+
+
+def test_accounts_that_cannot_be_opened_now_are_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "energy.db").mkdir()
+    store = EnergyStore(tmp_path / "energy.db")
+    store.write(b"{}", None)
+    assert store.kept().boot == ""
+    assert (tmp_path / "energy.db").is_dir()

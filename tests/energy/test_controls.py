@@ -222,3 +222,21 @@ def test_without_a_driver_the_rest_is_set(tmp_path: Path) -> None:
     said = controls.start(settings(tmp_path / "cpufreq"))
     assert len(said) == 1
     assert {*tree(tmp_path / "cpufreq").values()} == {"powersave", "1800000"}
+
+
+def test_a_damaged_note_is_told_and_nothing_is_set_over_it(tmp_path: Path) -> None:
+    before, driver = cpufreq(tmp_path / "cpufreq"), Driver()
+    (tmp_path / FILE).write_text("[[")
+    controls = PowerControls(tmp_path / FILE, lambda: driver)
+    assert FILE in controls.start(settings(tmp_path / "cpufreq"))[0]
+    assert tree(tmp_path / "cpufreq") == before
+    assert {*driver.clocks.values()} == {0}
+    assert (tmp_path / FILE).read_text() == "[["
+
+
+def test_what_cannot_be_noted_is_not_set(tmp_path: Path) -> None:
+    before, driver = cpufreq(tmp_path / "cpufreq"), Driver()
+    controls = PowerControls(tmp_path / "gone" / FILE, lambda: driver)
+    assert len(controls.start(settings(tmp_path / "cpufreq"))) == 8  # two controls of two cards and of two policies
+    assert tree(tmp_path / "cpufreq") == before
+    assert {*driver.clocks.values()} == {0}

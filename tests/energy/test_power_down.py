@@ -148,7 +148,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses."""
     monkeypatch.setattr(power_down, "TELL_S", 0.0)
     monkeypatch.setattr(power_down, "SUSPEND_S_MAX", 0.3)
-    monkeypatch.setattr(power_down, "GAP_S", 0.2)
+    monkeypatch.setattr(power_down, "CLOCK_EVERY_S", 0.01)
+    monkeypatch.setattr(power_down, "GAP_S", 600.0)  # a slow machine is not taken for one that slept
 
 
 def suspends(node: IdleNode, command: str) -> list[str]:
@@ -171,7 +172,7 @@ def test_the_suspend_command_is_run_and_a_machine_that_slept_is_awake_again(tmp_
 
 def in_child(command: str) -> None:
     """In a process of its own, since it is stopped for a while."""
-    for name, value in (("TELL_S", 0.0), ("SUSPEND_S_MAX", 30.0), ("GAP_S", 0.3)):
+    for name, value in (("TELL_S", 0.0), ("SUSPEND_S_MAX", 30.0), ("CLOCK_EVERY_S", 0.05), ("GAP_S", 0.3)):
         setattr(power_down, name, value)
     print(*suspends(IdleNode(), command))  # noqa: T201 -- what the test reads
 
@@ -221,3 +222,15 @@ def test_the_resume_command_is_run_with_the_name_of_the_node(tmp_path: Path) -> 
 
     asyncio.run(story())
     assert (tmp_path / "woken").read_text() == "y\n"
+
+
+@pytest.mark.parametrize(("command", "code"), [("sleep 600", power_down.TIMED_OUT), ("exit 3", 3)])
+def test_a_command_that_hangs_is_killed_and_has_a_code(
+    command: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(power_down, "COMMAND_S_MAX", 0.0 if code == power_down.TIMED_OUT else 60.0)
+    assert asyncio.run(power_down._run(command, {})) == code
+
+
+def test_a_command_that_cannot_be_started_has_a_code() -> None:
+    assert asyncio.run(power_down._run("true", {"A": "x" * (1 << 21)})) == power_down.NOT_RUN

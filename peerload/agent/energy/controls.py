@@ -62,7 +62,10 @@ class PowerControls:
             return self._restore()
 
     def _restore(self) -> list[str]:
-        changed = self._changed()
+        try:
+            changed = self._changed()
+        except ValueError as error:
+            return [_unknown(self._file, error)]
         if not changed:
             return []
         with self._session(any(one.kind.startswith("gpu") for one in changed)):
@@ -71,12 +74,18 @@ class PowerControls:
                 if why := self._set(one.kind, one.target, one.before):
                     left.append(one)
                     said.append(f"{one.kind} of {one.target} is not put back to {one.before}: {why}")
-        self._keep(left[::-1])
+        try:
+            self._keep(left[::-1])
+        except OSError as error:
+            said.append(f"{self._file} cannot be written: {error.strerror}")
         return said
 
     def _apply(self, settings: EnergySettings) -> list[str]:
         said: list[str] = []
-        changed = self._changed()
+        try:
+            changed = self._changed()
+        except ValueError:  # `restore` has said it; a change now would be taken for what was in force before
+            return ["no power control is set"]
         wants_gpus = bool(settings.gpu_power_w or settings.gpu_clock_mhz)
         with self._session(wants_gpus):
             if wants_gpus and self._nvml is None:
@@ -84,11 +93,15 @@ class PowerControls:
             for kind, target, value in [*_cpu_changes(settings), *self._gpu_changes(settings, said)]:
                 before, why = self._before(kind, target, value)
                 if not why and before != value:
-                    changed.append(Control(kind, target, before))
-                    self._keep(
-                        changed
-                    )  # ahead of the change: whoever dies in between has changed nothing that is not noted
-                    why = self._set(kind, target, value)
+                    # Noted ahead of the change: who dies in between has changed nothing that is not noted.
+                    noted = [*changed, Control(kind, target, before)]
+                    try:
+                        self._keep(noted)
+                    except OSError as error:
+                        why = f"{self._file} cannot be written: {error.strerror}"
+                    else:
+                        changed = noted
+                        why = self._set(kind, target, value)
                 if why:
                     said.append(f"{kind} of {target} is not set to {value}: {why}")
         return said
@@ -97,7 +110,12 @@ class PowerControls:
 
     def _gpu_changes(self, settings: EnergySettings, said: list[str]) -> Iterator[tuple[str, str, str]]:
         nvml = self._nvml
-        for index in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
+        try:
+            count = nvml.nvmlDeviceGetCount() if nvml is not None else 0
+        except self._errors as error:
+            said.append(f"the power of GPUs is not limited: {_why(error)}")
+            return
+        for index in range(count):
             try:
                 uuid = text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
             except self._errors as error:
@@ -109,7 +127,7 @@ class PowerControls:
                 yield GPU_CLOCKS, uuid, f"{settings.gpu_clock_mhz}"
 
     def _before(self, kind: str, target: str, value: str) -> tuple[str, str]:
-        """What is in force, and why the value cannot be set there ("": it can)."""
+        """The value in force, and the reason why another cannot be set there ("": it can)."""
         try:
             if kind in CPU_FILES:
                 path = Path(target)
@@ -152,13 +170,15 @@ class PowerControls:
         return ""
 
     def _changed(self) -> list[Control]:
-        """What has to be put back. For root, who may write everywhere, the file of another user names nothing but processors and
-        cards."""
+        """Controls to put back. For root, who may write everywhere, the file of another user names nothing but processors and
+        cards. Raises ValueError if the file cannot be read."""
         try:
             is_own = self._file.stat().st_uid == os.geteuid()
             found = [Control(*map(str, one)) for one in json.loads(self._file.read_text())]
-        except (OSError, ValueError, TypeError, RecursionError):
+        except FileNotFoundError:
             return []
+        except (OSError, TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
         return [one for one in found if one.kind not in CPU_FILES or is_own or _is_of_kernel(one.target)]
 
     def _keep(self, changed: list[Control]) -> None:
@@ -207,6 +227,10 @@ def _cpu_changes(settings: EnergySettings) -> Iterator[tuple[str, str, str]]:
         if value:
             for policy in sorted(Path(settings.cpufreq).glob("policy*")):
                 yield kind, str(policy / CPU_FILES[kind]), value
+
+
+def _unknown(file: Path, error: Exception) -> str:
+    return f"what power controls were in force before is not known: {file}: {error}; remove it after a look at them"
 
 
 def _is_of_kernel(target: str) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -34,10 +35,12 @@ TELL_S = 1.0
 """Time for what peers are told to be sent."""
 SUSPEND_S_MAX = 60.0
 """A machine that does not sleep so long after its command is awake."""
+CLOCK_EVERY_S = 0.3
 GAP_S = 1.5
 """A pause of the event loop by so much means that the machine slept."""
 RETRIES_FACTOR_MAX = 64
 COMMAND_S_MAX = 60.0
+NOT_RUN, TIMED_OUT = 126, 124
 PORT = 9
 NET = Path("/sys/class/net")
 CARDS_MAX = 8
@@ -144,7 +147,7 @@ class PowerDown:
         looked_s = began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         slept_s = 0.0
         while not (command.done() and (command.result() or slept_s)) and looked_s - began_s < SUSPEND_S_MAX + slept_s:
-            await asyncio.sleep(GAP_S / 5)
+            await asyncio.sleep(CLOCK_EVERY_S)
             now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             slept_s = max(slept_s, now_s - looked_s if now_s - looked_s > GAP_S else 0.0)
             looked_s = now_s
@@ -155,19 +158,27 @@ class PowerDown:
 
 
 async def _run(command: str, variables: dict[str, str]) -> int:
-    """Run a line in a shell → its exit code."""
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        command,
-        env=os.environ | variables,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    """Run a line in a shell → its exit code; NOT_RUN if it cannot be started, TIMED_OUT if it had to be killed."""
+    null = asyncio.subprocess.DEVNULL
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh",
+            "-c",
+            command,
+            env=os.environ | variables,
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            start_new_session=True,
+        )
+    except OSError as error:  # such as no process to be had
+        log.warning("cannot start a command of [energy]: error=%s", error.strerror)
+        return NOT_RUN
     try:
         return await asyncio.wait_for(process.wait(), COMMAND_S_MAX)
-    except (TimeoutError, asyncio.CancelledError):
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        raise
+    except TimeoutError:
+        return TIMED_OUT
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,10 +103,12 @@ class Environments:
         self._staging: dict[str, asyncio.Task[None]] = {}
         self._plans: BoundedDict[EnvironmentLock, tuple[float, asyncio.Future[Plan | str]]] = BoundedDict(PLANS_MAX)
         self._ends: dict[str, asyncio.Future[Exit]] = {}
-        self._failed: dict[str, tuple[float, str]] = {}
+        self._failed: BoundedDict[str, tuple[float, str]] = BoundedDict(PLANS_MAX)
+        self._lock = threading.Lock()
+        """An environment is either taken into use, in the loop, or removed, in a thread."""
         self._noted.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self._noted.iterdir():
-            self._uses[path.name] = path.read_text(encoding="ascii")
+            self._uses[path.name] = path.read_text(encoding="ascii", errors="replace")
 
     # -- before the start ----------------------------------------------------------------------------------------------
 
@@ -169,11 +172,12 @@ class Environments:
         plan = await self._plan(lock)
         if isinstance(plan, str):
             raise BuildFailed(plan)
-        self._use(action.key, plan.key)
         try:
-            if self._is_built(plan.key):
-                os.utime(self._built(plan.key))
-                return
+            with self._lock:
+                self._use(action.key, plan.key)
+                if self._is_built(plan.key):
+                    os.utime(self._built(plan.key))
+                    return
             await self._files.bring_manifest(lock.manifest, action.home)
             build = self._builds.get(plan.key) or self._start(plan, action)
             build.waiting += 1
@@ -189,7 +193,7 @@ class Environments:
             raise
 
     async def _plan(self, lock: EnvironmentLock) -> Plan | str:
-        """How this node builds a lock, or why it cannot: looked at once for all that ask within PLAN_S."""
+        """The plan of this node for a lock, or the reason why it has none; looked at once for all that ask within PLAN_S."""
         known = self._plans.get(lock)
         if known is None or time.monotonic() - known[0] > PLAN_S:
             look = asyncio.ensure_future(asyncio.to_thread(builders.plan_of, lock, str(self._client)))
@@ -234,7 +238,10 @@ class Environments:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             raise BuildFailed(why)
         size = await asyncio.to_thread(_size_of, directory)
-        self._built(plan.key).write_text(f"{size} {lock.name}", encoding="utf-8")
+        await asyncio.to_thread(os.sync)  # what is marked as built is whole after a power cut, too
+        marked = directory / "built.new"
+        marked.write_text(f"{size} {lock.name}", encoding="utf-8")
+        marked.replace(self._built(plan.key))
         self._failed.pop(plan.key, None)
         what = f"{lock.name}: {size / (1 << 20):.1f} MiB in {took_s:.1f} s"
         self._event_log.record("environment", "built", task=action.task, reason=what)
@@ -352,10 +359,21 @@ class Environments:
         """The environments that are kept, the one used last first."""
         found: list[dict[str, object]] = []
         for path in self._root.glob("*/built"):
-            size, _, name = path.read_text(encoding="utf-8").partition(" ")
-            used_at, key = path.stat().st_mtime, path.parent.name
+            try:
+                size, _, name = path.read_text(encoding="utf-8", errors="replace").partition(" ")
+                used_at, key = path.stat().st_mtime, path.parent.name
+            except FileNotFoundError:  # it has just been removed
+                continue
             in_use = key in self._uses.values() or key in self._builds
-            found.append({"id": key, "name": name, "bytes": int(size), "used_at": used_at, "in_use": in_use})
+            found.append(
+                {
+                    "id": key,
+                    "name": name,
+                    "bytes": int(size) if size.isdecimal() else 0,
+                    "used_at": used_at,
+                    "in_use": in_use,
+                }
+            )
         return sorted(found, key=lambda one: -float(str(one["used_at"])))
 
     def collect(self, *, everything: bool = False) -> int:
@@ -366,11 +384,14 @@ class Environments:
         total = store.size_bytes + sum(int(str(one["bytes"])) for one in kept)
         removed = 0
         for one in reversed(kept):
-            if not one["in_use"] and (everything or total - removed > store.limit_bytes):
+            key = str(one["id"])
+            with self._lock:
+                goes = key not in self._uses.values() and (everything or total - removed > store.limit_bytes)
+                if goes:
+                    self._built(key).unlink(missing_ok=True)
+            if goes:
                 removed += int(str(one["bytes"]))
-                path = self._root / str(one["id"])
-                (path / "built").unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(self._root / key, ignore_errors=True)
         return removed
 
     async def close(self) -> None:

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 DATABASE = "energy.db"
+PRIMARY_CODE = 0xFF
+"""Of an extended error code of SQLite the part that names the kind."""
 TASKS_PER_SAMPLE = 32
 """Running tasks whose processor time is read at each sample; of more it is read less often."""
 SCAN_EVERY = 5
@@ -76,7 +78,7 @@ class UsageSource(Protocol):
 
 
 class Kept(msgspec.Struct):
-    """What the next agent goes on with. boot: of the machine; at_s, wall_at: when the last window ended, by boot clock and date."""
+    """State that the next agent goes on with. boot: of the machine; at_s, wall_at: when the last window ended, by boot clock and date."""
 
     boot: str = ""
     at_s: float = 0.0
@@ -95,19 +97,24 @@ class EnergyStore:
     """STATE/energy.db: totals of each minute, and what the next agent goes on with. One that cannot be used is begun anew."""
 
     def __init__(self, path: Path) -> None:
-        """Raises sqlite3.Error if not even a new one can be made."""
+        """path: where it is; in memory if it can neither be opened nor begun anew, such as on a full disk."""
         try:
             self._database = self._opened(path)
-        except sqlite3.DatabaseError as error:
-            log.warning("energy accounts are lost, a new file is begun: path=%s error=%s", path, error)
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{path}{suffix}").unlink(missing_ok=True)
-            self._database = self._opened(path)
+        except (OSError, sqlite3.Error) as error:
+            if getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                log.warning("energy accounts are lost, a new file is begun: path=%s error=%s", path, error)
+                for suffix in ("", "-wal", "-shm"):
+                    Path(f"{path}{suffix}").unlink(missing_ok=True)
+                self._database = self._opened(path)
+            else:
+                log.warning("energy accounts are not kept until the next start: path=%s error=%s", path, error)
+                self._database = self._opened(None)
 
     @staticmethod
-    def _opened(path: Path) -> sqlite3.Connection:
-        path.touch(mode=0o600)
-        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    def _opened(path: Path | None) -> sqlite3.Connection:
+        if path is not None:
+            path.touch(mode=0o600)
+        database = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=NORMAL")
         database.executescript(
@@ -128,14 +135,14 @@ class EnergyStore:
 
     def write(self, kept: bytes, totals: Totals | None, keep_since: float = 0.0) -> None:
         """Write in one transaction. keep_since: what ended before is removed."""
-        self._database.execute("BEGIN")
-        self._database.execute("INSERT OR REPLACE INTO kept VALUES (0, ?)", (kept,))
-        if totals is not None:
-            row = tuple(msgspec.to_builtins(getattr(totals, name)) for name in _COLUMNS.split(", "))
-            self._database.execute("INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        if keep_since:
-            self._database.execute("DELETE FROM totals WHERE until < ?", (keep_since,))
-        self._database.execute("COMMIT")
+        with self._database as database:  # rolled back where a step fails
+            database.execute("BEGIN")
+            database.execute("INSERT OR REPLACE INTO kept VALUES (0, ?)", (kept,))
+            if totals is not None:
+                row = tuple(msgspec.to_builtins(getattr(totals, name)) for name in _COLUMNS.split(", "))
+                database.execute("INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            if keep_since:
+                database.execute("DELETE FROM totals WHERE until < ?", (keep_since,))
 
     def totals(self, since: float, besides: float = -1.0) -> list[Totals]:
         """Totals that end later, in their order, one for each source. besides: without those that begin then."""
@@ -218,9 +225,8 @@ class EnergySensors:
         if self._kept.machine_s < 0:
             self._kept.machine_s, self._kept.own_s = machine_s, own_s
             self._kept.at_s = self._sampled_s = self._now().boot_s  # the accounts begin here
-        elif (
-            not self._samples
-        ):  # it counts from the start of this agent; before, whatever ran may have been on these cores
+        elif not self._samples:
+            # own_s counts from the start of this agent; before, whatever ran may have been on these cores.
             self._kept.own_s = own_s - max(machine_s - self._kept.machine_s, 0.0)
         self._samples += 1
         keys = list(self._node.ledger.running)
@@ -409,14 +415,15 @@ class EnergySensors:
         kept = self._kept
         kept.counters, kept.joules, kept.gap_s = self._counters.counters, self._joules, self._gap_s
         totals, keep_since = self._bucket, 0.0
-        if totals is not None and totals.until - totals.since >= BUCKET_S:
-            self._bucket = None
         if self._samples % PRUNED_EVERY == 0:
             keep_since = self._now().wall_s - self._config.ended_kept_s
         try:
             await asyncio.to_thread(self._store.write, msgspec.json.encode(kept), totals, keep_since)
         except sqlite3.Error as error:
             log.warning("energy accounts cannot be kept: error=%s", error)
+        else:
+            if totals is not None and totals.until - totals.since >= BUCKET_S:
+                self._bucket = None
 
     async def close(self) -> None:
         """Keep what there is, and close the database."""

@@ -217,3 +217,16 @@ def test_what_is_not_used_goes_first_and_what_is_used_stays(tmp_path: Path, monk
         await lab.made.close()
 
     asyncio.run(story())
+
+
+def test_a_damaged_mark_of_an_environment_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "environments"
+    for key, mark in (("a", b""), ("b", b"\xff"), ("c", b"7 lock")):
+        (root / key).mkdir(parents=True)
+        (root / key / "built").write_bytes(mark)
+    (root / "uses").mkdir()
+    (root / "uses" / "x").write_bytes(b"\xff")
+    lab = Lab(tmp_path, monkeypatch)
+    assert sorted((one["id"], one["bytes"]) for one in lab.made.usage()) == [("a", 0), ("b", 0), ("c", 7)]
+    assert lab.made.collect(everything=True) == 7
+    assert not [*root.glob("*/built")]
