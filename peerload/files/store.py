@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
+import logging
 import os
 import sqlite3
 import threading
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
+log = logging.getLogger("peerload.files")
+
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+"""Errors of SQLite for an index that is damaged, or has other columns; any other may pass, and the files of queued tasks are here."""
+PRIMARY_CODE = 0xFF
 UNUSED_S_MAX = 3600.0
 """Blocks that no manifest has are kept for so long: their manifest may be on its way."""
 TARGET_SHARE = 0.9
@@ -84,14 +91,13 @@ class BlockStore:
                 database.execute("PRAGMA synchronous=NORMAL")
                 database.executescript(_SCHEMA)
                 database.execute("SELECT digest, size, added_at, pack, start FROM blocks LIMIT 1")
-            except sqlite3.DatabaseError:
+            except sqlite3.DatabaseError as error:
                 database.close()
-                if is_last:
-                    raise
+                if is_last or error.sqlite_errorcode & PRIMARY_CODE not in DAMAGE:
+                    raise OSError(errno.EIO, f"the cache of files cannot be opened: {path}: {error}") from None
+                log.warning("the index of the file cache is damaged, it is begun anew: path=%s error=%s", path, error)
                 for name in ("index.db", "index.db-wal", "index.db-shm"):
-                    (self._directory / name).unlink(
-                        missing_ok=True
-                    )  # a cache: what is gone is fetched again, or refused
+                    (self._directory / name).unlink(missing_ok=True)
             else:
                 return database
         raise AssertionError

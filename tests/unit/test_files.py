@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 import socket
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -556,3 +559,17 @@ def test_a_file_gets_its_name_when_it_is_complete(home: Path, store: BlockStore)
     with pytest.raises(StagingFailed):
         coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read_some)
     assert list(home.iterdir()) == []
+
+
+def test_an_index_that_cannot_be_opened_now_is_not_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0))
+    with contextlib.closing(BlockStore(tmp_path / "store", 1 << 20)) as store:
+        digests = store.put([b"of a queued task"])
+    path = tmp_path / "store/index.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(OSError, match=r"index\.db"):
+            BlockStore(tmp_path / "store", 1 << 20)
+    with contextlib.closing(BlockStore(tmp_path / "store", 1 << 20)) as store:
+        assert store.missing(digests) == []

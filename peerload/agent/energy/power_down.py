@@ -182,3 +182,4 @@ async def _run(command: str, variables: dict[str, str]) -> int:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
