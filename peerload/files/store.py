@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import logging
 import os
 import sqlite3
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from peerload.files.beneath import punch_hole, sync_file_system
 from peerload.files.manifest import Root, decode, decode_root, digest_of
-from peerload.model.errors import StagingFailed
+from peerload.model.errors import StagingFailed, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -68,7 +67,7 @@ class BlockStore:
     """The store in one directory. All calls may come from any thread, and block."""
 
     def __init__(self, directory: Path, limit_bytes: int, free_bytes_min: int = 0) -> None:
-        """free_bytes_min: nothing is added that would leave less than this on the disk. Raises OSError."""
+        """free_bytes_min: nothing is added that would leave less than this on the disk. Raises OSError, StoreError."""
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._free_bytes_min = free_bytes_min
@@ -94,7 +93,7 @@ class BlockStore:
             except sqlite3.DatabaseError as error:
                 database.close()
                 if is_last or error.sqlite_errorcode & PRIMARY_CODE not in DAMAGE:
-                    raise OSError(errno.EIO, f"the cache of files cannot be opened: {path}: {error}") from None
+                    raise StoreError("the cache of files cannot be opened", why=f"{path}: {error}") from None
                 log.warning("the index of the file cache is damaged, it is begun anew: path=%s error=%s", path, error)
                 for name in ("index.db", "index.db-wal", "index.db-shm"):
                     (self._directory / name).unlink(missing_ok=True)

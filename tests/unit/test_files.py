@@ -18,7 +18,7 @@ from peerload.files.beneath import Parents, open_beneath
 from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
 from peerload.files.place import Homecoming, make_tree
 from peerload.files.store import BlockStore, NoRoom
-from peerload.model.errors import StagingFailed
+from peerload.model.errors import StagingFailed, StoreError
 from tests.support import wait_until
 
 LIMIT_BYTES = 64 << 20
@@ -569,7 +569,7 @@ def test_an_index_that_cannot_be_opened_now_is_not_begun_anew(tmp_path: Path, mo
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(OSError, match=r"index\.db"):
+        with pytest.raises(StoreError, match=r"index\.db"):
             BlockStore(tmp_path / "store", 1 << 20)
     with contextlib.closing(BlockStore(tmp_path / "store", 1 << 20)) as store:
         assert store.missing(digests) == []

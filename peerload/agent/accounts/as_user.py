@@ -89,7 +89,7 @@ class DirectoryCache:
         return found.result() is not None
 
     def identity_of(self, directory: bytes) -> str:
-        """What tells it from another directory of that name elsewhere, as it was at the last look; "" = not known."""
+        """Identity that distinguishes it from a directory of that name elsewhere, as it was at the last look; "" = not known."""
         return self._identities.get(directory, "")
 
     def _start(self, directory: bytes) -> asyncio.Future[str | None]:

@@ -99,7 +99,7 @@ class FileTransfer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def in_slow_thread(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same for one that may take minutes: blocks go on meanwhile."""
+        """Call a function that may take minutes, in a thread of its own kind: blocks go on meanwhile."""
         work = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._slow_threads, work)
 

@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
         "--from FILE", help="profile: use this one, which another start of this machine has measured", dest="file"
     )
     reader.flag("--window 8s", help="profile: measure each level for so long", type=duration, default=8.0)
-    reader.add_argument("what", nargs="?", default="", choices=("", "profile"), metavar="profile")
+    reader.add_argument("what", nargs="?", default="", choices=("", "profile"), metavar="profile|restore")
     reader.at()
     flags = reader.read(words)
     if flags.what and flags.at:
