@@ -10,6 +10,7 @@ import functools
 import tempfile
 import tomllib
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -307,7 +308,9 @@ def state_file(raw: bytes) -> object:
         case 3:
             return stored_speed(file)
         case 4:
-            return PowerControls(file)._changed()
+            with suppress(ValueError):  # a damaged file, named
+                return PowerControls(file)._changed()
+            return None
         case _:
             return _redeemed(Invitations(file))
 

@@ -177,7 +177,7 @@ class PowerControls:
             found = [Control(*map(str, one)) for one in json.loads(self._file.read_text())]
         except FileNotFoundError:
             return []
-        except (OSError, TypeError, RecursionError) as error:
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(str(error)) from None
         return [one for one in found if one.kind not in CPU_FILES or is_own or _is_of_kernel(one.target)]
 
