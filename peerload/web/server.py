@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import http.client
 import ipaddress
 import json
 import logging
@@ -161,6 +160,8 @@ def running(settings: ServerSettings) -> str:
         return ""
     host, port = settings.address()
     token = secret_of(settings.tokens, ViewerRight.ACT)
+    import http.client  # noqa: PLC0415 -- a server needs no client
+
     kind = http.client.HTTPSConnection if settings.certificate else http.client.HTTPConnection
     connection = kind(host, port, timeout=5)
     try:
