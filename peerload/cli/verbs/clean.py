@@ -103,9 +103,9 @@ def _request(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]
                 f"clean: {name!r} is not a state in which tasks end", hint=f"there are:  {' '.join(STATES)}"
             )
     if (chosen_by.words or chosen_by.is_narrowed) and (flags.all or flags.keep):
-        named = chosen_by.words[0] if chosen_by.words else "what is selected"
+        named = chosen_by.words[0] if chosen_by.words else "a selection"
         raise UsageError(
-            f"clean: {named} is named, and so is {'--all' if flags.all else '--keep'}", hint="give one of them"
+            f"clean: {named} and {'--all' if flags.all else '--keep'} contradict each other", hint="give one of them"
         )
     if not (flags.task or chosen_by.is_narrowed or flags.all or flags.keep or flags.older or states):
         raise UsageError(

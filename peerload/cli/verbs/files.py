@@ -20,7 +20,7 @@ def main(words: list[str]) -> int:
         "files",
         "Show the files and environments of tasks that this node keeps: each snapshot or lock file, its size, whether a task needs it,\n"
         "and when it was last used.\n"
-        "What no task needs goes when the cache is full (cache of [files] in the settings), or with --gc.",
+        "Unneeded ones are removed when the cache is full (cache of [files] in the settings), or with --gc.",
     )
     reader.switch("--gc", help="remove everything that no task needs now")
     reader.at()
