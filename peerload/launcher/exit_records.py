@@ -56,11 +56,6 @@ class Exits:
         """Keys of the exits that cannot be reported yet."""
         return {event.key for event in self._to_sync + self._in_sync}
 
-    @property
-    def is_syncing(self) -> bool:
-        """True if a sync is running."""
-        return bool(self._in_sync)
-
     def flush(self) -> list[EndedEvent]:
         """Write all new records with one write. → the events that can be reported now."""
         if self._new:

@@ -348,7 +348,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     files: FilesSettings = FilesSettings()
     """Files that travel with tasks: a table of the config file."""
     hooks: HooksSettings = HooksSettings()
-    """Whom to notify of ends of tasks and losses of nodes: a table of the config file."""
+    """Targets of notifications about ended tasks and lost nodes: a table of the config file."""
     web: WebSettings = WebSettings()
     """The web server that the agent runs: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()

@@ -22,7 +22,7 @@ TIMED_OUT = 124
 """Exit code: the time of `--timeout` was up."""
 PIPE_CLOSED = 128 + 13
 """Exit code: as if ended by SIGPIPE."""
-DEFAULT_HINT = "what may be wrong here:  peerload doctor"
+DEFAULT_HINT = "check this machine:  peerload doctor"
 """The hint of an error without one."""
 
 

@@ -163,7 +163,7 @@ def _window(bench: Any, level: int, threads: int, window_s: float) -> tuple[floa
         bench.wait(LOOK_S)
         now = bench.read()
         if now.gap_s > began.gap_s:
-            raise PeerloadError("the power sensor has told nothing for a while", hint="what it says:  peerload power")
+            raise PeerloadError("the power sensor reports nothing any more", hint="list the sensors:  peerload power")
         if now.at_s > before.at_s:
             parts.append((now.joules - before.joules) / (now.at_s - before.at_s))
             before = now

@@ -31,7 +31,5 @@ def restore(words: list[str]) -> int:
     elif not left:
         say("restored")
     if left:
-        raise PeerloadError(
-            left[0], hint="with the rights of the agent that has set it, or as root:  peerload power restore"
-        )
+        raise PeerloadError(left[0], hint="as the user of the agent that set it, or as root:  peerload power restore")
     return 0

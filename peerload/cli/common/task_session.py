@@ -323,7 +323,7 @@ class TaskSession:
             raise PeerloadError(
                 f"no longer following {self._task}",
                 why="it is being cancelled",
-                hint=f"what became of it:  peerload show {self._task}        peerload cancel --force {self._task}",
+                hint=f"its outcome:  peerload show {self._task}        peerload cancel --force {self._task}",
             )
         if again:
             self._cancel(number)
@@ -419,7 +419,7 @@ class TaskSession:
         hint = f"the task goes on; join it again:  peerload attach {self._task}        peerload wait {self._task}"
         if self._attends:
             hint = (
-                "the task goes on, and is cancelled soon after the agent is back, unless:  "
+                "the task goes on, but is cancelled soon after the agent returns; to keep it:  "
                 f"peerload attach {self._task}"
             )
         return AgentUnavailable(f"lost the agent while {self._task} was running", why=error.why, hint=hint)

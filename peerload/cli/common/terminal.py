@@ -91,11 +91,7 @@ def say_if_it_needs_a_terminal(argv: Sequence[bytes]) -> None:
     talks = name in TALKERS and TALKS_WITH.issuperset(words[1:])
     if not draws and not talks:
         return
-    what = (
-        "draws on a terminal, and it gets none"
-        if draws
-        else "gets no terminal: it shows no prompt and reads line by line"
-    )
+    what = "needs a terminal, and gets none" if draws else "gets no terminal: it shows no prompt and reads line by line"
     import shlex
 
     say(f"{printable(name)} {what}", f"with a terminal:  peerload run --pty {printable(shlex.join(words))}")

@@ -78,11 +78,13 @@ HIDDEN = ("launcher",)
 _FILES = {
     "agent": ("up", "down", "agent", "launcher"),
     "change": ("cancel", "signal", "hold", "release", "prio", "retry"),
+    "clean": ("clean", "files"),
     "cluster": ("cluster", "leave", "forget", "revoke"),
     "join": ("join",),
     "ls": ("ls", "logs", "why", "events"),
     "nodes": ("nodes", "drain", "undrain"),
     "run": ("run", "sh", "attach", "exec"),
+    "show": ("show", "trace"),
     "top": ("top",),
 }
 """The files in cli/verbs with their verbs, which are functions of that name; any other verb is `main` in a file of its own."""

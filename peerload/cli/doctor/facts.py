@@ -166,9 +166,9 @@ def needs_agent(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput
 
     def looked(facts: DoctorInput) -> Finding:
         if not facts.info:
-            return Finding(SKIP, "no agent to ask")
+            return Finding(SKIP, "no agent runs")
         if not facts.checkup:
-            return Finding(SKIP, f"the agent is of version {facts.info.get('version')} and cannot tell")
+            return Finding(SKIP, f"the agent, version {facts.info.get('version')}, does not report this")
         return look(facts)
 
     return looked

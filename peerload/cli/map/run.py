@@ -68,7 +68,7 @@ def checked_size(number: int, argv: list[bytes]) -> int:
         raise BadInput(
             f"map: the command of task {number} is too large",
             why=f"{size} bytes; at most {ARGV_BYTES_MAX} can travel",
-            hint="put what is large into a file and have the command read it",
+            hint="put large values into a file that the command reads",
         )
     if any(b"\0" in word for word in argv):
         raise BadInput(

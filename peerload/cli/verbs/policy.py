@@ -41,7 +41,9 @@ def main(words: list[str]) -> int:
     reader.add_argument("name", nargs="*", metavar="NAME")
     flags = reader.read(words)
     if flags.what not in WORDS:
-        raise UsageError(f"policy: no such word: {flags.what!r}", hint="there are:  peerload policy ls | show | check")
+        raise UsageError(
+            f"policy: unknown action: {flags.what!r}", hint="there are:  peerload policy ls | show | check"
+        )
     if len(flags.name) != WORDS[flags.what]:
         takes = "one name" if WORDS[flags.what] else "no name"
         raise UsageError(f"policy {flags.what} takes {takes}", hint="what it takes:  peerload policy --help")

@@ -58,7 +58,7 @@ class FileHolders:
         return [node for node in reversed(known) if self._membership.is_usable(node)]
 
     def sources(self, task: HomeTask, node: str) -> tuple[str, ...]:
-        """Where this node may fetch the files from, beside their home."""
+        """Nodes from which this node may fetch the files, besides their home."""
         return tuple([other for other in self.nodes(task) if other != node][:SOURCES_MAX])
 
     def saved_s(self, task: HomeTask) -> float:

@@ -92,7 +92,7 @@ def test_a_name_that_is_none(tmp_path: Path, name: str) -> None:
 
 def test_where_none_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadRequest, match="no cluster is made"):
+    with pytest.raises(BadRequest, match="no cluster was created"):
         cluster_dir.make(tmp_path / "file" / "lab", "lab")
 
 

@@ -178,7 +178,7 @@ def test_a_bad_value_names_the_key_and_the_file(places: Places, text: str, key: 
         ('[[device]]\nkind = "fpga"', "device[0]: this cannot be used (FILE): ids is missing"),
         (
             '[[device]]\nkind = "gpu"\nids = ["0"]',
-            "device: gpu 0 cannot be used (FILE): a GPU is found by itself",
+            "device: gpu 0 cannot be used (FILE): GPUs are detected automatically",
         ),
     ],
 )
