@@ -24,7 +24,7 @@ from peerload.files.store import Damaged, NoRoom
 from peerload.files.tree import PART_PREFIX
 from peerload.launcher.protocol import FileCheck
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StagingFailed
-from peerload.model.events import FilesStaged, OutputArrived
+from peerload.model.events import FilesStaged, OutputArrived, OutputComing
 from peerload.model.messages import BlocksEnd, Staging
 from peerload.model.submit_options import owner_key
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
@@ -419,7 +419,7 @@ class AttemptFiles:
     async def bring_home(self, node: str, action: KeepOutput | FetchOutput) -> tuple[str, OutputArrived]:
         """Fetch the outputs of an attempt from its node, and place them → an error that may pass, or ""; and the event that
         says so."""
-        event, began_s = OutputArrived(action.uid, action.attempt), time.monotonic()
+        event, began_s, event_says = OutputArrived(action.uid, action.attempt), time.monotonic(), ""
         task = self._node.home.tasks.get(action.uid)
         if task is None or task.spec.files is None:
             return "", event
@@ -428,9 +428,14 @@ class AttemptFiles:
             cache = self._cache(user)
             if not await cache.transfer.in_thread(cache.is_complete, action.files):
                 self.caches.pin()
-                fetch = cache.transfer.fetch(action.files, [node], action.uid, is_output=True).work
-                assert fetch is not None
-                await asyncio.shield(fetch)
+                fetch = cache.transfer.fetch(action.files, [node], action.uid, is_output=True)
+                assert fetch.work is not None
+                while not (await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S))[0]:
+                    if fetch.size_bytes and not event_says:
+                        event_says = f"{size_text(fetch.size_bytes)} on the way from {node}"
+                        self._event_log.record("files", "returning", task=action.task, reason=event_says)
+                    self._inbox.put(OutputComing(action.uid, action.attempt, fetch.done_bytes))
+                fetch.work.result()
             terms, at = task.terms, task.record.submitted_at
             unplaced, conflicts, returned = await self._place(
                 action.uid, action.task, user, task.spec.files, terms.files_home, at, action.files, began_s

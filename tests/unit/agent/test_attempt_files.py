@@ -6,11 +6,20 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from peerload.agent.files import attempts
 from peerload.agent.files.attempts import AttemptFiles
+from peerload.agent.files.transfer import Fetch
 from peerload.agent.output.spool import Spool
+from peerload.model.actions import KeepOutput
+from peerload.model.errors import PeerloadError
+from peerload.model.events import OutputComing
+from peerload.model.submit_options import SubmitOptions
 from peerload.model.task import SCRATCH, TaskFiles, TaskSpec
+
+if TYPE_CHECKING:
+    import pytest
 
 UID = bytes(16)
 KEY = f"{UID.hex()}-1"
@@ -47,3 +56,39 @@ def test_a_working_directory_is_gone_at_once_and_its_files_are_removed_in_a_thre
         await files.close()
 
     asyncio.run(story())
+
+
+def test_the_progress_of_outputs_on_their_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "TELL_EVERY_S", 0.001)
+    came: list[Any] = []
+    recorded: list[tuple[str, str]] = []
+
+    async def story() -> None:
+        files = files_of(tmp_path, came)
+        files._event_log = SimpleNamespace(record=lambda *what, **more: recorded.append((what[1], more["reason"])))  # type: ignore[assignment]
+        record = SimpleNamespace(submitted_at=1.0)
+        task: Any = SimpleNamespace(spec=SPEC, terms=SubmitOptions(files_home=b"/home/u"), record=record)
+        files._node.home.tasks[UID] = task
+        fetch = Fetch()
+        fetch.size_bytes = 5 << 20
+        told = asyncio.Event()
+
+        async def work() -> None:
+            fetch.done_bytes = 1 << 20
+            await told.wait()
+            raise PeerloadError("it broke off")
+
+        def put(event: Any) -> None:
+            came.append(event)
+            told.set()
+
+        files._inbox = SimpleNamespace(put=put)  # type: ignore[assignment]
+        fetch.work = asyncio.get_running_loop().create_task(work())
+        monkeypatch.setattr(files.caches.of("").transfer, "fetch", lambda *_, **__: fetch)
+        error, _ = await files.bring_home("y", KeepOutput(KEY, "n/1", UID, 1, b"", b"", "y", bytes(32)))
+        assert error == "it broke off"
+        await files.close()
+
+    asyncio.run(story())
+    assert came[0] == OutputComing(UID, 1, 1 << 20)
+    assert recorded[0] == ("returning", "5 MiB on the way from y")
