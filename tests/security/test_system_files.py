@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.cluster import program
+from tests.integration.test_environments import requirement
 from tests.security.service import PROJECT, ServiceAgent, ServiceCluster, guests
 from tests.security.users import ACCOUNTS, GROUP, needs_root, within_reach
 from tests.support import wait_until
@@ -79,6 +80,7 @@ def machine() -> Iterator[Machine]:
         yield Machine(cluster)
 
 
+SAYS = "import os, sys, tool; print(tool.VERSION, os.getuid(), sys.prefix)"
 SCRIPT = "id -u > out; cat a >> out; ln -s out link; pwd >> out; touch -d 2000-01-01 a"
 
 
@@ -166,3 +168,26 @@ def test_a_user_sees_the_progress_of_staging_and_what_came_home(machine: Machine
     assert (files["fetched_bytes"], files["returned_bytes"], files["returned"]) == (3_000_000, 3_000_000, 1) or files[
         "fetched_bytes"
     ] > 0
+
+
+@pytest.mark.rule("S5", "X6")
+def test_an_environment_is_built_as_its_user_and_for_that_user_alone(machine: Machine) -> None:
+    project = machine.project("alice")
+    (project / "requirements.txt").write_text(requirement(project, "1.0"))
+    scratch = Path(machine.there.sockets).parent / "state/scratch"
+    for _ in ("built", "used again"):
+        told = machine.types("alice", "run", "--env", ".", "--node", "ws2", "--", "python", "-c", SAYS).stdout.split()
+        version, uid, place = told
+        assert (version, int(uid)) == ("1.0", ACCOUNTS["alice"])
+        assert Path(place).is_relative_to(scratch)
+    [built] = scratch.iterdir()
+    assert (built.stat().st_uid, built.stat().st_mode & 0o777) == (ACCOUNTS["alice"], 0o700)
+    events = machine.cluster.user(machine.there, "carol").call("events", limit=1000, what=["environment"])["events"]
+    assert [event["state"] for event in events] == ["building", "built"]
+    assert machine.cluster.user(machine.there, "bob").call("files")["environments"] == []
+    found = machine.types(
+        "alice", "run", "--snapshot", "--env", ".", "--node", "ws3", "--", "python", "-c", SAYS, code=125
+    )
+    assert "environment: " in found.stderr
+    machine.cluster.user(machine.there, "carol").call("files", gc=True)
+    wait_until(lambda: not any(scratch.iterdir()), 60.0, "the environment to be gone")

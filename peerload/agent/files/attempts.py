@@ -165,10 +165,13 @@ class AttemptFiles:
         own = self._node.home.by_id.get(action.task) if action.home == self._own_name else None
         return TaskUser(action.home, action.spec.user, -1 if own is None else own.terms.owner)
 
+    def owner_of(self, user: TaskUser) -> str:
+        """The owner key of a task's user on this node."""
+        return f"{user.home}:{user.user}" if user.home != self._own_name else owner_key(user.uid, user.user)
+
     def _cache(self, user: TaskUser) -> FileCache:
         """The cache of a task's user. Raises NoRoom."""
-        is_foreign = user.home != self._own_name
-        return self.caches.of(f"{user.home}:{user.user}" if is_foreign else owner_key(user.uid, user.user))
+        return self.caches.of(self.owner_of(user))
 
     async def serve(self, node: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
         """The blocks that a member asks for: where users are apart, of the user of a task between both nodes alone."""
@@ -336,7 +339,7 @@ class AttemptFiles:
     async def _make(self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int) -> None:
         uid, blocks = _uid_in(key), _WhileWanted(cache.store, lambda: self._notes.get(key) is note)
         making = asyncio.create_task(
-            self._do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
+            self.do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
         )
         try:
             while not (await asyncio.wait({making}, timeout=TELL_EVERY_S))[0]:
@@ -345,7 +348,7 @@ class AttemptFiles:
             making.cancel()
         making.result()
 
-    async def _do(
+    async def do(
         self,
         name: str,
         user: TaskUser,
@@ -356,7 +359,7 @@ class AttemptFiles:
     ) -> Any:  # noqa: ANN401 -- as the work has it
         """Do a part of `files/work.py` in a directory, or in the scratch directory of an attempt. Raises StagingFailed, WorkLost,
         OSError."""
-        cache, is_new = self._cache(user), name == "make"
+        cache, is_new = self._cache(user), name in {"make", "prepare"}
         if self._user_work is not None:
             return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new)
         if directory == SCRATCH:
@@ -408,7 +411,7 @@ class AttemptFiles:
         try:
             cache = self._cache(note.user)
             values = note.files.manifest, note.files.outputs, is_success
-            id_ = await self._do("collect", note.user, key, SCRATCH, *values)
+            id_ = await self.do("collect", note.user, key, SCRATCH, *values)
             if not id_:
                 return staged, ""
             root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
@@ -470,7 +473,7 @@ class AttemptFiles:
         try:
             async with cache.placing:
                 values = files.manifest, outputs, own, submitted_at, mark
-                conflicts, placed = await self._do("place", user, f"place-{uid.hex()}", directory, *values)
+                conflicts, placed = await self.do("place", user, f"place-{uid.hex()}", directory, *values)
             own.update(placed)
             root = decode_root(await cache.transfer.in_thread(cache.store.read, outputs))
         except (NoRoom, WorkLost):

@@ -150,5 +150,5 @@ def profile_of(info: AgentInfo, devices: tuple[Device, ...], *, is_issuer: bool)
         issuer=is_issuer,
         wake=cards() if config.energy.sleep_after else (),
         power=own_curve(config, round(cpus)),
-        builders=kinds() if config.mode == "user" else (),
+        builders=kinds(),
     )
