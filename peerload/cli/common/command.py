@@ -364,7 +364,7 @@ NOTIFY_BYTES_MAX = 64 << 10
 
 
 def add_completion_flags(reader: Options) -> None:
-    """The flags about what is done at home when a task has ended: `-o`, `-e` and `--notify`."""
+    """The flags about files and notices at a task's end: `-o`, `-e` and `--notify`."""
     reader.flag(
         "-o, --output FILE",
         help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DRAW_S = 0.2
 """Progress is drawn this often at most."""
 END_S = 10.0
-"""So long may a worker that has let go of its connection take to end."""
+"""Time that a worker may take to end after it closed its connection."""
 BAR_WIDTH = 30
 
 
