@@ -413,16 +413,25 @@ class Home:
         collection = task.collection if task.phase is HomePhase.COLLECTING else None
         if collection is not None and collection.attempt == task.record.attempt:
             changes["devices"] = task.devices
+        started_at, ended_at = exit_.started_at, exit_.ended_at or self._state.now.wall_s
+        if task.record.node != self._state.node:
+            ended_at = self.by_own_clock(task, ended_at, ran_s=ended_at - started_at if started_at else 0.0)
+            started_at = started_at and ended_at - (exit_.ended_at - started_at)
         self.become(
             task,
             f"{reason}; {why}" if why.strip() else reason,
             state=state,
-            started_at=exit_.started_at,
-            ended_at=exit_.ended_at or self._state.now.wall_s,
+            started_at=started_at,
+            ended_at=ended_at,
             exit=exit_,
             **changes,
         )
         self._forget(task)
+
+    def by_own_clock(self, task: HomeTask, at: float, *, ran_s: float = 0.0) -> float:
+        """An instant (Unix s) by the clock of another node, which may be wrong: neither in the future, nor before the task was
+        submitted and had run for ran_s."""
+        return min(max(at, task.record.submitted_at + ran_s), self._state.now.wall_s)
 
     def _forget(self, task: HomeTask) -> None:
         self._clear_timers(task)
