@@ -413,7 +413,7 @@ class Daemon:
         storage_view = StorageView(config.node, disk, store, self.retention)
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
-        figures = MetricsView(info, node, inbox, diagnostics, histograms)
+        figures = MetricsView(info, node, inbox, diagnostics, histograms, energy)
         self.samples = samples = Samples(node, state)
         verbs = Verbs(
             reads,

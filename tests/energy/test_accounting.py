@@ -147,6 +147,11 @@ async def _conserved(root: Path) -> None:
     assert node["idle_joules"] == pytest.approx(600 * IDLE_W, rel=0.01)
     assert node["tasks_joules"] == pytest.approx(sum(usage.joules or 0.0 for usage in told.values()), rel=0.01)
     assert (node["gap_s"], node["quality"], node["source"]) == (0.0, "measured", "powercap")
+    counted = machine.agent.counters()
+    assert counted["energy_gap_seconds_total"] == 0.0
+    since_the_kill = sum(counted[f'energy_joules_total{{of="{name}"}}'] for name in ("tasks", "other", "idle"))
+    assert 0.1 * node["joules"] < since_the_kill < node["joules"]
+    assert list(machine.agent.gauges()) == ['power_watts{source="powercap",quality="measured"}']
 
 
 def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> None:

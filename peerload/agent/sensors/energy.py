@@ -33,8 +33,10 @@ from peerload.energy.meter import Counted, Counter, Drift, IdlePower, Integral
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
 from peerload.launcher.powercap import Powercap
 from peerload.launcher.protocol import USAGE_KEYS_MAX
+from peerload.model import metrics
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import PowerMeasured
+from peerload.model.metrics import labelled
 from peerload.model.power import Quality, estimated_curve
 from peerload.security.private_files import machine_boot_id
 
@@ -174,6 +176,9 @@ class EnergySensors:
         self._now = clock
         self._put = put
         self._counted = [0.0, 0.0]
+        self._divided = dict.fromkeys(("tasks", "other", "idle"), 0.0)
+        """Joules since the agent's start; gap_s likewise."""
+        self._divided_gap_s = 0.0
         self._config = config
         self._node = node
         self._gpus = gpus
@@ -362,6 +367,10 @@ class EnergySensors:
             at_s, self._now().wall_s, seconds, (host, *self._cards.values()), self._node.ledger.running
         )
         self._joules = self._gap_s = 0.0
+        self._divided["tasks"] += totals.tasks_joules
+        self._divided["other"] += totals.other_joules
+        self._divided["idle"] += totals.idle_joules
+        self._divided_gap_s += totals.gap_s
         self._used_sources, self._cards = {}, {}
         kept.at_s, kept.machine_s, kept.own_s = at_s, machine_s, own_s
         if self._bucket is None:
@@ -485,6 +494,17 @@ class EnergySensors:
             "levels": levels_of(os.cpu_count() or 1),
             "curve": msgspec.to_builtins(curve) | {"quality": curve.quality.value, "stale": self.is_stale},
         }
+
+    def counters(self) -> dict[str, float]:
+        """Energy since the agent's start."""
+        told = {labelled(metrics.ENERGY, of=name): joules for name, joules in self._divided.items()}
+        return told | {metrics.ENERGY_GAP: self._divided_gap_s}
+
+    def gauges(self) -> dict[str, float]:
+        """The power now; {} if it is not known."""
+        if self.watts is None:
+            return {}
+        return {labelled(metrics.POWER, source=self._active.name, quality=self.quality.value): self.watts}
 
     def take_profile(self, request: PowerProfileRequest) -> dict[str, object]:
         """Store a power profile of this machine, and tell other nodes its curve → the profile. Raises BadRequest."""
