@@ -296,12 +296,16 @@ class EnergySensors:
     def _take_cards(self, at_s: float, passed_s: float) -> None:
         """Add what the GPUs have told, and who held them. A slice of a card has a share of all of it."""
         holders: dict[str, dict[str, None]] = {}
-        places = {device.id: device.bdf or device.id for device in self._gpus.devices}
+        chips = self._hwmon.cards.power
+        places = {
+            device.id: device.bdf or (device.name if device.name in chips else device.id)
+            for device in self._gpus.devices
+        }
         for key, names in self._node.ledger.devices.holding.items():
             for name in names:
                 holders.setdefault(places.get(name, name), {})[key] = None
         cards_w = 0.0
-        for place, (read_s, reading) in self._gpus.power.items():
+        for place, (read_s, reading) in (chips | self._gpus.power).items():
             counted = self._card_counted(place, read_s, reading, at_s)
             if counted is None:
                 continue
@@ -311,7 +315,7 @@ class EnergySensors:
             if not held and not reading.foreign and reading.power_w is not None:
                 idle.take(reading.power_w, 0.0, 1.0)
             cards_w += reading.power_w or 0.0
-            before = self._cards.get(place) or Part("gpu", "nvml", quality, 0.0, 0.0, 0.0, {}, 0.0)
+            before = self._cards.get(place) or Part("gpu", self._source_of(place), quality, 0.0, 0.0, 0.0, {}, 0.0)
             self._cards[place] = before._replace(
                 quality=Quality.worst((before.quality, quality)),
                 joules=before.joules + told.joules,
@@ -322,6 +326,9 @@ class EnergySensors:
             )
         if self.watts is not None and self._active.scope != "node":
             self.watts += cards_w
+
+    def _source_of(self, place: str) -> str:
+        return "nvml" if place in self._gpus.power else "hwmon"
 
     def _card_counted(
         self, place: str, read_s: float, reading: DeviceReading, at_s: float
@@ -475,10 +482,16 @@ class EnergySensors:
             }
             for one in shown
         ]
-        for place, (_, reading) in self._gpus.power.items():
+        for place, (_, reading) in (self._hwmon.cards.power | self._gpus.power).items():
             quality = (Quality.MEASURED if reading.energy_j is not None else Quality.DERIVED).value
             sources.append(
-                {"name": f"nvml {place}", "scope": "gpu", "quality": quality, "watts": reading.power_w, "why": None}
+                {
+                    "name": f"{self._source_of(place)} {place}",
+                    "scope": "gpu",
+                    "quality": quality,
+                    "watts": reading.power_w,
+                    "why": None,
+                }
             )
         curve = self.curve
         return {
