@@ -125,7 +125,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
     "energy": ("prices read", "prices refused", "control failed", "asleep", "not asleep", "awake"),
-    "gpu": ("found", "ok", "degraded", "sick", "unknown"),
+    "gpu": ("found", "ok", "degraded", "sick", "unknown", "mps", "mps-failed", "mps-unused"),
     "files": ("staged", "returned"),
     "environment": ("building", "built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),

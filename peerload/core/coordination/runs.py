@@ -157,6 +157,7 @@ class RunningTasks:
         self._shortage.try_again()
         devices = work.record.devices if isinstance(work, HomeTask) else work.devices
         exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
+        self._ledger.devices.mps_ended(key, work.spec.argv, exit_)
         self._ledger.end(key)
         speed = self._state.profile.speed
         if exit_.speed != speed:

@@ -352,7 +352,13 @@ class Home:
         run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
         learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
         self._ledger.start(
-            task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s, learned=learned
+            task.key,
+            task.spec.request,
+            is_local=True,
+            devices=task.record.devices,
+            run_s=run_s,
+            learned=learned,
+            owner=self._ledger.devices.mps_owner(task.spec, is_local=True),
         )
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
