@@ -346,7 +346,7 @@ class Daemon:
         # Users, standard input and output of tasks
         directories = DirectoryCache(lambda directory: inbox.put(events.DirectoryFound(directory)))
         self.users = users = UserServices(info, launcher, directories, security)
-        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto" and config.mode == "user")
+        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto")
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)
@@ -355,7 +355,7 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node, event_log)
+        files = AttemptFiles(state, cache_bytes, disk, spool, launcher, links, inbox, info, node, event_log)
 
         self.energy = energy = EnergySensors(
             config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
@@ -477,7 +477,7 @@ class Daemon:
         links.report_to(peer_events)
         pieces: dict[type[Message], PieceServer] = {
             OutputRequest: output.serve_output,
-            BlocksRequest: files.transfer.serve,
+            BlocksRequest: files.serve,
         }
         links.streams.serve(pieces, self.stdin_server, self.forward_server)
 

@@ -422,9 +422,10 @@ class TaskStarter:
         if not self._node.holds(action.key):
             self._info.counters[metrics.SPAWNS_DROPPED] += 1
             return False
-        if (action.spec.directory == SCRATCH or action.spec.files is not None) and self._info.config.mode != "system":
+        if action.spec.directory == SCRATCH or action.spec.files is not None:
             try:
-                scratch = os.fsencode(self._spool.make_scratch(action.key))
+                is_system = self._info.config.mode == "system"  # then the launcher has them
+                scratch = SCRATCH if is_system else os.fsencode(self._spool.make_scratch(action.key))
             except OSError as error:
                 self._settler.not_started(action.key, "its scratch directory cannot be made", error)
                 return False

@@ -289,7 +289,22 @@ class FileAppend(Message):
     node: str = ""
 
 
-UserRequest = DirectoryCheck | FileCheck | FileAppend
+class FilesJob(Message):
+    """Do, as a user, what the agent asks for at its ``socket``, with the files in ``directory``: "-" is the scratch directory of
+    the attempt ``key``, which is made now with ``makes``, and kept until `ForgetRequest`."""
+
+    socket: str
+    key: str
+    directory: bytes
+    makes: bool
+    home: str
+    user: str
+    uid: int = -1
+    id: int = 0
+    node: str = ""
+
+
+UserRequest = DirectoryCheck | FileCheck | FileAppend | FilesJob
 Request = (
     ListRequest
     | SpawnRequest
@@ -422,6 +437,7 @@ REQUESTS: dict[str, type[Request]] = {
     "may": DirectoryCheck,
     "check": FileCheck,
     "append": FileAppend,
+    "files": FilesJob,
 }
 EVENTS: dict[str, type[LauncherEvent]] = {
     "listed": ListedEvent,
@@ -564,10 +580,9 @@ def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instanc
 def _checked(request: Request) -> Request:
     """Check that the values of a request are in range → the request. Raises LauncherProtocolError."""
     match request:
+        case SpawnRequest() | FilesJob() if not _is_named(request):
+            raise LauncherProtocolError("key or argv")
         case SpawnRequest():
-            key = request.key
-            if not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or "/" in key or not request.argv:
-                raise LauncherProtocolError("key or argv")
             is_small = 0 <= request.memory_bytes_max < SIZE_BYTES_MAX and 0 <= request.output_bytes_max < SIZE_BYTES_MAX
             if not is_small or not 0 <= request.umask <= UMASK_MAX:
                 raise LauncherProtocolError("a size or umask")
@@ -579,11 +594,18 @@ def _checked(request: Request) -> Request:
             raise LauncherProtocolError("size")
         case UsageRequest(_, keys, _, _) if len(keys) > USAGE_KEYS_MAX:
             raise LauncherProtocolError("too many keys")
-        case DirectoryCheck() | FileCheck() | FileAppend() if request.id < 1:
+        case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob() if request.id < 1:
             raise LauncherProtocolError("id is missing")
         case FileAppend() if not 0 <= request.at < SIZE_BYTES_MAX or not 0 <= request.umask <= UMASK_MAX:
             raise LauncherProtocolError("at or umask")
     return request
+
+
+def _is_named(request: SpawnRequest | FilesJob) -> bool:
+    """True if its key can be the name of a file, too, and what is to be started has a name."""
+    key = request.key
+    is_name = 0 < len(key) <= KEY_CHARS_MAX and key.isprintable() and "/" not in key and not key.startswith(".")
+    return is_name and (isinstance(request, FilesJob) or bool(request.argv))
 
 
 def _text(value: object) -> str:

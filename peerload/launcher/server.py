@@ -35,6 +35,7 @@ from peerload.launcher.protocol import (
     ExpiredEvent,
     FileAppend,
     FileCheck,
+    FilesJob,
     ForgetRequest,
     LauncherProtocolError,
     LeaseRequest,
@@ -139,7 +140,8 @@ class Launcher:
         note_units(self._directory, self._units.name, self._units.root, self._memory.root)
         self._epoll = select.epoll()
         if self._system is not None:
-            self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run, self._own_children)
+            kept, root_name = self._exits.ended.keys(), ROOT_PREFIX + self._run
+            self._system.open(self._epoll, self._events, self._units, root_name, self._own_children, kept)
         self._input = LauncherStdin(self._epoll, self._events, self._access)
         if self._wants_cores:
             from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
@@ -329,6 +331,8 @@ class Launcher:
                 self._spawn(request)
             case ForgetRequest(key):
                 self._exits.forget(key)
+                if self._system is not None and key not in self._tasks:
+                    self._system.forget(key)
             case SignalRequest(key, number):
                 task = self._tasks.get(key)
                 if task is not None and not self._would_thaw(task, number):
@@ -356,7 +360,7 @@ class Launcher:
                 self._agent.listen_again()
             case StopRequest():
                 self._stop()
-            case DirectoryCheck() | FileCheck() | FileAppend():
+            case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
                 if self._system is None:
                     raise LauncherProtocolError("this launcher serves one user")
                 self._system.carry_out(request)
