@@ -30,6 +30,8 @@ class Exits:
         if not self.ended:
             self._log.rewrite([])
         self._wake = -1
+        self.may_wait = True
+        """False if there is an exit that has to be reported now."""
         self._new: list[list[Any]] = []
         self._reportable: list[EndedEvent] = []
         self._to_sync: list[EndedEvent] = []
@@ -57,12 +59,18 @@ class Exits:
         return {event.key for event in self._to_sync + self._in_sync}
 
     @property
+    def has_new(self) -> bool:
+        """True if there are exits that are not written yet."""
+        return bool(self._new)
+
+    @property
     def is_syncing(self) -> bool:
         """True if a sync is running."""
         return bool(self._in_sync)
 
     def flush(self) -> list[EndedEvent]:
         """Write all new records with one write. → the events that can be reported now."""
+        self.may_wait = True
         if self._new:
             self._log.append(self._new)
             self._new.clear()
@@ -87,6 +95,7 @@ class Exits:
         except OSError as error:
             log_line(f"cannot sync exit records: error={error.strerror}")
         self._sync_is_done = True
+        self.may_wait = False
         os.write(self._wake, b"\0")
 
     def _compact(self) -> None:
