@@ -152,7 +152,7 @@ log = logging.getLogger("peerload.agent")
 
 RESTART = -1
 """Result of `Daemon.run` when the agent is to be started again."""
-AHEAD_S = 0.1
+AHEAD_S = 0.2
 """Expected work that the launcher has ahead for each slot."""
 FAR_ANSWER_S = 1.0
 """Timeout of answers where nodes are far apart (`gossip = "wan"`): it is longer than a round trip."""

@@ -59,24 +59,18 @@ class Exits:
         return {event.key for event in self._to_sync + self._in_sync}
 
     @property
-    def has_new(self) -> bool:
-        """True if there are exits that are not written yet."""
-        return bool(self._new)
+    def has_unreported(self) -> bool:
+        """True if there are exits that can be reported."""
+        return bool(self._reportable)
 
-    @property
-    def is_syncing(self) -> bool:
-        """True if a sync is running."""
-        return bool(self._in_sync)
-
-    def flush(self) -> list[EndedEvent]:
-        """Write all new records with one write. → the events that can be reported now."""
-        self.may_wait = True
+    def write(self) -> None:
+        """Write all new records with one write; sync those that need it."""
         if self._new:
             self._log.append(self._new)
             self._new.clear()
             self._compact()
         if self._sync_is_done:
-            self._sync_is_done = False
+            self._sync_is_done = self.may_wait = False
             self._reportable += self._in_sync
             self._in_sync = []
         if self._to_sync and not self._in_sync:
@@ -85,6 +79,10 @@ class Exits:
                 _thread.start_new_thread(self._sync, ())
             except RuntimeError:  # the limit of processes is reached: leases wait for the disk this time
                 self._sync()
+
+    def reportable(self) -> list[EndedEvent]:
+        """The events that can be reported now, each once."""
+        self.may_wait = True
         events, self._reportable = self._reportable, []
         return events
 
@@ -95,7 +93,6 @@ class Exits:
         except OSError as error:
             log_line(f"cannot sync exit records: error={error.strerror}")
         self._sync_is_done = True
-        self.may_wait = False
         os.write(self._wake, b"\0")
 
     def _compact(self) -> None:

@@ -74,8 +74,9 @@ STOP_GRACE_S = 2.0
 STARTS_HELD_S = 0.004
 """Starts are reported after so long, or with whatever else there is to report: the end of a short task, by one frame that wakes
 the agent once."""
-ENDS_HELD_S = 0.01
-"""So are ends, after so long, while the next task has started already in the room of each: many are recorded with one commit."""
+ENDS_HELD_S = 0.05
+"""So are ends, while the next task has started already in the room of each, and half of those that waited still wait: many are
+recorded with one commit. They are written at once, as all are."""
 LOCK_S_MAX = 0.3
 """A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
 lock."""
@@ -123,6 +124,8 @@ class Launcher:
         self._by_pidfd: dict[int, LaunchedTask] = {}
         self._events: list[LauncherEvent] = []
         self._report_due_s = 0.0
+        self._waited = 0
+        """Number of attempts that waited for others when the last ends were reported, or of those that have come since if more."""
         self._kill_at_s = 0.0
         self._stopping = False
         self._watchdog: Watchdog | None = None
@@ -400,7 +403,8 @@ class Launcher:
     def _list(self) -> None:
         """Send everything known, in parts; events follow only from here on. An exit that has to be synced first still
         counts as running."""
-        self._exits.flush()
+        self._exits.write()
+        self._exits.reportable()  # it is listed
         self._events.clear()
         self._agent.listed = True
         unsynced = self._exits.unsynced()
@@ -436,9 +440,11 @@ class Launcher:
 
     def _flush(self) -> None:
         """Write exits to the disk first, then to the agent: everything of one turn in one write each."""
+        self._exits.write()
         if self._is_due():
             self._report_due_s = 0.0
-            self._events += self._exits.flush()
+            self._waited = len(self._lanes.waiting)
+            self._events += self._exits.reportable()
             if self._agent.listed:
                 self._agent.send(self._events)
             self._events.clear()
@@ -448,19 +454,23 @@ class Launcher:
         """True if what there is to report has to be reported now."""
         if self._stopping or not (self._exits.may_wait and all(type(event) is StartedEvent for event in self._events)):
             return True
-        if not self._events and not self._exits.has_new:
+        has_ends = self._exits.has_unreported
+        if not self._events and not has_ends:
             return False
         now_s = time.monotonic()
         if not self._report_due_s:
-            self._report_due_s = now_s + (ENDS_HELD_S if self._exits.has_new else STARTS_HELD_S)
-        return now_s >= self._report_due_s
+            self._report_due_s = now_s + (ENDS_HELD_S if has_ends else STARTS_HELD_S)
+        return now_s >= self._report_due_s or (has_ends and 2 * len(self._lanes.waiting) <= self._waited)
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     def _spawn(self, request: SpawnRequest) -> None:
-        if self._is_settled(request) or (request.after and self._lanes.add(request, self._tasks)):
+        if self._is_settled(request):
             return
-        self._start(request)
+        if request.after and self._lanes.add(request, self._tasks):
+            self._waited = max(self._waited, len(self._lanes.waiting))
+        else:
+            self._start(request)
 
     def _start(self, request: SpawnRequest) -> None:
         key = request.key

@@ -122,38 +122,37 @@ class RunningTasks:
         """Give the launcher short tasks that are to start one after the other when ``first`` has ended: the next in line that ask
         for the same room. No lane gets more than its share of what waits, so that all slots end at about the same time."""
         config, queue = self._state.config, self._queue
-        if not config.ahead_s or not len(queue) or self._shortage.reason or not self._is_short(first):
+        if not config.ahead_s or not len(queue) or self._shortage.reason or not (each_s := self._short_s(first)):
             return
         lane = self._lanes.get(first.key)
         if lane is None:
             lane = self._lanes[first.key] = deque()
-        expected_s = self._expected_s(first) * len(lane)
         at_most = min(config.ahead_max, (len(queue) + len(self._ahead)) // self._state.profile.slots)
-        while len(lane) < at_most and (task := queue.head()) is not None and self._is_short(task):
-            expected_s += self._expected_s(task)
-            if task.spec.request != first.spec.request or expected_s > config.ahead_s or not isinstance(task, HomeTask):
+        expected_s = each_s * len(lane)
+        while len(lane) < at_most and isinstance(task := queue.head(), HomeTask):
+            if task.spec is not first.spec:  # it is, in an array
+                each_s = self._short_s(task)
+            expected_s += each_s
+            if not each_s or expected_s > config.ahead_s or task.spec.request != first.spec.request:
                 break
             queue.remove(task)
             self._home.start_here(task, after=(lane[-1] if lane else first).key)
             self._ahead[task.key] = lane
             lane.append(task)
 
-    def _is_short(self, work: Work) -> bool:
-        """True if it may be given ahead, or have others behind it: the launcher alone can start it, and it is known to be short."""
-        spec = work.spec
-        return (
-            isinstance(work, HomeTask)
-            and work.phase in (HomePhase.WAITING, HomePhase.HERE)
-            and spec.guarantee is not Guarantee.ONCE
-            and not (spec.takes_input or spec.followed or spec.terminal or spec.is_staged or spec.request.takes_devices)
-            and 0.0 < self._expected_s(work) <= self._state.config.ahead_s
-        )
-
-    def _expected_s(self, work: Work) -> float:
-        """How long it is expected to run here, 0 = not known well enough."""
-        history = self._state.history
+    def _short_s(self, work: Work) -> float:
+        """How long it is expected to run here, if it may be given ahead, or have others behind it: the launcher alone can start it,
+        and it is known to be short. Else 0."""
+        spec, history = work.spec, self._state.history
+        if not isinstance(work, HomeTask) or work.phase is HomePhase.OVER or spec.guarantee is Guarantee.ONCE:
+            return 0.0
+        if spec.takes_input or spec.followed or spec.terminal or spec.is_staged or spec.request.takes_devices:
+            return 0.0
         runs = history.past(history.keys_of(work))
-        return runs.mean_s / self._state.profile.speed if runs is not None and len(runs) >= RUNS_KNOWN_MIN else 0.0
+        expected_s = (
+            runs.mean_s / self._state.profile.speed if runs is not None and len(runs) >= RUNS_KNOWN_MIN else 0.0
+        )
+        return expected_s if expected_s <= self._state.config.ahead_s else 0.0
 
     def _occupy(self, key: str) -> None:
         """An attempt that was given ahead has room, and leaves its lane."""
