@@ -153,6 +153,8 @@ log = logging.getLogger("peerload.agent")
 
 RESTART = -1
 """Result of `Daemon.run` when the agent is to be started again."""
+AHEAD_S = 0.2
+"""Expected work that the launcher has ahead for each slot."""
 FAR_ANSWER_S = 1.0
 """Timeout of answers where nodes are far apart (`gossip = "wan"`): it is longer than a round trip."""
 CONTROLS_S_MAX = 5.0
@@ -712,6 +714,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         gpu=loader.gpu_config(config.gpu, by_user=config.mode == "system"),
         cap_w=config.energy.cap_w,
         may_sleep=bool(config.energy.sleep_after),
+        ahead_s=AHEAD_S,
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

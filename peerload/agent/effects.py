@@ -118,9 +118,9 @@ class Performer:
         if isinstance(event, events.LauncherReady):
             self._tasks.resume()
         for action in decided:
-            if isinstance(action, actions.Persist):
+            if type(action) is actions.Persist:
                 self._persist(action.rows)
-            elif isinstance(action, actions.Send) and (uids := actions.granted(action)):
+            elif type(action) is actions.Send and (uids := actions.granted(action)):
                 self._outbox.renewal(uids, partial(self._outward, action))
             elif type(action) in OUTWARD:
                 self._outbox.when_durable(partial(self._outward, action))

@@ -115,6 +115,12 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     retry_s_max: Positive = 2.0
     """A receiver-side retry timer never waits longer than this, however long tasks take."""
 
+    # starting
+    ahead_s: Annotated[float, Meta(ge=0.0, le=60.0)] = 0.0
+    """Expected work that may wait at the launcher behind an attempt (`core/coordination/runs.py`); 0 = none."""
+    ahead_max: Limit = 16
+    """Attempts that may wait there behind one."""
+
     # load
     counts_foreign: bool = True
     """True if cores that other programs keep busy occupy slots (`core/resources/foreign_load.py`)."""

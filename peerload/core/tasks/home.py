@@ -323,8 +323,8 @@ class Home:
     def _is_older_than_loss(self, task: HomeTask) -> bool:
         return self._state.attempts_up_to > 0 and submission_of(task.task) <= self._state.attempts_up_to
 
-    def start_here(self, task: HomeTask) -> None:
-        """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
+    def start_here(self, task: HomeTask, after: str = "") -> None:
+        """Run it on this node: LEASED to ourselves and START in one (D2 + D3). after: the key of the attempt whose room it gets."""
         self.mediator.task_placed(task, self._state.node)
         task.enter(HomePhase.HERE)
         self.become(
@@ -341,9 +341,16 @@ class Home:
             devices=task.devices,
         )
         self._state.count(PLACED_HERE)
-        self.holds_room(task)
+        if not after:
+            self.holds_room(task)
         spawn = SpawnTask(
-            task.key, task.task, task.record.attempt, self._state.node, task.spec, devices=task.record.devices
+            task.key,
+            task.task,
+            task.record.attempt,
+            self._state.node,
+            task.spec,
+            devices=task.record.devices,
+            after=after,
         )
         self._state.actions.append(spawn)
 
@@ -398,6 +405,13 @@ class Home:
             self._gone(task)
         else:
             self.mediator.attempt_never_started(task, reason, is_short)
+
+    def given_back(self, task: HomeTask, reason: str) -> None:
+        """It was to start here in the room of another, which the launcher has not got in time: queue it again at once."""
+        if task.phase is HomePhase.OVER:
+            self._gone(task)
+        else:
+            self.requeue(task, reason)
 
     def _gone(self, task: HomeTask) -> None:
         """Forget a cancelled task whose process is gone."""
