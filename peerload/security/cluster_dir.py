@@ -240,7 +240,7 @@ def _read_file(directory: Path, name: str, handle: int) -> bytes:
 
 
 def _check_private(path: Path, status: os.stat_result, *, is_directory: bool) -> None:
-    """Check that a path is its owner's alone: its content is trusted, and whoever reads it is a member."""
+    """Check that only the owner can read and change a path: its content is trusted, and its reader is a member."""
     if not (stat.S_ISDIR if is_directory else stat.S_ISREG)(status.st_mode):
         raise _unusable(path, "it is not a directory" if is_directory else "it is not a regular file")
     if status.st_uid != os.getuid():

@@ -23,6 +23,7 @@ import msgspec
 
 from peerload.agent.files import user_work
 from peerload.agent.joining.enrollment import JoiningNode, JoinServer
+from peerload.agent.launcher.mps import KeeperState
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store
@@ -413,6 +414,11 @@ def targets() -> dict[str, Target]:
             (
                 b'{"format":"energy-cases/1","cases":[{"id":"a","nodes":[{"name":"n","cores":1,"watts":[1,2]}],"tasks":[],"runs":[]}]}',
             ),
+        ),
+        "mps-keeper": Target(
+            msgspec.json.Decoder(KeeperState).decode,
+            (msgspec.DecodeError, UnicodeDecodeError),
+            (b'{"device":"nvidia:GPU-1","at":1.5,"places":{"CUDA_MPS_PIPE_DIRECTORY":"/a"},"clients":[7],"faults":1}',),
         ),
         "power-profile": Target(
             lambda raw: decoded(raw, "cpu"),

@@ -68,6 +68,7 @@ DECODERS = {
     "security/broker.py:BrokerTls.context": USERS_OWN,
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:GpuFaults._stored": "state",
+    "agent/launcher/mps.py:MpsDaemons._told": "mps-keeper",
     "agent/energy/controls.py:PowerControls._changed": "state",
     "agent/sensors/energy.py:EnergyStore.kept": OUR_OWN,
     "energy/profile.py:decoded": "power-profile",

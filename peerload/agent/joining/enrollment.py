@@ -65,7 +65,7 @@ class Enrollment:
         return self._tls.cluster.name
 
     def check_issuer(self, verb: str, cannot: str) -> None:
-        """Check that this node has the CA's key. Raises BadRequest, which says what it cannot do without."""
+        """Check that this node has the CA's key. cannot: what this node cannot do without it. Raises BadRequest."""
         cluster = self._tls.cluster
         if cluster.is_local:
             raise BadRequest(
@@ -110,7 +110,7 @@ class Enrollment:
         """Reason why no newcomer may have this name now; empty if one may. let_in_at: when a newcomer last got it (Unix s).
         is_meant: the invitation is for this name alone.
 
-        Whoever has the name of a member has its tasks: a member that is only away keeps its name."""
+        A node with the name of a member gets its tasks: a member that is only away keeps its name."""
         if node == self._info.config.node:
             return "the inviting node has this name"
         membership = self._node.membership

@@ -266,6 +266,7 @@ class LauncherLink:
             terminal=[spec.terminal.rows, spec.terminal.columns] if spec.terminal is not None else None,
             run=self._run,
             inside=inside,
+            after=action.after,
         )
         if self._service_of:
             request = request.replace(

@@ -62,7 +62,7 @@ def threads_in_order(root: Path = Path("/sys/devices/system/cpu")) -> tuple[list
 
 
 class Spinners:
-    """As many processes as said, each on a thread of its own. They end with this process, too."""
+    """Busy processes, each on its own hardware thread. They end with this process at the latest."""
 
     def __init__(self, cpus: list[int]) -> None:
         self._cpus = cpus
@@ -111,7 +111,7 @@ class Reading(NamedTuple):
 
 
 class Bench:
-    """This machine: what it does, and what its agent counts. ask: the answer of the agent to `power`."""
+    """Load and power of this machine. ask: the answer of the agent to `power`."""
 
     def __init__(self, spinners: Spinners, ask: Callable[[], dict[str, Any]]) -> None:
         self.spin, self.work = spinners.spin, spinners.work

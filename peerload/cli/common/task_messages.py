@@ -1,4 +1,4 @@
-"""Messages about a task: its outcome, what is missing of its output, why its home or its node cannot answer; and its exit code."""
+"""Messages about a task: its outcome, missing output, a home or node that does not answer; and its exit code."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class TaskSession:
         return None
 
     def _begins(self, where: dict[str, Any]) -> None:
-        """Begin with the output of an attempt, without what was shown before a reconnection."""
+        """Begin with the output of an attempt, without the part shown before a reconnection."""
         attempt = int(where.get("attempt") or 0)
         self._skips = dict(self._shown) if attempt == self._attempt else {}
         if attempt != self._attempt:
@@ -346,7 +346,7 @@ class TaskSession:
             self._resize()
 
     def _hung_up(self) -> None:
-        """Our terminal is gone: cancel the task, unless it is to be kept."""
+        """The terminal is gone: cancel the task, unless the user keeps it."""
         if self._attends:
             self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGHUP))
         raise SystemExit(128 + signal.SIGHUP)

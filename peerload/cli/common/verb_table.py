@@ -74,7 +74,7 @@ GROUPS = {
 """Each verb with one line about it, by purpose."""
 VERBS = {verb: says for group in GROUPS.values() for verb, says in group.items()}
 HIDDEN = ("launcher",)
-"""Verbs that services run, and nobody else."""
+"""Verbs that only services run."""
 _FILES = {
     "agent": ("up", "down", "agent", "launcher"),
     "change": ("cancel", "signal", "hold", "release", "prio", "retry"),

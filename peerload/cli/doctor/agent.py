@@ -179,7 +179,7 @@ def file_system(facts: DoctorInput) -> Finding:
 
 
 def mounted_at(facts: DoctorInput, path: Path) -> tuple[str, str]:
-    """The kind of file system that a path lies on, and where that is mounted; empty if it cannot be told."""
+    """The kind of file system that a path lies on, and where it is mounted; empty if unknown."""
     real = os.path.realpath(path)
     found = ("", "")
     for line in facts.text("/proc/self/mounts").splitlines():

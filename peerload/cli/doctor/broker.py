@@ -1,4 +1,4 @@
-"""Probe of an MQTT broker: whether it answers, lets this node in, its version, and whether it lets anybody else in.
+"""Probe of an MQTT broker: its answer, its version, whether it accepts this node, and whether it accepts everybody.
 It uses a client of its own, not the agent's."""
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def anybody_may_publish(address: str, way: BrokerAccess, facts: DoctorInput) -> 
 def _client(
     url: BrokerUrl, way: BrokerAccess, *, shows_us: bool
 ) -> tuple[mqtt.Client, threading.Event, dict[str, Any]]:
-    """A client that is not connected yet, an event that is set when it was let in or not, and what is known of that."""
+    """A client that is not connected yet, an event for the broker's answer, and a dict for the facts of that answer."""
     import paho.mqtt.client as mqtt
     from paho.mqtt.enums import CallbackAPIVersion
 

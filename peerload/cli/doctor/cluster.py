@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REJOIN = "on a node with the CA's key:  peerload invite        then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
 DATAGRAM_AGE_S_MAX = 120.0
-"""Of at least one peer a datagram came within this, if any gets through at all."""
+"""If UDP works, the newest datagram of some peer is not older than this."""
 MET_S_MIN = 30.0
 """A peer met more recently than this may not have had a reason to send one."""
 CLOCK_S_GOOD, CLOCK_S_MAX = 2.0, 60.0
@@ -56,7 +56,7 @@ def cluster(facts: DoctorInput) -> Finding:
 
 
 def listen(facts: DoctorInput) -> Finding:
-    """Check that peers on other machines can reach this node at all."""
+    """Check that peers on other machines can reach this node."""
     if facts.config is None and not facts.info:
         return Finding(SKIP, "unknown until the settings are valid")
     address = str(facts.info.get("listen") or (facts.config.listen if facts.config is not None else ""))
@@ -81,7 +81,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def port(facts: DoctorInput) -> Finding:
-    """Check that the agent listens at the port that is told to others, by TCP and by UDP. Nothing connects to it:
+    """Check that the agent listens at its announced port, by TCP and by UDP. Nothing connects to it:
     the agent would take that for a stranger."""
     address = str(facts.info.get("listen") or "")
     if not address:
@@ -249,7 +249,7 @@ def broker(facts: DoctorInput) -> Finding:
 
 
 def _of_tls(facts: DoctorInput, answers: list[BrokerProbe], is_open: list[str]) -> Finding | None:
-    """Security problem of the brokers, if there is one. is_open: addresses where anybody may publish."""
+    """Security problem of the brokers; None if there is none. is_open: addresses where everybody may publish."""
     from peerload.cli.doctor.broker import ENDS_WITHIN_S
 
     elsewhere = [url for url in is_open if not _is_here(url.rpartition("@")[2])]

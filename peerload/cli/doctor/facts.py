@@ -26,7 +26,7 @@ OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 AS_SERVICE = (
     f"sudo peerload service install        or one of your own, with Delegate=yes:  {deployed('peerload-user.service')}"
 )
-"""Fix if the agent has no cgroups of its own to give to tasks."""
+"""Fix for an agent that has no cgroups for its tasks."""
 
 
 class Finding(NamedTuple):

@@ -1,5 +1,5 @@
-"""Checks of `peerload doctor --security`: file modes, dates of certificate and keys, rights of processes, and what is not
-enforced on this machine. Each finding that fails or warns has a fix that its user can carry out."""
+"""Checks of `peerload doctor --security`: file modes, dates of certificate and keys, rights of processes, and limits
+that this machine does not enforce. Each finding that fails or warns has a fix that its user can carry out."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class LineReader:
             ) from None
 
     def read(self) -> None:
-        """Read what is there; block only if there is nothing. Raises BadInput."""
+        """Read the available inputs; block only if there are none. Raises BadInput."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except BlockingIOError:

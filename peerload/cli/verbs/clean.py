@@ -70,7 +70,7 @@ def clean(words: list[str]) -> int:
 def _cleaned(
     client: AgentConnection, flags: Namespace, chosen_by: selection.Selection, asked: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The reply of the agent: what it has deleted, or would; None if the user at the terminal said no."""
+    """The reply of the agent: the deleted tasks, or those that would be deleted; None if the user declined."""
     parts = [asked]
     if chosen_by.words or chosen_by.is_narrowed:
         parts = [asked | {"tasks": refs} for refs in selection.batches(_refs(client, chosen_by, asked["states"]))]

@@ -238,7 +238,7 @@ def _chosen_lines(chosen: ChosenPolicy) -> list[str]:
 
 
 def member_lines(member: PolicyDescription) -> list[str]:
-    """A policy: what it is, when it is good and bad, and its parameters."""
+    """A policy: its description, when it is good and bad, and its parameters."""
     own = f"{member.kind}: {printable(member.name)}" if ".py:" in member.name else f"{member.kind}.{member.name}"
     lines = [own, *_wrapped(member.says or "No description.", "  ")]
     lines += _wrapped(f"Good: {member.good}", "  ") if member.good else []
