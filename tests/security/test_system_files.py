@@ -7,10 +7,12 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from tests.integration.cluster import program
@@ -155,6 +157,28 @@ def test_outputs_go_nowhere_that_their_user_may_not_write(machine: Machine) -> N
     found = machine.types("bob", "run", "--in", "a", "--out", "out/*", "--", "sh", "-c", script, code=125)
     assert "out/file" in found.stderr
     assert not Path("/tmp/file").exists()
+
+
+def test_outputs_outlive_an_agent_and_a_launcher_that_are_killed_before_they_came_home(machine: Machine) -> None:
+    project, there = machine.project("alice"), machine.there
+    go = machine.cluster.directory / "go"
+    wait = f"echo made > b; while [ ! -e {go} ]; do sleep 0.05; done"
+    name = machine.types("alice", "submit", "--snapshot", "--node", "ws2", "--", "sh", "-c", wait).stdout.strip()
+    scratch = Path(there.sockets).parent / "state/scratch"
+    wait_until(lambda: any(scratch.glob("*/b")), 60.0, "the task to run")
+    launcher = there.launcher_pid
+    there.kill()
+    [running] = [child for child in psutil.Process(launcher).children() if child.uids().real == ACCOUNTS["alice"]]
+    exits = scratch.parent / "exits.log"
+    before = exits.read_bytes()
+    go.touch()
+    wait_until(lambda: not running.is_running(), 60.0, "the task to end")
+    wait_until(lambda: exits.read_bytes() != before, 60.0, "its exit to be kept")
+    os.kill(launcher, signal.SIGKILL)
+    there.start()
+    machine.types("alice", "wait", name)
+    assert (project / "b").read_text() == "made\n"
+    wait_until(lambda: not any(scratch.iterdir()), 60.0, "its files to be gone")
 
 
 def test_a_user_sees_the_progress_of_staging_and_what_came_home(machine: Machine) -> None:
