@@ -28,6 +28,7 @@ from peerload.model.events import FilesStaged, OutputArrived, OutputComing
 from peerload.model.messages import BlocksEnd, Staging
 from peerload.model.submit_options import owner_key
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
+from peerload.model.text import printable
 from peerload.text.format import counted, size_text
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ STAGING_S_MAX = 86_400.0
 REPAIRS_MAX = 3
 """Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
 CONFLICTS_LOGGED_MAX = 1000
+PLACED_MAX = 1000
+"""Outputs of a task that are remembered where other users' tasks are, too; of a task with more, none."""
 CONFLICTS_NAMED_MAX = 5
 """Outputs kept beside others that an event names."""
 TASKS_REMEMBERED_MAX = 1024
@@ -474,13 +477,15 @@ class AttemptFiles:
             async with cache.placing:
                 values = files.manifest, outputs, own, submitted_at, mark
                 conflicts, placed = await self.do("place", user, f"place-{uid.hex()}", directory, *values)
-            own.update(placed)
+            if not self._is_system or len(placed) <= PLACED_MAX:
+                own.update(placed)
             root = decode_root(await cache.transfer.in_thread(cache.store.read, outputs))
         except (NoRoom, WorkLost):
             raise
         except StagingFailed as error:
             return str(error), 0, ""
         came = f"{counted(root.files, 'file')} of {size_text(root.size_bytes)} in {time.monotonic() - began_s:.1f} s"
+        conflicts = list(map(printable, conflicts))
         for path in conflicts[:CONFLICTS_LOGGED_MAX]:
             log.info("output kept beside a file that was changed: task=%s path=%s", task, path)
         if conflicts:
