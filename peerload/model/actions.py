@@ -126,7 +126,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "disk": ("low", "full", "ok"),
     "energy": ("prices read", "prices refused", "control failed", "asleep", "not asleep", "awake"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown", "mps", "mps-failed", "mps-unused"),
-    "files": ("staged", "returned"),
+    "files": ("staged", "returning", "returned"),
     "environment": ("building", "built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
     "hook": ("failed", "dropped"),
