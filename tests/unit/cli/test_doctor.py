@@ -342,7 +342,7 @@ def test_a_broker_of_this_machine_that_holds_small_messages_back(
     facts = DoctorInput(str(tmp_path / "none"), root=tmp_path, environment=environment)
     put(facts, "proc/7/cmdline", "/usr/sbin/mosquitto\0-c\0/etc/mosquitto.conf\0")
     put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
-    found = cluster.broker(facts)
+    found = broker.broker(facts)
     assert (found.result, "set_tcp_nodelay" in found.fix) == (result, result == "warn")
 
 
