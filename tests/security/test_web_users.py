@@ -109,7 +109,9 @@ def machine() -> Iterator[Machine]:
         hooks = [f"{url}/hook", f"id -u >{cluster.directory}/mails/hook", "mail:ops@example.org"]
         settings = f'[web]\nlisten = "127.0.0.1:{port}"\n[hooks]\non_end = {json.dumps(hooks)}\n'
         settings += f'secret_file = "{secret}"\nsendmail = "{sendmail}"\n'
-        yield Machine(cluster, cluster.node("ws1", settings=settings).start(), port, server)
+        agent = cluster.node("ws1", settings=settings).start()
+        wait_until((agent.state / "web" / "address").exists, what="the agent's own web server")
+        yield Machine(cluster, agent, port, server)
 
 
 def test_a_user_sees_and_stops_only_what_is_its_own_and_an_administrator_everything(machine: Machine) -> None:

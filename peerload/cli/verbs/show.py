@@ -229,6 +229,7 @@ def _gpu_terms(task: dict[str, Any]) -> str:
         "wait": wait if wait != "schedule" else "",
         "wait max": duration_text(task["gpu_wait_s_max"]) if task.get("gpu_wait_s_max") else "",
         "share": task.get("gpu_share") if task.get("gpu_share") != "auto" else "",
+        "pct": task.get("gpu_pct") or "",
     }
     return _pairs(chosen)
 
@@ -323,6 +324,8 @@ def _gpu_text(gpu: Mapping[str, Any]) -> str:
     text += f" of {size_text(promised)}" if promised else ""
     text += f", the card {100 * util:.0f} % busy" if util is not None else ""
     text += f" with {tasks} tasks" if isinstance(tasks, int) and tasks > 1 else ""
+    text += ", MPS" if gpu.get("mode") == "mps" else ""
+    text += " asked, but it runs without" if gpu.get("mps") is False else ""
     return text + ("" if gpu.get("health") in ("ok", None) else f", {gpu['health']}")
 
 

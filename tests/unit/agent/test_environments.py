@@ -43,7 +43,10 @@ class Lab:
             signal=self._kill,
             forget=lambda key: self.did.append(("forget", key)),
         )
-        files: Any = SimpleNamespace(store=store, bring_manifest=self._bring)
+        caches: Any = SimpleNamespace(
+            of=lambda _: SimpleNamespace(store=store), limit_bytes=limit_bytes, size_bytes=store.size_bytes
+        )
+        files: Any = SimpleNamespace(caches=caches, bring_manifest=self._bring)
         config: Any = SimpleNamespace(state=str(state), mode="user", files=SimpleNamespace(build_s_max=3600.0))
         log: Any = SimpleNamespace(record=lambda _, state, **__: self.told.append(state))
         self.answered: list[Any] = []
