@@ -599,6 +599,8 @@ class _Mediator:
     def task_left(self, task: HomeTask) -> None:
         self._node.eligibility.left(task)
         self._node.client_binding.left(task)
+        if task.record.node != self._node.state.node:
+            self._node.sharing.sender.room_freed(task.record.node)
         self._node.sharing.sender.place_next()
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:

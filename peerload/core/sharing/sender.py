@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from peerload.core.work import Offering
     from peerload.model.load import LoadReport
     from peerload.model.messages import StateAnswer
+    from peerload.model.resources import ResourceRequest
 
 STRANDED_ASKED_MAX = 64
 """Stranded tasks looked at when a report says that its node has room; the others have their timers."""
 
+NEVER = (0.0, 0.0)
 STRANDED_TIMED_MAX = 1000
 """Stranded tasks that have a timer; the others take turns with those that have been asked about in vain for longest. A timer for
 each of 100,000 would hold up the agent for seconds."""
@@ -69,6 +71,8 @@ class Sender:
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self._places_all = bool(getattr(state.policies.sender, "places_all", False))
         self._waiting: deque[HomeTask] = deque()
+        self._full: dict[str, dict[ResourceRequest, tuple[float, float]]] = {}
+        """Nodes that had no room for this: until when they are not asked again for a stranded task, and the pause before that."""
         self._timed: set[bytes] = set()
         self._untimed: dict[bytes, HomeTask] = {}
         self._in_flight = 0
@@ -134,6 +138,35 @@ class Sender:
         self._set_timer(task)
         self.search_for(task)
 
+    def _was_full(self, node: str, task: HomeTask) -> None:
+        """A node had no room for a stranded task: all that ask for the same wait, and not each for itself."""
+        config, now_s = self._state.config, self._state.now.boot_s
+        if len(self._full) >= config.full_kept_max:
+            self._full.clear()
+        requests = self._full.setdefault(node, {})
+        if len(requests) >= config.full_kept_max:
+            requests.clear()
+        until_s, pause_s = requests.get(task.spec.request, (0.0, config.full_s_min / 2))
+        if until_s <= now_s:  # else another was on its way when it said so
+            pause_s = min(2 * pause_s, config.full_s_max)
+            requests[task.spec.request] = now_s + pause_s, pause_s
+
+    def _all_full(self, task: HomeTask) -> bool:
+        """True if every node that could run a stranded task had no room a moment ago."""
+        if not self._full:
+            return False
+        now_s, request = self._state.now.boot_s, task.spec.request
+        nodes = self._candidates(task)
+        return bool(nodes) and all(self._full.get(node, {}).get(request, NEVER)[0] > now_s for node in nodes)
+
+    def room_freed(self, node: str) -> None:
+        """A task of this home has ended at a node: it has room for the next that looks for a place."""
+        if self._full.pop(node, None) is not None:
+            waiting = (task for task in self._home.stranded.values() if task.search is None)
+            following = next((task for task in waiting if node in self._candidates(task)), None)
+            if following is not None:
+                self.search_for(following)
+
     def peer_met(self) -> None:
         """A node is new here: it may have room for any stranded task."""
         for task in list(self._home.stranded.values()):
@@ -141,6 +174,8 @@ class Sender:
 
     def room_at(self, node: str, report: LoadReport) -> None:
         """A node says what room it has: it may be some for a stranded task, or for one that waits for devices here."""
+        if report.accepts:
+            self._full.pop(node, None)
         tasks = list(islice(self._without_place(), STRANDED_ASKED_MAX))
         if not self._places_all and report.gpus and self._ledger.waits_for_devices:
             waiting = (work for work in self._queue.waiting_for_devices() if isinstance(work, HomeTask))
@@ -183,7 +218,7 @@ class Sender:
             task = self._waiting.popleft()
             if task.search != 0 or task.phase is not HomePhase.WAITING:
                 continue
-            if not task.stranded_because and not self._still_sends(task):
+            if self._all_full(task) if task.stranded_because else not self._still_sends(task):
                 task.search = None
                 continue
             search = self._searches.open(task)
@@ -404,6 +439,10 @@ class Sender:
         if search is not None and search.task is not None:
             seen = gpu_terms.seen_by(asked_of(self._state, search.task), reply.report)
             search.add(src, accepts=reply.accepts, report=seen, price_s=reply.price_s)
+            if reply.accepts:
+                self._full.pop(src, None)
+            elif search.task.stranded_because:
+                self._was_full(src, search.task)
             if not search.pending:
                 self._searches.wait_no_more(search)
                 self.step(search, search.task)
@@ -429,6 +468,8 @@ class Sender:
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         """Pass a declined offer on to the policy as a reply; it costs no probe."""
         search = self._searches.of(task)
+        if task.stranded_because:
+            self._was_full(offering.node, task)
         if search is not None:
             search.add(offering.node, accepts=False)
             self.step(search, task)
