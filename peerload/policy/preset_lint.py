@@ -9,7 +9,7 @@ import msgspec
 from peerload.model.load import Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from peerload.policy.api import KnownReport, RunningView
     from peerload.policy.preset import PolicySet
@@ -53,6 +53,7 @@ class IdleNode:
     idle_list: Sequence[str] = ()
     busy_list: Sequence[str] = ()
     starts_here = False
+    asleep: Mapping[str, float] = {}
     cpus_started = 0.0
     backlog = 0
     price = None
