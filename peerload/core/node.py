@@ -464,6 +464,8 @@ class Node:
                     self.state.broken(rules.ROLES_CHECKED, src, "a state told in another's name")
             case messages.DirectoryTold():
                 self.membership.directory_told(src, message)
+            case messages.Wake():
+                self.membership.waking.asked_for(message.node)
             case messages.Leaving():
                 self.membership.left(src)
             case _:

@@ -302,11 +302,13 @@ class Sender:
             self._searches.decide(search, "stay", reason)
             self._searches.leave_footprints(search)
             self._end(search)
-            self._wake_for(task)
+            self._wake_for(task, step)
 
-    def _wake_for(self, task: HomeTask) -> None:
-        """Nobody takes a task: wake a node for it, unless it can start here."""
-        if task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
+    def _wake_for(self, task: HomeTask, step: ProbeStep | Broadcast | Transfer | Keep) -> None:
+        """Nobody takes a task: wake a node for it, unless it can start here; or it waits for a node that was asleep."""
+        if isinstance(step, Keep) and step.wakes and self._queue.remove(task):
+            self._home.rest(task, self._membership.waking.for_joules(task, step.wakes))
+        elif task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
             self._membership.wake_for(task)
 
     def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Broadcast | Transfer | Keep:
@@ -321,6 +323,8 @@ class Sender:
         uncounted = None if task.stranded_because else task
         view = self._information.view(peers, uncounted, asked_of(self._state, task))
         view.starts_here = search.holds and self._ledger.fits(asked_of(self._state, task, self._state.profile))
+        if self._places_all and search.holds:
+            view.asleep = self._membership.waking.could_run(task)
         shown = task_view(task, self._state)
         search.steps += 1
         try:
