@@ -78,6 +78,8 @@ class Cluster:
             poison_nodes=plan.poison_nodes,
             frozen_s_max=plan.frozen_s_max,
             members_at_a_time=1,  # so that an agent may crash while an array is being kept
+            uniform_array_min=2,
+            uniform_at_a_time=2,
         )
         self.now_s = 0.0
         self.steps = 0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.work import Offering
+    from peerload.core.work import Offering, UntouchedMembers
     from peerload.model.load import LoadReport
     from peerload.model.messages import StateAnswer
 
@@ -67,23 +67,28 @@ class Sender:
         self._information = information
         self._searches = searches
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
-        self._places_all = bool(getattr(state.policies.sender, "places_all", False))
-        self._waiting: deque[HomeTask] = deque()
+        self.places_all = self._places_all = bool(getattr(state.policies.sender, "places_all", False))
+        """True if the policy looks for a place for each task."""
+        self._waiting: deque[HomeTask | str] = deque()
+        """Tasks, and names of uniform arrays, that wait for their turn."""
         self._timed: set[bytes] = set()
         self._untimed: dict[bytes, HomeTask] = {}
         self._in_flight = 0
 
     # -- which tasks look for a place ----------------------------------------------------------------------------------
 
-    def sends(self, task: HomeTask) -> bool:
-        """True if an arriving task (not counted itself) should go elsewhere."""
-        if self._state.policies.names["location.sender"] == "none":
-            return False
-        if not self._home.may_migrate(task) or task.spec.placement.local:
+    def may_send(self, task: HomeTask | UntouchedMembers) -> bool:
+        """True if a task may go elsewhere by choice."""
+        is_on = self._state.policies.names["location.sender"] != "none"
+        return is_on and self._home.may_migrate(task) and not task.spec.placement.local
+
+    def sends(self, task: HomeTask | UntouchedMembers) -> bool:
+        """True if an arriving task (not counted itself), or the next of these members, should go elsewhere."""
+        if not self.may_send(task):
             return False
         if self._places_all:
             return True
-        if task.spec.request.takes_devices:
+        if task.spec.request.takes_devices and isinstance(task, HomeTask):
             fits = self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends():
@@ -177,13 +182,31 @@ class Sender:
         self._waiting.append(task)
         self.take_turns()
 
+    def search_for_members(self, array: str) -> None:
+        """Look for places for the untouched members of a uniform array, one after the other."""
+        self._waiting.append(array)
+        self.take_turns()
+
+    def _next_in_turn(self) -> HomeTask | None:
+        following = self._waiting[0]
+        if not isinstance(following, str):
+            self._waiting.popleft()
+            return following
+        blocks = self._home.untouched.get(following)
+        if not blocks or not self._state.has_disk_room or not self.still_sends(blocks[0]):
+            self._waiting.popleft()
+            return None
+        task = self._home.touch(blocks[0], blocks[0].members[0])
+        task.search = 0
+        return task
+
     def take_turns(self) -> None:
         """Start searches whose turn has come; a task whose node has room by now just stays."""
         while self._waiting and self._in_flight < self._state.config.searches_in_flight_max:
-            task = self._waiting.popleft()
-            if task.search != 0 or task.phase is not HomePhase.WAITING:
+            task = self._next_in_turn()
+            if task is None or task.search != 0 or task.phase is not HomePhase.WAITING:
                 continue
-            if not task.stranded_because and not self._still_sends(task):
+            if not task.stranded_because and not self.still_sends(task):
                 task.search = None
                 continue
             search = self._searches.open(task)
@@ -196,10 +219,11 @@ class Sender:
             self._state.count(metrics.SENDER_SEARCHES)
             self.step(search, task)
 
-    def _still_sends(self, task: HomeTask) -> bool:
+    def still_sends(self, task: HomeTask | UntouchedMembers) -> bool:
+        """True if a waiting task, or the next of these members, should go elsewhere."""
         if self._places_all:
             return True
-        if task.spec.request.takes_devices:
+        if task.spec.request.takes_devices and isinstance(task, HomeTask):
             fits = self._ledger.fits(asked_of(self._state, task, self._state.profile))
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends(uncounted=task):
