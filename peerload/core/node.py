@@ -199,6 +199,9 @@ class Node:
             case events.DevicesSampled():
                 for key, device in self.ledger.devices.read(event.readings, event.at_s):
                     self.runs.strayed(key, device)
+            case events.MpsReported():
+                self.ledger.devices.mps_reported(event.device, event.why, is_fault=event.is_fault)
+                self.runs.fill()
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
                 self.sharing.information.announce()

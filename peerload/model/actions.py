@@ -154,7 +154,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
     "energy": ("prices read", "prices refused", "control failed", "asleep", "not asleep", "awake"),
-    "gpu": ("found", "ok", "degraded", "sick", "unknown"),
+    "gpu": ("found", "ok", "degraded", "sick", "unknown", "mps", "mps-failed", "mps-unused"),
     "files": ("staged", "returned"),
     "environment": ("building", "built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
@@ -280,7 +280,7 @@ class SendGossip(_Action, frozen=True):
 class SpawnTask(_Action, frozen=True):
     """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ``ts``:
     what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer; devices: the ids of
-    those that it is given."""
+    those that it is given; after: the key of the attempt whose end it waits for, "" = none."""
 
     key: str
     task: str
@@ -291,6 +291,7 @@ class SpawnTask(_Action, frozen=True):
     ts: float = 0.0
     frozen_s_max: float = 0.0
     devices: tuple[str, ...] = ()
+    after: str = ""
 
 
 class LookAtDevices(_Action, frozen=True):

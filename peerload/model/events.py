@@ -536,6 +536,14 @@ class DevicesSampled(_Event, frozen=True):
     readings: tuple[DeviceReading, ...]
 
 
+class MpsReported(_Event, frozen=True):
+    """MPS of a GPU works (why ""), or not: its daemon cannot be had, or its server has ended under its tasks (is_fault)."""
+
+    device: str
+    why: str = ""
+    is_fault: bool = False
+
+
 class SpeedMeasured(_Event, frozen=True):
     """The speed of this node was measured (`Profile.speed`)."""
 
@@ -616,6 +624,7 @@ Event = (
     | LoadSampled
     | DevicesFound
     | DevicesSampled
+    | MpsReported
     | DirectoryFound
     | SpeedMeasured
     | PowerMeasured

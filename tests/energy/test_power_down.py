@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 
 from peerload.agent.energy import power_down
 from peerload.agent.energy.power_down import PowerDown
+from peerload.agent.views.metrics import MetricsView
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.gossip import MembershipUpdate, MemberStatus
@@ -50,6 +51,9 @@ def test_a_node_that_sleeps_is_not_dead_and_nobody_suspects_it() -> None:
     assert "y" not in x.node.membership.gossip.shared.there
     x.after(1e6).timer("gossip", "sync", "")
     assert state(x) is PeerState.ASLEEP  # however long
+    figures = MetricsView(*[cast("Any", None)] * 6)
+    figures._node = x.node
+    assert figures._of_nodes()['peers{state="asleep"}'] == 1
     x.rumour("y", MemberStatus.ALIVE, 2)
     assert state(x) is PeerState.ALIVE
 

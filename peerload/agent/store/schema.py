@@ -79,7 +79,6 @@ PUT_SUBMISSION = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 PUT_OWNER = "INSERT OR REPLACE INTO owners VALUES (?, ?)"
-DROP_OWNER = "DELETE FROM owners WHERE counter = ?"
 OWNERS_OF = "SELECT counter, who FROM owners WHERE counter IN ({marks})"
 LAST_OF = "SELECT max(counter) FROM owners WHERE who = ?"
 UNFINISHED_OF_OWNER = "SELECT count(*) FROM owners o CROSS JOIN tasks t ON t.counter = o.counter WHERE o.who BETWEEN ? AND ? AND t.ended_at = 0"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from peerload import __version__
 from peerload.agent.histogram import Histogram
+from peerload.core.membership.membership import PeerState
 from peerload.model import metrics
 from peerload.model.devices import GPU, Health
 from peerload.model.metrics import labelled
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.inbox import Inbox
     from peerload.agent.node_info import AgentInfo
+    from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.views.agent import DiagnosticsView
     from peerload.core.node import Node
     from peerload.model.actions import Decided, TaskChanged
@@ -82,7 +84,9 @@ class MetricsView:
         inbox: Inbox,
         diagnostics: DiagnosticsView,
         histograms: Mapping[str, Histogram],
+        energy: EnergySensors,
     ) -> None:
+        self._energy = energy
         self._info = info
         self._node = node
         self._inbox = inbox
@@ -96,8 +100,13 @@ class MetricsView:
         counters[metrics.INBOX_DROPPED] = self._inbox.dropped
         counters[metrics.COMMITS_STALLED] = int(gauges.pop(metrics.COMMITS_STALLED))
         return {
-            "counters": counters,
-            "gauges": gauges | self._of_tasks() | self._of_nodes() | self._of_agent() | self._of_gpus(),
+            "counters": counters | self._energy.counters(),
+            "gauges": gauges
+            | self._energy.gauges()
+            | self._of_tasks()
+            | self._of_nodes()
+            | self._of_agent()
+            | self._of_gpus(),
             "histograms": {name: histogram.told() for name, histogram in self._histograms.items()},
         }
 
@@ -116,10 +125,10 @@ class MetricsView:
         }
 
     def _of_nodes(self) -> dict[str, float]:
-        peers = dict.fromkeys(("alive", "suspect", "dead", "left"), 0)
+        peers = dict.fromkeys(PeerState, 0)
         for peer in self._node.membership:
-            peers[peer.state.value] += 1
-        return {labelled(metrics.PEERS, state=state): count for state, count in peers.items()}
+            peers[peer.state] += 1
+        return {labelled(metrics.PEERS, state=state.value): count for state, count in peers.items()}
 
     def _of_agent(self) -> dict[str, float]:
         node = self._node

@@ -1,4 +1,4 @@
-"""Probe of an MQTT broker: whether it answers, lets this node in, its version, and whether it lets anybody else in.
+"""Probe of an MQTT broker: its answer, its version, whether it accepts this node, and whether it accepts everybody.
 It uses a client of its own, not the agent's."""
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def probe_broker(address: str, way: BrokerAccess | None = None) -> BrokerProbe:
 
     client.on_message = received
     why = _tried(client, url, answered, found, let_in)
-    if why and url.tls and way.certificate is None and way.ca == "" and "for want of a certificate" in why:
-        why += " (the node's own cannot be read by this user: the agent's word counts)"
+    if why and url.tls and way.certificate is None and way.ca == "" and "no certificate was shown" in why:
+        why += " (this user cannot read the node's: see what the agent reports)"
     return BrokerProbe(
         url.text, why, found.get("version", ""), found.get("ends_at"), bool(url.password and not url.tls)
     )
@@ -126,7 +126,7 @@ def anybody_may_publish(address: str, way: BrokerAccess, facts: DoctorInput) -> 
 def _client(
     url: BrokerUrl, way: BrokerAccess, *, shows_us: bool
 ) -> tuple[mqtt.Client, threading.Event, dict[str, Any]]:
-    """A client that is not connected yet, an event that is set when it was let in or not, and what is known of that."""
+    """A client that is not connected yet, an event for the broker's answer, and a dict for the facts of that answer."""
     import paho.mqtt.client as mqtt
     from paho.mqtt.enums import CallbackAPIVersion
 
@@ -134,12 +134,16 @@ def _client(
     found: dict[str, Any] = {"why": f"no answer within {ANSWERS_WITHIN_S:g} s"}
 
     def connected(_client: mqtt.Client, _data: object, _flags: object, reason: Any, _properties: object) -> None:  # noqa: ANN401 -- the library's own
-        found["why"] = f"it refuses us: {reason}" if reason.is_failure else ""
+        found["why"] = f"it refuses the connection: {reason}" if reason.is_failure else ""
         answered.set()
 
     def gone(_client: mqtt.Client, _data: object, _flags: object, _reason: Any, _properties: object) -> None:  # noqa: ANN401 -- as above
         if not answered.is_set():
-            found["why"] = "it refuses us, perhaps for want of a certificate" if url.tls else "it closed the connection"
+            found["why"] = (
+                "it refuses the connection, perhaps because no certificate was shown"
+                if url.tls
+                else "it closed the connection"
+            )
             answered.set()
 
     client = mqtt.Client(CallbackAPIVersion.VERSION2, reconnect_on_failure=False)
@@ -155,7 +159,7 @@ def _client(
 def _tried(
     client: mqtt.Client, url: BrokerUrl, answered: threading.Event, found: dict[str, Any], let_in: Callable[[], None]
 ) -> str:
-    """Connect, do that if we are let in, and go → why we were not, "" if we were."""
+    """Connect, call let_in if the broker accepts, and disconnect → why it refused, "" if it accepted."""
     from peerload.security.broker import broker_error_text
 
     try:

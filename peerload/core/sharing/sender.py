@@ -267,7 +267,7 @@ class Sender:
         if task.stranded_because and self._stays(search, step, peers):
             beyond = self._beside_foreign_load(search) if self._places_all else self._place_stranded(search, peers)
             step = beyond or step
-        if isinstance(step, Transfer | Keep):
+        if isinstance(step, (Transfer, Keep)):
             search.compared = step.compared
         if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
             step = Keep("it waits for devices, and has gone to a lesser crowd once")

@@ -443,8 +443,8 @@ class Home:
     def _is_older_than_loss(self, task: HomeTask) -> bool:
         return self._state.attempts_up_to > 0 and submission_of(task.task) <= self._state.attempts_up_to
 
-    def start_here(self, task: HomeTask) -> None:
-        """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
+    def start_here(self, task: HomeTask, after: str = "") -> None:
+        """Run it on this node: LEASED to ourselves and START in one (D2 + D3). after: the key of the attempt whose room it gets."""
         self.mediator.task_placed(task, self._state.node)
         task.enter(HomePhase.HERE)
         self.become(
@@ -461,9 +461,16 @@ class Home:
             devices=task.devices,
         )
         self._state.count(PLACED_HERE)
-        self.holds_room(task)
+        if not after:
+            self.holds_room(task)
         spawn = SpawnTask(
-            task.key, task.task, task.record.attempt, self._state.node, task.spec, devices=task.record.devices
+            task.key,
+            task.task,
+            task.record.attempt,
+            self._state.node,
+            task.spec,
+            devices=task.record.devices,
+            after=after,
         )
         self._state.actions.append(spawn)
 
@@ -472,7 +479,13 @@ class Home:
         run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
         learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
         self._ledger.start(
-            task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s, learned=learned
+            task.key,
+            task.spec.request,
+            is_local=True,
+            devices=task.record.devices,
+            run_s=run_s,
+            learned=learned,
+            owner=self._ledger.devices.mps_owner(task.spec, is_local=True),
         )
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
@@ -513,6 +526,13 @@ class Home:
         else:
             self.mediator.attempt_never_started(task, reason, is_short)
 
+    def given_back(self, task: HomeTask, reason: str) -> None:
+        """It was to start here in the room of another, which the launcher has not got in time: queue it again at once."""
+        if task.phase is HomePhase.OVER:
+            self._gone(task)
+        else:
+            self.requeue(task, reason)
+
     def _gone(self, task: HomeTask) -> None:
         """Forget a cancelled task whose process is gone."""
         self._forget(task)
@@ -533,16 +553,25 @@ class Home:
         collection = task.collection if task.phase is HomePhase.COLLECTING else None
         if collection is not None and collection.attempt == task.record.attempt:
             changes["devices"] = task.devices
+        started_at, ended_at = exit_.started_at, exit_.ended_at or self._state.now.wall_s
+        if task.record.node != self._state.node:
+            ended_at = self.by_own_clock(task, ended_at, ran_s=ended_at - started_at if started_at else 0.0)
+            started_at = started_at and ended_at - (exit_.ended_at - started_at)
         self.become(
             task,
             f"{reason}; {why}" if why.strip() else reason,
             state=state,
-            started_at=exit_.started_at,
-            ended_at=exit_.ended_at or self._state.now.wall_s,
+            started_at=started_at,
+            ended_at=ended_at,
             exit=exit_,
             **changes,
         )
         self._forget(task)
+
+    def by_own_clock(self, task: HomeTask, at: float, *, ran_s: float = 0.0) -> float:
+        """An instant (Unix s) by the clock of another node, which may be wrong: neither in the future, nor before the task was
+        submitted and had run for ran_s."""
+        return min(max(at, task.record.submitted_at + ran_s), self._state.now.wall_s)
 
     def _forget(self, task: HomeTask) -> None:
         self._clear_timers(task)

@@ -291,6 +291,13 @@ class WaitingQueue:
         self._nothing_startable_at, self._no_room_at = version, room
         return None
 
+    def head(self) -> Work | None:
+        """The work at the head of the line, whether it fits or not; None where some of its priority waits for devices."""
+        if not self._levels:
+            return None
+        level = self._levels[max(self._levels)]
+        return None if level[LOCAL_DEVICES] or level[REMOTE_DEVICES] else self._head(level)
+
     # -- for whoever asks why -----------------------------------------------------------------------------------------
 
     def goes_before(self, work: Work) -> Work | None:
