@@ -173,6 +173,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A task whose client must be there is cancelled if that is not back so long after a restart of the agent."""
     members_at_a_time: Limit = 250
     """Members of an array that is being submitted that go to the disk together, before other requests have their turn."""
+    uniform_array_min: Limit = 100
+    """Members that an array has at least for those that nothing has become of to be one object in memory, and one row on its
+    way to the disk."""
+    uniform_at_a_time: Limit = 2500
+    """Such members that are kept, or cancelled, before other requests have their turn."""
     environments_kept_max: Limit = 64
     """Distinct environments kept once in memory, however many tasks share them."""
     tokens_kept_max: Limit = 100_000
