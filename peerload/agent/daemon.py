@@ -153,6 +153,8 @@ log = logging.getLogger("peerload.agent")
 
 RESTART = -1
 """Result of `Daemon.run` when the agent is to be started again."""
+AHEAD_S = 0.2
+"""Expected work that the launcher has ahead for each slot."""
 FAR_ANSWER_S = 1.0
 """Timeout of answers where nodes are far apart (`gossip = "wan"`): it is longer than a round trip."""
 CONTROLS_S_MAX = 5.0
@@ -346,7 +348,7 @@ class Daemon:
         # Users, standard input and output of tasks
         directories = DirectoryCache(lambda directory: inbox.put(events.DirectoryFound(directory)))
         self.users = users = UserServices(info, launcher, directories, security)
-        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto" and config.mode == "user")
+        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto")
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)
@@ -355,7 +357,7 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node, event_log)
+        files = AttemptFiles(state, cache_bytes, disk, spool, launcher, links, inbox, info, node, event_log)
 
         self.energy = energy = EnergySensors(
             config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
@@ -400,7 +402,7 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        told_too = [hooks.changed]
+        told_too = [hooks.changed] if hooks.hears_ends else []
         self.publisher: StatePublisher | None = None
         if self.bus is not None and config.mqtt_publish_state:
             self.publisher = StatePublisher(node, store, self.bus, own_user())
@@ -477,7 +479,7 @@ class Daemon:
         links.report_to(peer_events)
         pieces: dict[type[Message], PieceServer] = {
             OutputRequest: output.serve_output,
-            BlocksRequest: files.transfer.serve,
+            BlocksRequest: files.serve,
         }
         links.streams.serve(pieces, self.stdin_server, self.forward_server)
 
@@ -610,7 +612,8 @@ class Daemon:
         self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
         of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
-        for row in kept.tasks:
+        waiting: list[events.TaskRow | events.MembersRow] = [*kept.tasks, *kept.members]
+        for row in waiting:
             alike = id(row.spec), id(row.terms)
             if alike not in of:
                 of[alike] = self.users.submitter(row.spec, row.terms), row.spec.directory
@@ -621,13 +624,14 @@ class Daemon:
                     here[whose, directory] = await self.users.admitted(row.spec, row.terms)
         if all(here.values()):
             return kept
-        rows = (
-            row
-            if here.get(of[id(row.spec), id(row.terms)], True)
-            else msgspec.structs.replace(row, directory_here=False)
-            for row in kept.tasks
-        )
-        return msgspec.structs.replace(kept, tasks=tuple(rows))
+
+        def is_away(row: events.TaskRow | events.MembersRow) -> bool:
+            return not here.get(of[id(row.spec), id(row.terms)], True)
+
+        replace = msgspec.structs.replace
+        tasks = (replace(row, directory_here=False) if is_away(row) else row for row in kept.tasks)
+        members = (replace(row, directory_here=False) if is_away(row) else row for row in kept.members)
+        return replace(kept, tasks=tuple(tasks), members=tuple(members))
 
     def _begin(self, kept: Recovered, launcher: events.LauncherReady) -> None:
         """Have the core take up what was durable, and what runs, as its first event."""
@@ -650,6 +654,7 @@ class Daemon:
                 revoked=self.keyring.trust.revoked_nodes(),
                 attempts_from=kept.attempts_from,
                 attempts_up_to=kept.attempts_up_to,
+                members=kept.members,
             )
         )
         if self.launcher is not None and self.launcher.enforces_cores:
@@ -712,6 +717,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         gpu=loader.gpu_config(config.gpu, by_user=config.mode == "system"),
         cap_w=config.energy.cap_w,
         may_sleep=bool(config.energy.sleep_after),
+        ahead_s=AHEAD_S,
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

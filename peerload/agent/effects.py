@@ -86,6 +86,9 @@ class ClientNotifier(Protocol):
     def changed(self, action: TaskChanged, /) -> None:
         """A task has a new record, or runs."""
 
+    def members_cancelled(self, action: actions.MembersCancelled, /) -> None:
+        """Untouched members of an array were cancelled."""
+
     def attempt_gone(self, key: str, /) -> None:
         """An attempt has no process left."""
 
@@ -118,9 +121,9 @@ class Performer:
         if isinstance(event, events.LauncherReady):
             self._tasks.resume()
         for action in decided:
-            if isinstance(action, actions.Persist):
+            if type(action) is actions.Persist:
                 self._persist(action.rows)
-            elif isinstance(action, actions.Send) and (uids := actions.granted(action)):
+            elif type(action) is actions.Send and (uids := actions.granted(action)):
                 self._outbox.renewal(uids, partial(self._outward, action))
             elif type(action) in OUTWARD:
                 self._outbox.when_durable(partial(self._outward, action))
@@ -156,6 +159,8 @@ class Performer:
         match action:  # the frequent ones first
             case actions.TaskChanged():
                 self._clients.changed(action)
+            case actions.MembersCancelled():
+                self._clients.members_cancelled(action)
             case actions.SpawnTask():
                 self._tasks.spawn(action)
             case actions.ForgetTask():
@@ -422,9 +427,10 @@ class TaskStarter:
         if not self._node.holds(action.key):
             self._info.counters[metrics.SPAWNS_DROPPED] += 1
             return False
-        if (action.spec.directory == SCRATCH or action.spec.files is not None) and self._info.config.mode != "system":
+        if action.spec.directory == SCRATCH or action.spec.files is not None:
             try:
-                scratch = os.fsencode(self._spool.make_scratch(action.key))
+                is_system = self._info.config.mode == "system"  # then the launcher has them
+                scratch = SCRATCH if is_system else os.fsencode(self._spool.make_scratch(action.key))
             except OSError as error:
                 self._settler.not_started(action.key, "its scratch directory cannot be made", error)
                 return False

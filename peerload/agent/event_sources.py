@@ -106,7 +106,8 @@ class ExitRecords:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
         full = self._info.config.node if self._disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
-        return tuple([(key, await self._files.settled(key, self.with_energy(key, exit_))) for key, exit_ in found])
+        settled = [self._files.settled(key, self.with_energy(key, exit_)) for key, exit_ in found]
+        return tuple(zip([key for key, _ in found], await asyncio.gather(*settled), strict=True))
 
 
 class ExitSettler:

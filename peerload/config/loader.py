@@ -286,7 +286,7 @@ def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
         for number, name in enumerate(one.ids):
             device = Device(f"{one.kind}:{name}", one.kind, number)
             if device.id in found or one.kind == GPU:
-                why = "a GPU is found by itself" if one.kind == GPU else "it is named twice"
+                why = "GPUs are detected automatically" if one.kind == GPU else "it is named twice"
                 raise ConfigError("device", f"{one.kind} {name} cannot be used", why=why)
             found[device.id] = device
     if len(found) > DEVICES_MAX // 2:

@@ -106,7 +106,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return float(next((count for count in counts if not self.exceeds_cap(count)), 0))
 
     def limited_as(self, other: PowerCurve | None) -> PowerCurve:
-        """The same, with what is not measured as of another curve of this node: how it sleeps."""
+        """A copy with the fields about sleep of another curve of this node; they are not measured."""
         if other is None:
             return self
         limits = {name: getattr(other, name) for name in ("off_w", "wake_s", "may_sleep")}

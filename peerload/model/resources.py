@@ -31,10 +31,10 @@ NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 
 OVERCOMMIT_SHARE = 0.8
-"""Share of its cores that a task that overcommits has for sure."""
+"""Share of the requested cores that is guaranteed to a task that overcommits."""
 Builder = Literal["pip", "uv", "conda"]
 BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda": "micromamba, mamba or conda"}
-"""What builds an environment, by the kind of its lock."""
+"""Programs that build an environment, by the kind of its lock file."""
 
 
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

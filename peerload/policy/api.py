@@ -10,6 +10,7 @@ Sources are named as in docs/references.md.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -204,6 +205,9 @@ class NodeView(LoadView, Protocol):
 
     def report(self, node: str) -> KnownReport | None:
         """Newest unexpired report of a peer."""
+
+    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+        """Peers in the order of their names, each with its newest unexpired report, if that is no older."""
 
 
 # -- what a location policy proposes ----------------------------------------------------------------------------------

@@ -63,9 +63,8 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _to_ask(self, view: NodeView) -> tuple[str, ...]:
         """Nodes without a report, or with one that says that there is room; then the others."""
-        known = {peer: view.report(peer) for peer in view.peers}
-        full = [peer for peer, told in known.items() if told is not None and not told.report.accepts]
-        return tuple(sorted(known, key=lambda peer: (peer in full, peer))[: self.probes])
+        full = {peer for peer, report in view.reports() if not report.accepts}
+        return tuple(sorted(view.peers, key=lambda peer: (peer in full, peer))[: self.probes])
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         raise NotImplementedError

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import msgspec
 
+from peerload.agent.files import user_work
 from peerload.agent.joining.enrollment import JoiningNode, JoinServer
 from peerload.agent.launcher.mps import KeeperState
 from peerload.agent.launcher.task_environment import variables_of
@@ -33,7 +34,7 @@ from peerload.launcher.record_log import RecordLog
 from peerload.model import events, messages
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.config import CoreConfig
-from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StoreError
+from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StagingFailed, StoreError
 from peerload.model.events import Submission
 from peerload.model.gossip import (
     GossipAck,
@@ -394,6 +395,19 @@ def targets() -> dict[str, Target]:
         ),
         "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
         "manifest": Target(more_targets.manifest_of, (), more_targets.manifests()),
+        "user-work": Target(
+            user_work.decode,
+            (StagingFailed,),
+            tuple(
+                msgpack.packb(words)
+                for words in (
+                    ("read", [bytes(32)], 9),
+                    ("put", [b"x"]),
+                    ("done", [["a"], {"b": bytes(32)}]),
+                    ("failed", 28, "", "", ""),
+                )
+            ),
+        ),
         "energy-cases": Target(
             lambda raw: read_cases(raw, "cases.json"),
             (ConfigError,),

@@ -127,7 +127,7 @@ class EnergyStore:
         return database
 
     def kept(self) -> Kept:
-        """What the agent before has left."""
+        """The counters that the previous agent stored."""
         row = self._database.execute("SELECT body FROM kept").fetchone()
         try:
             return msgspec.json.decode(row[0], type=Kept) if row else Kept()
@@ -206,7 +206,7 @@ class EnergySensors:
         self.quality = Quality.ESTIMATED
 
     def _restored(self) -> Kept:
-        """What the agent before has left, less what means nothing after a start of the machine."""
+        """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
         kept, boot = self._store.kept(), machine_boot_id()
         if kept.boot != boot:
             return Kept(boot, self._now().boot_s, -1.0, -1.0, idle=kept.idle)

@@ -79,7 +79,7 @@ class Source:
             self.watts = joules / seconds
 
     def is_alive(self, at_s: float) -> bool:
-        """Whether it has told anything lately. One that has not starts again from nothing."""
+        """True if there is a recent reading; a source without one forgets its power."""
         if at_s - self.known_s <= self.silent_s:
             return True
         self.watts = None
@@ -142,7 +142,7 @@ class PowerCommand(_OfReadings):
                 self.why = watts
 
     async def _output(self) -> bytes | str:
-        """What it prints, or why that is not known. Raises OSError."""
+        """The output of the command, or the reason why there is none. Raises OSError."""
         process = self._left = subprocess.Popen(  # noqa: ASYNC220 -- 1 ms, by vfork; the administrator's own command
             ["/bin/sh", "-c", self._command],
             stdin=subprocess.DEVNULL,

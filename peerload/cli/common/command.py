@@ -38,12 +38,12 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     """The flags that `run` and `submit` have in common."""
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c, --cpus N", help="cores, may be a fraction (default 1)", type=options.cpus)
-    reader.switch("--overcommit", help="run it also where it gets only 0.8 of its cores for sure")
+    reader.switch("--overcommit", help="also run it where only 0.8 of its cores are guaranteed")
     reader.flag("--mem 8G", help="memory it needs", type=units.size)
     add_device_flags(reader)
     add_flags(reader, is_map=verb == "map")
     reader.flag("-t, --time 2h", help="stop it after this (exit code 124)", type=units.duration)
-    reader.flag("--est 5m", help="how long it will take, as far as you know", type=units.duration)
+    reader.flag("--est 5m", help="its expected run time", type=units.duration)
     reader.flag(
         "--prefer", help="what its placement by energy saves: presets `energy`", choices=("time", "balanced", "energy")
     )
@@ -221,11 +221,11 @@ def submit(
     except NeverRunnable as error:
         raise mended(error, client, spec) from None
     except AgentSilent as error:
-        error.hint = f"the task is queued if the agent goes on; then see:  peerload ls        {error.hint}"
+        error.hint = f"the task is queued if the agent continues; check with:  peerload ls        {error.hint}"
         raise
     except AgentUnavailable as error:
         raise AgentUnavailable(
-            "the agent went away before it had answered",
+            "the agent disconnected before it answered",
             why=error.why,
             hint="the task may be queued; see:  peerload up        peerload ls",
         ) from None
@@ -364,7 +364,7 @@ NOTIFY_BYTES_MAX = 64 << 10
 
 
 def add_completion_flags(reader: Options) -> None:
-    """The flags about what is done at home when a task has ended: `-o`, `-e` and `--notify`."""
+    """The flags about files and notices at a task's end: `-o`, `-e` and `--notify`."""
     reader.flag(
         "-o, --output FILE",
         help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",

@@ -135,9 +135,6 @@ TABLE: Mapping[type[Any], Row] = {
     gossip.Load: ANY_MEMBER,
 }
 
-OVER_BROKER: tuple[type[Any], ...] = messages.ADVICE
-"""All that is taken from a broker; the rest is dropped there, whoever says it (rule M2)."""
-
 _BY_HOME = frozenset(kind for kind, row in TABLE.items() if row is ITS_HOME)
 _BY_HOLDER = frozenset(kind for kind, row in TABLE.items() if row in (ITS_HOLDER, MAY_BE_BACK, HAD_IT))
 

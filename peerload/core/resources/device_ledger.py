@@ -163,6 +163,8 @@ class DeviceLedger:
 
     def due_s(self, now_s: float) -> float:
         """The time at which time alone will have changed something; infinite = never."""
+        if not self._leaving and not self.states:
+            return NEVER_S  # asked after every event
         dues = [left_s + self.config.release_s_max for left_s in self._leaving.values()]
         for state in self.states.values():
             dues += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, islice
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
     from peerload.model.events import LoadSampled
-    from peerload.model.load import Thresholds
+    from peerload.model.load import LoadReport, Thresholds
     from peerload.model.resources import Profile, ResourceRequest
 
 SLACK = {"time": 0.0, "balanced": 0.1, "energy": 0.5}
@@ -247,6 +248,12 @@ class View:
         if known is None or self.for_request is None:
             return known
         return KnownReport(seen_by(self.for_request, known.report), known.age_s)
+
+    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+        """Those of the peers."""
+        known = self._membership.reports(self.peers, age_s_max)
+        request = self.for_request
+        return known if request is None else ((node, seen_by(request, report)) for node, report in known)
 
 
 class RunningTasksView:
