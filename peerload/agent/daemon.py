@@ -402,7 +402,7 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        told_too = [hooks.changed]
+        told_too = [hooks.changed] if hooks.hears_ends else []
         self.publisher: StatePublisher | None = None
         if self.bus is not None and config.mqtt_publish_state:
             self.publisher = StatePublisher(node, store, self.bus, own_user())
@@ -612,7 +612,8 @@ class Daemon:
         self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
         of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
-        for row in kept.tasks:
+        waiting: list[events.TaskRow | events.MembersRow] = [*kept.tasks, *kept.members]
+        for row in waiting:
             alike = id(row.spec), id(row.terms)
             if alike not in of:
                 of[alike] = self.users.submitter(row.spec, row.terms), row.spec.directory
@@ -623,13 +624,14 @@ class Daemon:
                     here[whose, directory] = await self.users.admitted(row.spec, row.terms)
         if all(here.values()):
             return kept
-        rows = (
-            row
-            if here.get(of[id(row.spec), id(row.terms)], True)
-            else msgspec.structs.replace(row, directory_here=False)
-            for row in kept.tasks
-        )
-        return msgspec.structs.replace(kept, tasks=tuple(rows))
+
+        def is_away(row: events.TaskRow | events.MembersRow) -> bool:
+            return not here.get(of[id(row.spec), id(row.terms)], True)
+
+        replace = msgspec.structs.replace
+        tasks = (replace(row, directory_here=False) if is_away(row) else row for row in kept.tasks)
+        members = (replace(row, directory_here=False) if is_away(row) else row for row in kept.members)
+        return replace(kept, tasks=tuple(tasks), members=tuple(members))
 
     def _begin(self, kept: Recovered, launcher: events.LauncherReady) -> None:
         """Have the core take up what was durable, and what runs, as its first event."""
@@ -652,6 +654,7 @@ class Daemon:
                 revoked=self.keyring.trust.revoked_nodes(),
                 attempts_from=kept.attempts_from,
                 attempts_up_to=kept.attempts_up_to,
+                members=kept.members,
             )
         )
         if self.launcher is not None and self.launcher.enforces_cores:

@@ -86,6 +86,9 @@ class ClientNotifier(Protocol):
     def changed(self, action: TaskChanged, /) -> None:
         """A task has a new record, or runs."""
 
+    def members_cancelled(self, action: actions.MembersCancelled, /) -> None:
+        """Untouched members of an array were cancelled."""
+
     def attempt_gone(self, key: str, /) -> None:
         """An attempt has no process left."""
 
@@ -156,6 +159,8 @@ class Performer:
         match action:  # the frequent ones first
             case actions.TaskChanged():
                 self._clients.changed(action)
+            case actions.MembersCancelled():
+                self._clients.members_cancelled(action)
             case actions.SpawnTask():
                 self._tasks.spawn(action)
             case actions.ForgetTask():

@@ -7,6 +7,8 @@ alone (`granted`): it is worth nothing when it comes late.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from peerload.model import rules
@@ -15,8 +17,11 @@ from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
 from peerload.model.power import TaskCost
 from peerload.model.submit_options import CompletionJob, GroupSettings, TaskOutcome
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
+from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec, member_record
 from peerload.model.timers import Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -53,6 +58,30 @@ class PutTask(msgspec.Struct, frozen=True, gc=False, tag=True):
     record: TaskRecord
     at: float
     reason: str
+
+
+class PutMembers(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep members of a uniform array that have the same record but for name and uid: new ones, or untouched ones that are
+    cancelled. record: with the name of the array, without a uid; key: their uids are derived from it; first, last, step: which
+    members; ``at`` and ``reason`` as in `PutTask`."""
+
+    record: TaskRecord
+    key: bytes
+    first: int
+    last: int
+    step: int
+    at: float
+    reason: str
+
+    @property
+    def members(self) -> range:
+        """The numbers of the members."""
+        return range(self.first, self.last + 1, self.step)
+
+    def rows(self) -> Iterator[PutTask]:
+        """A row for each member, with the same meaning."""
+        for member in self.members:
+            yield PutTask(member_record(self.record, self.key, member), self.at, self.reason)
 
 
 class PutExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -178,6 +207,7 @@ Row = (
     | PutMaking
     | PutSubmission
     | PutTask
+    | PutMembers
     | PutExecution
     | DropExecution
     | PutFloor
@@ -379,6 +409,17 @@ class TaskChanged(_Action, frozen=True):
     reason: str
 
 
+class MembersCancelled(_Action, frozen=True):
+    """Untouched members of a uniform array have ended: as many `TaskChanged` in one. row: what was made durable of it."""
+
+    row: PutMembers
+
+    def changes(self) -> Iterator[TaskChanged]:
+        """A change for each member, with the same meaning."""
+        for row in self.row.rows():
+            yield TaskChanged(row.record, running=False, reason=row.reason)
+
+
 class AttemptGone(_Action, frozen=True):
     """No process of this attempt, whose end was asked for (EndAsked), is left."""
 
@@ -440,6 +481,7 @@ OUTWARD: tuple[type, ...] = (
     Answer,
     AnswerPart,
     TaskChanged,
+    MembersCancelled,
     AttemptGone,
 )
 
@@ -466,6 +508,7 @@ Action = (
     | Answer
     | AnswerPart
     | TaskChanged
+    | MembersCancelled
     | AttemptGone
     | SetTimer
     | ClearTimer

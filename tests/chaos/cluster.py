@@ -81,6 +81,8 @@ class Cluster:
             frozen_s_max=plan.frozen_s_max,
             ahead_s=AHEAD_S if plan.seed % 2 else 0.0,
             members_at_a_time=1,  # so that an agent may crash while an array is being kept
+            uniform_array_min=2,
+            uniform_at_a_time=2,
         )
         self.now_s = 0.0
         self.steps = 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.work import HomeTask, RemoteTask
+    from peerload.core.work import HomeTask, RemoteTask, UntouchedMembers
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Forward
     from peerload.model.submit_options import SubmitOptions
@@ -298,7 +298,7 @@ class Authorization:
             terms = msgspec.structs.replace(terms, owner=owner)
         return spec, terms
 
-    def sees(self, caller: Principal, task: HomeTask) -> bool:
+    def sees(self, caller: Principal, task: HomeTask | UntouchedMembers) -> bool:
         """True if the caller may see this unfinished task of this home."""
         return caller.sees_all or owner_key(task.terms.owner, task.spec.user) == caller.who
 

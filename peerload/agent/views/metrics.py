@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from peerload.agent.views.agent import DiagnosticsView
     from peerload.core.node import Node
     from peerload.model.actions import Decided, TaskChanged
+    from peerload.model.task import TaskRecord
 
 GPUS_TOLD_MAX = 8
 """GPUs of a node that are told of."""
@@ -61,6 +62,11 @@ class TaskFigures:
         elif action.running and record.started_at:
             self._counters[self._here if record.node == self._node else self._elsewhere] += 1
             self._wait.observe(max(record.started_at - record.submitted_at, 0.0))
+
+    def cancelled(self, record: TaskRecord, number: int) -> None:
+        """So many tasks were cancelled before they ran, each with such a record."""
+        self._counters[ENDED[record.state]] += number
+        self._response.observe(max(record.ended_at - record.submitted_at, 0.0), number)
 
     def decided(self, decision: Decided) -> None:
         """A decision was made from reports of these ages."""
