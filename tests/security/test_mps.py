@@ -22,7 +22,8 @@ def test_the_daemon_of_a_gpu_runs_as_the_user_of_its_tasks() -> None:
         nvml.library().parent.chmod(0o755)
         cluster.environment |= cards.environment | mps_control.install(cluster.directory)
         (cluster.directory / "mps").chmod(0o777)
-        agent = with_cards(cluster.node("ws1").start(), 1)
+        agent = cluster.node("ws1").start()
+        with_cards(agent, 1)
         request: dict[str, Any] = {"gpus": 1, "gpu_mem_bytes": GIB, "gpu_share": "mps"}
         script = 'stat -c "%u %a" "$CUDA_MPS_PIPE_DIRECTORY"; ' + " ".join(mps_control.client(cluster.directory))
         task = cluster.submit(agent, "alice", script, request=request)
