@@ -183,6 +183,8 @@ class Node:
                 self.runs.ended(event.key, event.exit)
             case events.OutputArrived():
                 self.handoff.output_arrived(event)
+            case events.OutputComing():
+                self.handoff.output_coming(event)
             case events.FilesStaged():
                 self.executor.files_staged(event.key, event.code, event.why)
             case events.TimerExpired():

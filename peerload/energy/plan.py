@@ -163,13 +163,17 @@ def _exact(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable
 def _by_step(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]]) -> list[int]:
     """Each task where it adds least."""
     counts = [0] * len(candidates)
-    heap = [(cost(1), number) for number, cost in enumerate(costs) if candidates[number].room]
+    following = [cost(1) for cost in costs]
+    heap = [(extra, number) for number, extra in enumerate(following) if candidates[number].room]
     heapq.heapify(heap)
     for _ in range(tasks):
-        _, number = heapq.heappop(heap)
+        _, number = heap[0]
         counts[number] += 1
-        if (count := counts[number]) < candidates[number].room:
-            heapq.heappush(heap, (costs[number](count + 1) - costs[number](count), number))
+        if counts[number] < candidates[number].room:
+            before, following[number] = following[number], costs[number](counts[number] + 1)
+            heapq.heapreplace(heap, (following[number] - before, number))
+        else:
+            heapq.heappop(heap)
     return counts
 
 

@@ -179,7 +179,7 @@ def set_up(tools: Path) -> dict[str, str]:
             subprocess.run(["apt-get", "download", package], cwd=debs, capture_output=True, check=False)
         for deb in debs.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", deb, tools / "root"], check=True)
-    pip = [tools / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(tools / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for name, wheels in WHEELS.items():
         try:
             done = subprocess.run([*pip, *wheels], capture_output=True, text=True, check=False, timeout=INSTALL_S)

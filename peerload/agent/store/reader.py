@@ -284,7 +284,8 @@ class StoreReader:
         if TaskState.QUEUED in wanted and not node:
             waiting = rows(self, "t.ended_at = 0", (), [TaskState.QUEUED], more, gathered=gathered)
         since = max(ended_after, 0.0)
-        ended = rows(self, f"t.ended_at > ?{on_node}", (since, *values), final, more, newest=True, gathered=gathered)
+        among = f"t.ended_at > 0 AND t.ended_at > ?{on_node}"  # the first is what the index asks for
+        ended = rows(self, among, (since, *values), final, more, newest=True, gathered=gathered)
         truncated = len(busy) + len(waiting) + len(ended) > limit
         left = max(limit - len(busy), 0)
         waiting = waiting[: max(left - len(ended), -(-left // 2))]

@@ -136,9 +136,9 @@ def peers(facts: DoctorInput) -> Finding:
         return Finding(WARN, says, f"if one is gone for good:  peerload forget {lost[0]}        peerload nodes")
     alive = len([node for node in facts.nodes if node.get("state") == "alive"]) - 1
     if alive < 1 and facts.info.get("remembered"):
-        return Finding(
-            WARN, f"{counted(facts.info['remembered'], 'member')} known from earlier starts not found", "peerload nodes"
-        )
+        addresses = shlex.quote(f"{facts.info['state']}/addresses")
+        fix = f"start their agents; if they are gone for good:  peerload down ; rm {addresses} ; peerload up"
+        return Finding(WARN, f"{counted(facts.info['remembered'], 'member')} known from earlier starts not found", fix)
     more = f"; revoked: {', '.join(shut_out[:NAMED_MAX])}" if shut_out else ""
     return Finding(OK, (f"{counted(alive, 'peer')} alive" if alive > 0 else "a cluster of one") + more)
 

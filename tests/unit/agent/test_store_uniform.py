@@ -14,6 +14,7 @@ from peerload.agent.store import recovery
 from peerload.model.actions import PutMaking, PutMembers, PutSubmission, PutTask
 from peerload.model.events import TaskRow
 from peerload.model.task import TaskRecord, TaskState, member_record
+from tests.support import steps_of
 from tests.unit.agent.test_store import NOW, Opened, put, steps, submission
 
 KEY = b"1" * 16
@@ -141,3 +142,15 @@ def test_a_key_that_cannot_be_read_makes_each_member_a_task(tmp_path: Path) -> N
     damage(path, "UPDATE submissions SET uid_key = 5")
     found, together = recovered(path)
     assert (len(found), together) == (len(MEMBERS), [])
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_what_ended_lately_is_found_without_a_look_at_what_waits(tmp_path: Path, *, gathered: bool) -> None:
+    many = range(1, 4001)
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(uniform(many), members(many), submission(2), put(2, TaskState.DONE, ended_at=NOW))
+        reader, states = opened.store._reader, ("done", "cancelled", "failed")
+        assert reader is not None
+        assert steps_of(reader, lambda: opened.store.listed(NOW - 1, 200, states=states, gathered=gathered)) < len(many)
+        found, _ = opened.store.listed(NOW - 1, 200, states=states, gathered=gathered)
+        assert [row.first[:2] for row in found] == [(2, -1)]

@@ -213,7 +213,8 @@ def test_clocks_of_peers(facts: DoctorInput, ahead_s: float | None, result: str)
 
 def test_members_of_earlier_starts(facts: DoctorInput) -> None:
     with_agent(facts).info["remembered"] = 3
-    assert cluster.peers(facts).result == "warn"
+    found = cluster.peers(facts)
+    assert (found.result, "/addresses" in found.fix) == ("warn", True)
 
 
 def test_a_name_that_a_peer_refuses(facts: DoctorInput) -> None:
