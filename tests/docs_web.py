@@ -122,7 +122,7 @@ def main(directory: Path | None) -> None:
         with ended(process):
             browser.open(url)
             wait_until(lambda: len(rows(browser, "work")) == count and len(rows(browser, "done")) == 4)
-            busy = "return [...document.querySelectorAll('.gpu small:first-of-type')].every(one => /^[2-9][0-9] %/.test(one.innerText))"
+            busy = "return [...document.querySelectorAll('.gpu small:first-of-type')].every(one => /^[2-9][0-9] %/.test(one.textContent))"
             wait_until(lambda: browser.script(busy), what="all GPUs to be busy")
             if directory is not None:
                 for width in HEIGHTS:

@@ -14,7 +14,7 @@ from peerload.model.gossip import MemberStatus
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, Guarantee, TaskRecord, TaskState, execution_key
-from tests.core.given import ACCEPTS, RECEIVER, SENDER, UID, Given, identity, offer, spec
+from tests.core.given import ACCEPTS, RECEIVER, SENDER, UID, WALL_S, Given, identity, offer, spec
 
 LEASED = ["persist leased", "changed leased"]
 LOCAL = ["persist submission queued", "answer", *LEASED, "spawn 1"]
@@ -180,6 +180,22 @@ def test_leases_are_renewed_and_strangers_revoked() -> None:
     other = messages.Renew((messages.Renewal("x/9", UID, 1, 9.0),))
     assert x.hear("y", other) == ["Revoke to y"]
     assert x.hear("z", renew) == ["Revoke to z"]
+
+
+@pytest.mark.parametrize("ahead_s", [5 * 3600.0, -5 * 3600.0])
+def test_times_by_a_clock_that_is_wrong_are_neither_in_the_future_nor_before_the_submission(ahead_s: float) -> None:
+    x = away()
+    task, began = x.task(2), WALL_S + x.at_s
+    x.after(10)
+    x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 9.0, began + ahead_s),)))
+    assert task.record.submitted_at <= task.running_at <= began + 10
+    exit_ = Exit(0, started_at=began + ahead_s, ended_at=began + ahead_s + 4.0)
+    x.hear("y", messages.Result(task.task, task.uid, 1, exit_, inline=True))
+    assert x.when(events.OutputArrived(task.uid, 1))[0] == "persist done"
+    record = task.record
+    assert (record.state, record.submitted_at <= record.started_at) == (TaskState.DONE, True)
+    assert record.ended_at - record.started_at == pytest.approx(4.0)
+    assert record.ended_at <= began + 10
 
 
 def test_nothing_heard_is_asked_less_and_less_often() -> None:
