@@ -183,6 +183,8 @@ class Node:
                 self.runs.ended(event.key, event.exit)
             case events.OutputArrived():
                 self.handoff.output_arrived(event)
+            case events.OutputComing():
+                self.handoff.output_coming(event)
             case events.FilesStaged():
                 self.executor.files_staged(event.key, event.code, event.why)
             case events.TimerExpired():
@@ -484,6 +486,8 @@ class Node:
                     self.state.broken(rules.ROLES_CHECKED, src, "a state told in another's name")
             case messages.DirectoryTold():
                 self.membership.directory_told(src, message)
+            case messages.Wake():
+                self.membership.waking.asked_for(message.node)
             case messages.Leaving():
                 self.membership.left(src)
             case _:
@@ -643,6 +647,8 @@ class _Mediator:
     def task_left(self, task: HomeTask) -> None:
         self._node.eligibility.left(task)
         self._node.client_binding.left(task)
+        if task.record.node != self._node.state.node:
+            self._node.sharing.sender.room_freed(task.record.node)
         self._node.sharing.sender.place_next()
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:

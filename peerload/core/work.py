@@ -162,7 +162,8 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
     """A result whose output is on its way home. A task has one while it is COLLECTING, and keeps it if the output could not be
     fetched.
 
-    why: why the task is not tried again; failed_because: why the output could not be kept here the last time.
+    why: why the task is not tried again; failed_because: why the output could not be kept here the last time; done_bytes: of the
+    output files, here by now.
     """
 
     attempt: int
@@ -170,6 +171,7 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
     exit: Exit
     why: str = ""
     failed_because: str = ""
+    done_bytes: int = 0
 
 
 class Work:

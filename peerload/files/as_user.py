@@ -18,6 +18,7 @@ from peerload.model.errors import StagingFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from io import BufferedRWPair
 
 FRAME_BYTES_MAX = 64 << 20
 HEADER_BYTES = 4
@@ -32,8 +33,8 @@ class _StoreFailed(StagingFailed):
 class _Agent:
     """The other end of the socket; the blocks of this user's files are there."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._file = connection.makefile("rwb")
+    def __init__(self, file: BufferedRWPair[Any, Any]) -> None:
+        self._file = file
         self._put: list[bytes] = []
 
     def receive(self) -> Any:  # noqa: ANN401 -- what the agent says
@@ -75,7 +76,11 @@ class _Agent:
 
 def main() -> None:
     """Do what the agent asks for, in the working directory."""
-    agent = _Agent(socket.socket(fileno=0))
+    with socket.socket(fileno=0) as connection, connection.makefile("rwb") as file:
+        _work(_Agent(file))
+
+
+def _work(agent: _Agent) -> None:
     name, *values = agent.receive()
     try:
         result = work.WORK[name](b".", agent, *values)

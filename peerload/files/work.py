@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from peerload.files import manifest as manifests
@@ -36,10 +37,14 @@ class BlockAccess(Protocol):
 
 def make(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Sequence[str]) -> None:
     """Make the working directory of a task, in the place of what an earlier try has left. Raises StagingFailed, OSError."""
+    _empty(directory)
+    make_tree(directory, manifests.decode(manifest, blocks.read), globs, blocks.read_some)
+
+
+def _empty(directory: bytes) -> None:
     with os.scandir(directory) as entries:
         for entry in entries:
             shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)  # noqa: PTH108 -- bytes
-    make_tree(directory, manifests.decode(manifest, blocks.read), globs, blocks.read_some)
 
 
 def collect(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Sequence[str], needs_all: bool) -> bytes:
@@ -78,4 +83,30 @@ def place(
     return coming.conflicts, own
 
 
-WORK: dict[str, Callable[..., Any]] = {"make": make, "collect": collect, "place": place}
+def prepare(directory: bytes, blocks: BlockAccess, manifest: bytes, modules: dict[str, str]) -> None:
+    """Make the directory of an environment: its lock in ``lock``, and links to these modules of the node in ``client``. Raises
+    StagingFailed, OSError."""
+    _empty(directory)
+    there = Path(os.fsdecode(directory))
+    for name in ("lock", "client"):
+        (there / name).mkdir(mode=0o700)
+    make(bytes(there / "lock"), blocks, manifest, ())
+    for name, place in modules.items():
+        (there / "client" / name).symlink_to(place)
+
+
+def measure(directory: bytes, blocks: BlockAccess) -> bytes:
+    """The size of all files in a directory, and its absolute path, as text."""
+    del blocks
+    walk = os.walk(directory)
+    size = sum(os.lstat(os.path.join(above, name)).st_size for above, _, names in walk for name in names)  # noqa: PTH118
+    return b"%d %s" % (size, os.path.abspath(directory))  # noqa: PTH100 -- as above
+
+
+WORK: dict[str, Callable[..., Any]] = {
+    "make": make,
+    "collect": collect,
+    "place": place,
+    "prepare": prepare,
+    "measure": measure,
+}

@@ -106,6 +106,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     probes_per_search_max: Limit = 64
     stranded_backoff_s: Positive = 0.5
     """A task that its home cannot run now is asked about again after this, doubling up to the next."""
+    full_s_min: Positive = 0.02
+    """A node that had no room for a task which its home cannot run is not asked for such room for so long, twice as long each time …"""
+    full_s_max: Positive = 2.0
+    """… up to this, or until it says that it has room or ends a task of this home."""
+    full_kept_max: Limit = 4096
     stranded_backoff_s_max: Positive = 15.0
     decline_memory_s: Positive = 60.0
     """A decline for a lasting reason is remembered per node and reason for this long."""

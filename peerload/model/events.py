@@ -493,6 +493,14 @@ class OutputArrived(_Event, frozen=True):
     conflicts: int = 0
 
 
+class OutputComing(_Event, frozen=True):
+    """So much of the output files of an attempt is at home by now."""
+
+    uid: bytes
+    attempt: int
+    done_bytes: int
+
+
 class FilesStaged(_Event, frozen=True):
     """The files of an attempt that was offered are here, in its working directory; or they are not: ``code`` (of `DECLINES`) and
     ``why``."""
@@ -620,6 +628,7 @@ Event = (
     | LauncherSilent
     | LauncherReady
     | OutputArrived
+    | OutputComing
     | FilesStaged
     | LoadSampled
     | DevicesFound

@@ -189,6 +189,12 @@ class CertificateTold(_Message, frozen=True, tag="certificate"):
     certificate: Annotated[bytes, Meta(max_length=8192)]
 
 
+class Wake(_Message, frozen=True, tag="wake"):
+    """This node is asleep, and you are on its network: send it a magic packet."""
+
+    node: NodeName
+
+
 class Leaving(_Message, frozen=True, tag="leaving"):
     """The agent stops on purpose. Its running tasks run on."""
 
@@ -717,6 +723,7 @@ Membership = (
     | Trust
     | CertificateRequest
     | CertificateTold
+    | Wake
     | Leaving
     | WrongBoot
     | NameTaken

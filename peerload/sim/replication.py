@@ -222,10 +222,12 @@ def warm_up_of(tasks: int, rate: float) -> int:
     return int(min(max(tasks * WARM_UP_SHARE, WARM_UP_S * rate), tasks * WARM_UP_SHARE_MAX))
 
 
-def measure(player: Replication, tasks: int, *, clock: Callable[[], float], started_s: float) -> Sample:
+def measure(
+    player: Replication, tasks: int, *, clock: Callable[[], float], started_s: float, parts: int = BATCHES
+) -> Sample:
     """Run this many more tasks, in batches, and sum them up. Everything before counts as the warm-up. The last tasks
     of a recording are followed to their end, and that time is measured, too."""
-    edges = [player.last + tasks * batch // BATCHES for batch in range(BATCHES + 1)]
+    edges = [player.last + tasks * batch // parts for batch in range(parts + 1)]
     counts = [player.counts()]
     unfinished = []
     for edge in edges[1:]:

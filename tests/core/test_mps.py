@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from peerload.config.loader import MPS_CONTROL, gpu_config
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.device_ledger import DeviceLedger
 from peerload.core.resources.devices import DeviceRequest
 from peerload.core.resources.gpu_use import with_gpu_use
 from peerload.core.resources.mps_degree import MpsDegree
-from peerload.model.config import GpuConfig
+from peerload.model.config import GpuConfig, GpuSettings
 from peerload.model.devices import Device, DeviceMode, DeviceReading, GpuShare
 from peerload.model.resources import Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, TaskSpec
@@ -161,3 +163,12 @@ def test_where_it_can_never_run_is_known() -> None:
         ResourceRequest(gpus=2, gpu_share=GpuShare.MPS)
     with pytest.raises(ValueError, match="gpu_pct"):
         ResourceRequest(gpus=1, gpu_pct=10)
+
+
+def test_without_the_control_program_there_is_no_mps_unless_the_config_requires_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [gpu_config(GpuSettings(mps=mps)).mps for mps in ("auto", "off", "require")] == ["off", "off", "require"]
+    (tmp_path / MPS_CONTROL).touch(mode=0o755)
+    assert gpu_config(GpuSettings()).mps == "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.core.explain import holding_reason
+from peerload.core.explain import holding_reason, uncollected_reason
 from peerload.model import actions, events, messages
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement
@@ -185,6 +185,20 @@ def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_a
     assert "cache" in x.node.membership.why_declines("y", x.task(2).spec)
     assert x.node.membership.why_declines("y", spec()) == ""
     assert x.task(2).offered_to == ""
+
+
+def test_a_task_whose_outputs_are_on_their_way_says_how_much_of_them_is_here() -> None:
+    x, name, uid = offering()
+    x.hear("y", messages.Accept(name, uid, 1, 5, 7.0, files=True))
+    staged = Staged(outputs=b"\x01" * 32, out_bytes=64 << 20)
+    x.hear("y", messages.Result(name, uid, 1, Exit(0, staged=staged), inline=True))
+    assert uncollected_reason(x.node.home.tasks[uid]) == ""
+    x.when(events.OutputComing(uid, 1, 16 << 20))
+    assert uncollected_reason(x.node.home.tasks[uid]).endswith("16 of 64 MiB")
+    x.when(events.OutputComing(uid, 2, 32 << 20))  # of another attempt
+    assert uncollected_reason(x.node.home.tasks[uid]).endswith("16 of 64 MiB")
+    x.when(events.OutputArrived(uid, 1, "files cannot be fetched from y"))
+    assert uncollected_reason(x.node.home.tasks[uid]).endswith("files cannot be fetched from y")
 
 
 def test_an_executor_that_is_lost_before_its_outputs_came_home_has_the_task_run_again() -> None:

@@ -1,7 +1,7 @@
 """Stand-in for `nvidia-cuda-mps-control`: a real daemon with its commands, its servers, and clients of these.
 
 `install(directory)` puts it there under its real name, for PATH. Files in `directory/mps` say what it does (`refuse`, `foreign`,
-`fault`), and it notes there what it was told (`verbs`), and its servers. `client` is a program that uses a GPU.
+`fault`), and it notes there its own process (`daemon`) and its servers. `client` is a program that uses a GPU.
 """
 
 from __future__ import annotations
@@ -87,8 +87,6 @@ class _Daemon:
         """Answer one line."""
         words = connection.makefile().readline().split()
         with self.lock:
-            with (_notes() / "verbs").open("a", encoding="utf-8") as file:
-                file.write(" ".join(words) + "\n")
             if self.server is not None and self.server.process.poll() is not None:
                 self.server = None
             if words[0] == "client":
@@ -141,6 +139,7 @@ def _start() -> None:
     for descriptor in range(3):
         os.dup2(null, descriptor)
     (_pipe() / f"{NAME}.pid").write_text(str(os.getpid()))
+    (_notes() / "daemon").unlink(missing_ok=True)  # another user's
     (_notes() / "daemon").write_text(str(os.getpid()))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     daemon = _Daemon()

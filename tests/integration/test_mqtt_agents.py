@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.doctor.broker import BrokerAccess, BrokerProbe, anybody_may_publish, probe_broker
-from peerload.cli.doctor.cluster import _of_tls
+from peerload.cli.doctor.broker import BrokerAccess, BrokerProbe, _of_tls, anybody_may_publish, probe_broker
 from peerload.cli.doctor.facts import DoctorInput
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster

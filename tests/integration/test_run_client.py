@@ -665,6 +665,8 @@ def test_who_waits_for_a_node_that_nobody_knows_is_told_so(agents: list[Agent]) 
             told = process.stderr.readline().decode()
         assert b"peerload why n1/" in process.stderr.readline()
         why = agents[0].cli("why", "@").stdout.decode()
-        assert [line.split()[:2] for line in why.splitlines() if "elsewhere" in line.split()] == [["elsewhere", "no"]]
+        assert [line.split()[:2] for line in why.splitlines() if line.split()[:1] == ["elsewhere"]] == [
+            ["elsewhere", "no"]
+        ]
         process.send_signal(signal.SIGINT)
         process.stderr.read()

@@ -7,13 +7,16 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from tests.integration.cluster import program
+from tests.integration.test_environments import requirement
 from tests.security.service import PROJECT, ServiceAgent, ServiceCluster, guests
 from tests.security.users import ACCOUNTS, GROUP, needs_root, within_reach
 from tests.support import wait_until
@@ -79,6 +82,7 @@ def machine() -> Iterator[Machine]:
         yield Machine(cluster)
 
 
+SAYS = "import os, sys, tool; print(tool.VERSION, os.getuid(), sys.prefix)"
 SCRIPT = "id -u > out; cat a >> out; ln -s out link; pwd >> out; touch -d 2000-01-01 a"
 
 
@@ -155,6 +159,28 @@ def test_outputs_go_nowhere_that_their_user_may_not_write(machine: Machine) -> N
     assert not Path("/tmp/file").exists()
 
 
+def test_outputs_outlive_an_agent_and_a_launcher_that_are_killed_before_they_came_home(machine: Machine) -> None:
+    project, there = machine.project("alice"), machine.there
+    go = machine.cluster.directory / "go"
+    wait = f"echo made > b; while [ ! -e {go} ]; do sleep 0.05; done"
+    name = machine.types("alice", "submit", "--snapshot", "--node", "ws2", "--", "sh", "-c", wait).stdout.strip()
+    scratch = Path(there.sockets).parent / "state/scratch"
+    wait_until(lambda: any(scratch.glob("*/b")), 60.0, "the task to run")
+    launcher = there.launcher_pid
+    there.kill()
+    [running] = [child for child in psutil.Process(launcher).children() if child.uids().real == ACCOUNTS["alice"]]
+    exits = scratch.parent / "exits.log"
+    before = exits.read_bytes()
+    go.touch()
+    wait_until(lambda: not running.is_running(), 60.0, "the task to end")
+    wait_until(lambda: exits.read_bytes() != before, 60.0, "its exit to be kept")
+    os.kill(launcher, signal.SIGKILL)
+    there.start()
+    machine.types("alice", "wait", name)
+    assert (project / "b").read_text() == "made\n"
+    wait_until(lambda: not any(scratch.iterdir()), 60.0, "its files to be gone")
+
+
 def test_a_user_sees_the_progress_of_staging_and_what_came_home(machine: Machine) -> None:
     project = machine.project("alice", a="x" * 3_000_000)
     name = json.loads(
@@ -166,3 +192,26 @@ def test_a_user_sees_the_progress_of_staging_and_what_came_home(machine: Machine
     assert (files["fetched_bytes"], files["returned_bytes"], files["returned"]) == (3_000_000, 3_000_000, 1) or files[
         "fetched_bytes"
     ] > 0
+
+
+@pytest.mark.rule("S5", "X6")
+def test_an_environment_is_built_as_its_user_and_for_that_user_alone(machine: Machine) -> None:
+    project = machine.project("alice")
+    (project / "requirements.txt").write_text(requirement(project, "1.0"))
+    scratch = Path(machine.there.sockets).parent / "state/scratch"
+    for _ in ("built", "used again"):
+        told = machine.types("alice", "run", "--env", ".", "--node", "ws2", "--", "python", "-c", SAYS).stdout.split()
+        version, uid, place = told
+        assert (version, int(uid)) == ("1.0", ACCOUNTS["alice"])
+        assert Path(place).is_relative_to(scratch)
+    [built] = scratch.iterdir()
+    assert (built.stat().st_uid, built.stat().st_mode & 0o777) == (ACCOUNTS["alice"], 0o700)
+    events = machine.cluster.user(machine.there, "carol").call("events", limit=1000, what=["environment"])["events"]
+    assert [event["state"] for event in events] == ["building", "built"]
+    assert machine.cluster.user(machine.there, "bob").call("files")["environments"] == []
+    found = machine.types(
+        "alice", "run", "--snapshot", "--env", ".", "--node", "ws3", "--", "python", "-c", SAYS, code=125
+    )
+    assert "environment: " in found.stderr
+    machine.cluster.user(machine.there, "carol").call("files", gc=True)
+    wait_until(lambda: not any(scratch.iterdir()), 60.0, "the environment to be gone")

@@ -2,7 +2,8 @@
 
 FILE holds ``{"cases": [{"id", "params", …}, …]}``; the result is ``{id: {metric: [value, 95 % half width]}}``. The
 budget is the time of the whole run; all processors work on it. Every case gets its share, and then those more whose
-intervals are nearest to narrow enough, until they are. What the arrivals explain of a mean is taken out (control variate). Cases that cannot be
+intervals are nearest to narrow enough, until they are. What the arrivals
+explain of a mean is taken out, and what the same tasks would do in queues of which theory knows the mean (control variates). Cases that cannot be
 played yet are named, with the reason, and left out.
 """
 
@@ -25,7 +26,7 @@ import msgspec
 from peerload.sim.replication import CONTROL, WARM_UP_S
 from peerload.sim.statistics import Sample, batch_half_width, controlled, half_width
 from tests.theory.mapping import NotYet, Parameters, setup_of
-from tests.theory.replicate import replicate
+from tests.theory.replicate import REFERENCES, replicate
 
 SMALL_NODES_MAX = 100
 SMALL_TASKS_MAX, SMALL_REPLICATIONS_MAX = 200_000, 10
@@ -70,15 +71,21 @@ def combine(samples: list[Sample]) -> dict[str, list[float]]:
             known = [sample for sample in samples if metric in sample.values]
             batches = [sample.batches.get(metric) or [sample.values[metric]] for sample in known]
             if metric in CONTROLLED:
-                errors = [sample.batches.get(CONTROL, []) for sample in known]
-                if all(len(run) == len(of_run) for run, of_run in zip(batches, errors, strict=True)):
+                names = [name for name in (CONTROL, *REFERENCES) if all(name in sample.batches for sample in known)]
+                errors = [list(zip(*(sample.batches[name] for name in names), strict=True)) for sample in known]
+                if names and all(len(run) == len(of_run) for run, of_run in zip(batches, errors, strict=True)):
                     plain, batches = batches, controlled(batches, errors)
                     value += fmean(one for run in batches for one in run) - fmean(one for run in plain for one in run)
-            half = batch_half_width(batches)
+            half = batch_half_width([_merged(run) for run in batches])
         combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
     return combined
+
+
+def _merged(run: list[float]) -> list[float]:
+    """Batches twice as long: the fit of what the queues explain needs many, their independence needs long ones."""
+    return [fmean(run[place : place + 2]) for place in range(0, len(run), 2)]
 
 
 def weight(parameters: Parameters) -> float:
@@ -106,10 +113,17 @@ def need(samples: list[Sample], under_way: int) -> float:
     return widest * math.sqrt(len(samples) / (len(samples) + under_way))
 
 
+def service_names(parameters: Parameters) -> dict[str, Any]:
+    """Name and parameters of a case's service times."""
+    return {"service": str(parameters.get("service", "exp")), "parameters": parameters.get("service_params") or ()}
+
+
 def _job(job: tuple[str, Parameters, int, int, float]) -> tuple[str, Sample]:
     case, parameters, seed, tasks, cpu_s = job
     setup, begun_s = setup_of(parameters), time.process_time()
-    sample = replicate(setup, seed, tasks=tasks, cpu_s=cpu_s * PLAYED_SHARE, clock=time.monotonic)
+    sample = replicate(
+        setup, seed, tasks=tasks, cpu_s=cpu_s * PLAYED_SHARE, clock=time.monotonic, **service_names(parameters)
+    )
     sample = msgspec.structs.replace(sample, cpu_s=time.process_time() - begun_s)
     return case, _with_looks(sample, setup.policies.sender)
 

@@ -24,9 +24,10 @@ from peerload.sim.replication import Replication
 from peerload.sim.statistics import quantile, student_t
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
+from tests.theory import made
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
 from tests.theory.replicate import replicate
-from tests.theory.run import combine
+from tests.theory.run import combine, service_names
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
 FEW_NODES = [pytest.param(case, id=case["id"]) for case in CASES if case["params"]["N"] <= 20]
@@ -40,7 +41,10 @@ def measured(parameters: Parameters, tasks: int = 4000, replications: int = 3) -
     """metric → [value, half width]."""
     setup = setup_of(parameters)
     return combine(
-        [replicate(setup, seed, tasks=tasks, clock=time.process_time) for seed in range(1, replications + 1)]
+        [
+            replicate(setup, seed, tasks=tasks, clock=time.process_time, **service_names(parameters))
+            for seed in range(1, replications + 1)
+        ]
     )
 
 
@@ -325,3 +329,25 @@ def test_an_ideal_world_differs_from_the_default_in_time_and_bounds_only() -> No
 
     changed = differ(IDEAL_CONFIG, CoreConfig()) - {"gossip"} | differ(IDEAL_CONFIG.gossip, CoreConfig().gossip)
     assert all(name.endswith(("_s", "_s_min", "_s_max", "_max")) for name in changed)
+
+
+def test_made_cases_can_all_be_played_and_the_mean_of_known_queues_is_exact() -> None:
+    found = made.cases()
+    assert len({case["id"] for case in found}) == len(found) == made.CASES
+    for case in found:
+        assert setup_of(case["params"]).rates
+    value, half = measured({"N": 3, "rho": 0.8, "sender": "none"}, replications=2)["mean_response"]
+    assert value == pytest.approx(5.0)
+    assert half == pytest.approx(0.0, abs=1e-9)
+    value, half = measured({"N": 2, "rho": 0.7, "sender": "none", "service": "h2", "service_params": [4]})[
+        "mean_response"
+    ]
+    assert value == pytest.approx(1 + 0.7 / 0.3 * 5 / 2)
+
+
+def test_known_queues_narrow_the_interval_of_a_sharing_policy() -> None:
+    parameters = {"N": 4, "rho": 0.8, "sender": "shortest", "T_send": 1, "L": 3}
+    setup = setup_of(parameters)
+    plain = combine([replicate(setup, seed, tasks=4000, clock=time.process_time) for seed in (1, 2)])["mean_response"]
+    narrow = measured(parameters, replications=2)["mean_response"]
+    assert narrow[1] < plain[1] / 2

@@ -24,10 +24,11 @@ from peerload.files.store import Damaged, NoRoom
 from peerload.files.tree import PART_PREFIX
 from peerload.launcher.protocol import FileCheck
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StagingFailed
-from peerload.model.events import FilesStaged, OutputArrived
+from peerload.model.events import FilesStaged, OutputArrived, OutputComing
 from peerload.model.messages import BlocksEnd, Staging
 from peerload.model.submit_options import owner_key
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
+from peerload.model.text import printable
 from peerload.text.format import counted, size_text
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ STAGING_S_MAX = 86_400.0
 REPAIRS_MAX = 3
 """Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
 CONFLICTS_LOGGED_MAX = 1000
+PLACED_MAX = 1000
+"""Outputs of a task that are remembered where other users' tasks are, too; of a task with more, none."""
 CONFLICTS_NAMED_MAX = 5
 """Outputs kept beside others that an event names."""
 TASKS_REMEMBERED_MAX = 1024
@@ -165,10 +168,13 @@ class AttemptFiles:
         own = self._node.home.by_id.get(action.task) if action.home == self._own_name else None
         return TaskUser(action.home, action.spec.user, -1 if own is None else own.terms.owner)
 
+    def owner_of(self, user: TaskUser) -> str:
+        """The owner key of a task's user on this node."""
+        return f"{user.home}:{user.user}" if user.home != self._own_name else owner_key(user.uid, user.user)
+
     def _cache(self, user: TaskUser) -> FileCache:
         """The cache of a task's user. Raises NoRoom."""
-        is_foreign = user.home != self._own_name
-        return self.caches.of(f"{user.home}:{user.user}" if is_foreign else owner_key(user.uid, user.user))
+        return self.caches.of(self.owner_of(user))
 
     async def serve(self, node: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
         """The blocks that a member asks for: where users are apart, of the user of a task between both nodes alone."""
@@ -336,7 +342,7 @@ class AttemptFiles:
     async def _make(self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int) -> None:
         uid, blocks = _uid_in(key), _WhileWanted(cache.store, lambda: self._notes.get(key) is note)
         making = asyncio.create_task(
-            self._do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
+            self.do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
         )
         try:
             while not (await asyncio.wait({making}, timeout=TELL_EVERY_S))[0]:
@@ -345,7 +351,7 @@ class AttemptFiles:
             making.cancel()
         making.result()
 
-    async def _do(
+    async def do(
         self,
         name: str,
         user: TaskUser,
@@ -356,7 +362,7 @@ class AttemptFiles:
     ) -> Any:  # noqa: ANN401 -- as the work has it
         """Do a part of `files/work.py` in a directory, or in the scratch directory of an attempt. Raises StagingFailed, WorkLost,
         OSError."""
-        cache, is_new = self._cache(user), name == "make"
+        cache, is_new = self._cache(user), name in {"make", "prepare"}
         if self._user_work is not None:
             return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new)
         if directory == SCRATCH:
@@ -408,7 +414,7 @@ class AttemptFiles:
         try:
             cache = self._cache(note.user)
             values = note.files.manifest, note.files.outputs, is_success
-            id_ = await self._do("collect", note.user, key, SCRATCH, *values)
+            id_ = await self.do("collect", note.user, key, SCRATCH, *values)
             if not id_:
                 return staged, ""
             root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
@@ -419,7 +425,7 @@ class AttemptFiles:
     async def bring_home(self, node: str, action: KeepOutput | FetchOutput) -> tuple[str, OutputArrived]:
         """Fetch the outputs of an attempt from its node, and place them → an error that may pass, or ""; and the event that
         says so."""
-        event, began_s = OutputArrived(action.uid, action.attempt), time.monotonic()
+        event, began_s, event_says = OutputArrived(action.uid, action.attempt), time.monotonic(), ""
         task = self._node.home.tasks.get(action.uid)
         if task is None or task.spec.files is None:
             return "", event
@@ -428,9 +434,14 @@ class AttemptFiles:
             cache = self._cache(user)
             if not await cache.transfer.in_thread(cache.is_complete, action.files):
                 self.caches.pin()
-                fetch = cache.transfer.fetch(action.files, [node], action.uid, is_output=True).work
-                assert fetch is not None
-                await asyncio.shield(fetch)
+                fetch = cache.transfer.fetch(action.files, [node], action.uid, is_output=True)
+                assert fetch.work is not None
+                while not (await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S))[0]:
+                    if fetch.size_bytes and not event_says:
+                        event_says = f"{size_text(fetch.size_bytes)} on the way from {node}"
+                        self._event_log.record("files", "returning", task=action.task, reason=event_says)
+                    self._inbox.put(OutputComing(action.uid, action.attempt, fetch.done_bytes))
+                fetch.work.result()
             terms, at = task.terms, task.record.submitted_at
             unplaced, conflicts, returned = await self._place(
                 action.uid, action.task, user, task.spec.files, terms.files_home, at, action.files, began_s
@@ -465,14 +476,16 @@ class AttemptFiles:
         try:
             async with cache.placing:
                 values = files.manifest, outputs, own, submitted_at, mark
-                conflicts, placed = await self._do("place", user, f"place-{uid.hex()}", directory, *values)
-            own.update(placed)
+                conflicts, placed = await self.do("place", user, f"place-{uid.hex()}", directory, *values)
+            if not self._is_system or len(placed) <= PLACED_MAX:
+                own.update(placed)
             root = decode_root(await cache.transfer.in_thread(cache.store.read, outputs))
         except (NoRoom, WorkLost):
             raise
         except StagingFailed as error:
             return str(error), 0, ""
         came = f"{counted(root.files, 'file')} of {size_text(root.size_bytes)} in {time.monotonic() - began_s:.1f} s"
+        conflicts = list(map(printable, conflicts))
         for path in conflicts[:CONFLICTS_LOGGED_MAX]:
             log.info("output kept beside a file that was changed: task=%s path=%s", task, path)
         if conflicts:

@@ -35,7 +35,8 @@ START_S_MAX, REASON_S_MAX = 60.0, 10.0
 """A process starts within the first; the launcher says within the second why one has ended."""
 WORK_S_MAX = 86_400.0
 TRIES_MAX, RETRY_S = 10, 3.0
-"""A process that could not be had is asked for again, so often and after so long: the launcher may be starting anew."""
+"""A process that was lost is asked for again, so often and after so long: the launcher may be starting anew. One for which
+there is no room now is asked for until there is."""
 READ_BYTES_MAX = 4 << 20
 WORDS_MAX = 2000
 MESSAGE_BYTES_MAX = 8 << 20
@@ -85,6 +86,10 @@ class WorkLost(PeerloadError):
     """A process that works as a user could not be had, or was lost."""
 
 
+class WorkBusy(WorkLost):
+    """There are as many processes of this user as there may be."""
+
+
 class UserWork:
     """Has work done as users. directory: the sockets are made there; only the agent may enter it."""
 
@@ -107,15 +112,16 @@ class UserWork:
         makes: bool = False,
     ) -> Any:  # noqa: ANN401 -- as the work has it
         """Do a part of `files/work.py` in a directory as the user of a task → its result. Raises StagingFailed, WorkLost, OSError."""
+        tries_left = TRIES_MAX
         async with cache.turns:
-            for tries_left in reversed(range(TRIES_MAX)):
+            while True:
                 try:
                     return await self._run(cache, whose, key, directory, [name, *values], makes=makes)
-                except WorkLost:
+                except WorkLost as error:
+                    tries_left -= not isinstance(error, WorkBusy)
                     if not tries_left:
                         raise
                     await asyncio.sleep(RETRY_S)
-        raise AssertionError
 
     async def _run(
         self, cache: FileCache, whose: TaskUser, key: str, directory: bytes, words: list[object], *, makes: bool
@@ -153,8 +159,10 @@ class UserWork:
                     why = await asyncio.shield(asked)
             except (LauncherError, TimeoutError) as error:
                 raise WorkLost("no process can work with the files", why=str(error)) from None
-            if not why or why.startswith((BUSY, "it was ended")):
-                raise WorkLost("the process that works with the files was lost", why=why.removeprefix(BUSY))
+            if why.startswith(BUSY):
+                raise WorkBusy("no process can work with the files now", why=why.removeprefix(BUSY))
+            if not why or why.startswith("it was ended"):
+                raise WorkLost("the process that works with the files was lost", why=why)
             raise StagingFailed("the files of the task cannot be reached as its user", why=why.removeprefix(POLICY))
 
     async def _serve(

@@ -151,6 +151,6 @@ def profile_of(info: AgentInfo, devices: tuple[Device, ...], *, is_issuer: bool)
         issuer=is_issuer,
         wake=cards() if config.energy.sleep_after else (),
         power=own_curve(config, round(cpus)),
-        builders=kinds() if config.mode == "user" else (),
+        builders=kinds(),
         mps="" if gpu_config(config.gpu).mps == "off" else "any" if config.mode == "user" else "home",
     )

@@ -206,7 +206,11 @@ class Hwmon(_OfReadings):
         self._reading: asyncio.Future[None] | None = None
 
     async def refresh(self, at_s: float) -> None:
-        """Take a reading in a thread: firmware may take its time. One that hangs holds up nothing, and no other is begun."""
+        """Take a reading in a thread: firmware may take its time. One that hangs holds up nothing, and no other is begun; nor is one
+        while there is no chip, but for a look now and then."""
+        if self._file is None and self._find_in > 0:
+            self._find_in -= 1
+            return
         if self._reading is None or self._reading.done():
             self._reading = asyncio.get_running_loop().run_in_executor(None, self.read, at_s)
         await asyncio.wait({self._reading}, timeout=READ_S_MAX)

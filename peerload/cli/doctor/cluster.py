@@ -1,19 +1,13 @@
-"""Checks of `doctor` between nodes: the cluster directory, addresses, datagrams, names, clocks, the broker."""
+"""Checks of `doctor` between nodes: the cluster directory, addresses, datagrams, names, clocks."""
 
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import re
 import shlex
 
 from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
-from peerload.distribution import deployed
 from peerload.text.format import counted, duration_text, shortened
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from peerload.cli.doctor.broker import BrokerProbe
 
 REJOIN = "on a node with the CA's key:  peerload invite        then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
@@ -61,18 +55,19 @@ def listen(facts: DoctorInput) -> Finding:
         return Finding(SKIP, "unknown until the settings are valid")
     address = str(facts.info.get("listen") or (facts.config.listen if facts.config is not None else ""))
     wanted = [*(facts.info.get("sought") or {}), *(facts.config.peer if facts.config is not None else ())]
-    elsewhere = [peer for peer in wanted if not _is_loopback(peer)]
+    elsewhere = [peer for peer in wanted if not is_loopback(peer)]
     is_local = facts.info.get("cluster_local", facts.cluster is None or facts.cluster.is_local)
     fix = "peerload down && peerload up --listen ADDRESS:7117        with an address that the other machines reach"
-    if _is_loopback(address) and elsewhere:
+    if is_loopback(address) and elsewhere:
         says = f"only this machine can reach {address}, and configured peers are elsewhere: {', '.join(elsewhere[:NAMED_MAX])}"
         return Finding(FAIL, says, fix)
-    if _is_loopback(address) and not is_local:
+    if is_loopback(address) and not is_local:
         return Finding(WARN, f"it listens at {address}: no other machine can reach it", fix)
-    return Finding(OK, f"{address}" + (" (this machine only)" if _is_loopback(address) else ""))
+    return Finding(OK, f"{address}" + (" (this machine only)" if is_loopback(address) else ""))
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """True if only this machine can reach the address `HOST:PORT`."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -141,9 +136,9 @@ def peers(facts: DoctorInput) -> Finding:
         return Finding(WARN, says, f"if one is gone for good:  peerload forget {lost[0]}        peerload nodes")
     alive = len([node for node in facts.nodes if node.get("state") == "alive"]) - 1
     if alive < 1 and facts.info.get("remembered"):
-        return Finding(
-            WARN, f"{counted(facts.info['remembered'], 'member')} known from earlier starts not found", "peerload nodes"
-        )
+        addresses = shlex.quote(f"{facts.info['state']}/addresses")
+        fix = f"start their agents; if they are gone for good:  peerload down ; rm {addresses} ; peerload up"
+        return Finding(WARN, f"{counted(facts.info['remembered'], 'member')} known from earlier starts not found", fix)
     more = f"; revoked: {', '.join(shut_out[:NAMED_MAX])}" if shut_out else ""
     return Finding(OK, (f"{counted(alive, 'peer')} alive" if alive > 0 else "a cluster of one") + more)
 
@@ -211,82 +206,6 @@ def clocks(facts: DoctorInput) -> Finding:
         more = ": certificates and times are unreliable" if off_s > CLOCK_S_MAX else ""
         return Finding(FAIL if off_s > CLOCK_S_MAX else WARN, says + more, "on both:  sudo timedatectl set-ntp true")
     return Finding(OK, f"{counted(len(known), 'peer')} within {off_s:.2f} s of this machine")
-
-
-def broker(facts: DoctorInput) -> Finding:
-    """Check that the configured brokers answer, let this node in, and send without delay."""
-    urls = list(facts.config.mqtt) if facts.config is not None else []
-    told = facts.checkup.get("broker")
-    if not urls and not told:
-        return Finding(SKIP, "none is configured, and none is needed")
-    from peerload.cli.doctor.broker import BrokerAccess, anybody_may_publish, probe_broker
-
-    way = BrokerAccess.of(facts)
-    answers = [probe_broker(url, way) for url in urls]
-    fix = "systemctl status mosquitto        TLS and passwords: docs/mqtt.md"
-    failed = [answer for answer in answers if answer.why]
-    if told and told["url"] is not None and not told.get("heard", True):
-        says = f"{told['url']} accepts the agent, but does not forward its messages"
-        rights = f"its acl_file must let each node write below its own name:   {deployed('mosquitto.acl')}"
-        return Finding(FAIL, says, rights)
-    if told and told["url"] is None:
-        return Finding(FAIL, f"the agent is not connected: {told['why']}", fix)
-    if answers and len(failed) == len(answers):
-        return Finding(FAIL, "; ".join(f"{answer.url}: {answer.why}" for answer in failed), fix)
-    if failed:
-        return Finding(WARN, "; ".join(f"{answer.url}: {answer.why}" for answer in failed), fix)
-    is_open = [answer.url for url, answer in zip(urls, answers, strict=True) if anybody_may_publish(url, way, facts)]
-    if concern := _of_tls(facts, answers, is_open):
-        return concern
-    delayed = [answer.url for answer in answers if _is_here(answer.url) and _may_delay(facts)]
-    if delayed:
-        says = f"the Mosquitto at {delayed[0]} may delay small messages by 40 ms"
-        example = deployed("mosquitto.conf")
-        return Finding(WARN, says, f"set_tcp_nodelay true  in its configuration (see {example}), then restart it")
-    says = "; ".join(f"{answer.url} answers" + (f" ({answer.version})" if answer.version else "") for answer in answers)
-    says += "; anybody on this machine may publish there" if is_open else ""
-    return Finding(OK, says or f"in use: {told['url'] if told else ''}")
-
-
-def _of_tls(facts: DoctorInput, answers: list[BrokerProbe], is_open: list[str]) -> Finding | None:
-    """Security problem of the brokers; None if there is none. is_open: addresses where everybody may publish."""
-    from peerload.cli.doctor.broker import ENDS_WITHIN_S
-
-    elsewhere = [url for url in is_open if not _is_here(url.rpartition("@")[2])]
-    if elsewhere:
-        says = f"anybody who reaches {elsewhere[0]} may publish as a node (tested without user and certificate)"
-        fix = "set up users and rights:  peerload cluster broker-certificate DIR --host NAME (docs/mqtt.md)"
-        return Finding(WARN, says, fix)
-    in_clear = [answer.url for answer in answers if answer.sends_password and not _is_here(answer.url)]
-    if in_clear:
-        says = f"the password for {in_clear[0]} is sent unencrypted"
-        return Finding(WARN, says, "use mqtts:// instead of mqtt:// (docs/mqtt.md)")
-    for answer in answers:
-        if answer.ends_at is not None and answer.ends_at - facts.now < ENDS_WITHIN_S:
-            says = f"the certificate of {answer.url} expires in {duration_text(answer.ends_at - facts.now)}"
-            return Finding(WARN, says, "peerload cluster broker-certificate DIR --host NAME")
-    return None
-
-
-def _is_here(url: str) -> bool:
-    return _is_loopback(url.rpartition("://")[2])
-
-
-def _may_delay(facts: DoctorInput) -> bool:
-    """True if a Mosquitto runs here that was not configured to send at once."""
-    files = []
-    for path in (facts.root / "proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended meanwhile
-        if words[0].endswith(b"mosquitto"):
-            files += [after.decode("utf-8", "replace") for word, after in itertools.pairwise(words) if word == b"-c"]
-    texts = [facts.text(name) for name in files]
-    for directory in re.findall(r"^include_dir +(\S+)", "\n".join(texts), re.MULTILINE):
-        texts += [facts.text(str(path)) for path in sorted((facts.root / directory.lstrip("/")).glob("*.conf"))]
-    is_read = any(texts)
-    return is_read and not re.search(r"^\s*set_tcp_nodelay\s+true", "\n".join(texts), re.MULTILINE)
 
 
 def drained(facts: DoctorInput) -> Finding:

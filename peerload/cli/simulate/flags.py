@@ -148,6 +148,7 @@ def reader() -> Options:
     options.flag("--energy", metavar="CASES", help="play energy cases of a JSON file")
     options.switch("--classify", help="print the taxonomy of policies with every preset in its place")
     options.flag("--csv", metavar="FILE", help="write one line a policy and load; - is stdout")
+    options.flag("--parquet", metavar="FILE", help="write the same as --csv as a Parquet file")
     return options
 
 

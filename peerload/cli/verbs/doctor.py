@@ -6,7 +6,7 @@ import sys
 import threading
 
 from peerload.cli.common.options import Options
-from peerload.cli.doctor import agent, cluster, machine
+from peerload.cli.doctor import agent, broker, cluster, machine
 from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
 from peerload.model.text import printable
 from peerload.text.format import coloured, counted, print_json
@@ -35,7 +35,7 @@ CHECKS = (
     Check("names", cluster.names),
     Check("ways", cluster.ways),
     Check("datagrams", cluster.datagrams),
-    Check("broker", cluster.broker),
+    Check("broker", broker.broker),
     Check("clock", machine.clock),
     Check("clocks", cluster.clocks),
     Check("GPUs", machine.gpus),

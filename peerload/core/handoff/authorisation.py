@@ -71,6 +71,7 @@ TABLE: Mapping[type[Any], Row] = {
     messages.CertificateRequest: ANY_MEMBER,
     messages.CertificateTold: ANY_MEMBER,
     messages.Leaving: ANY_MEMBER,
+    messages.Wake: ANY_MEMBER,  # no more than waking a member that is asleep, once a second
     messages.NameTaken: ANY_MEMBER,
     messages.WrongBoot: ANY_MEMBER,
     messages.DialBack: ANY_MEMBER,  # a connection to the asker, who could have made it, and proves to be itself

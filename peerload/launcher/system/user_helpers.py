@@ -33,7 +33,7 @@ LOOK_S_MAX = 30.0
 """Timeout of a check: the user's directory hangs, or the user has stopped the helper."""
 SECONDS_MAX = 300.0
 """Timeout of what writes or removes files; it is killed then."""
-FILES_S_MAX = 86_400.0
+FILES_S_MAX = 21_600.0
 """Timeout of a job with the files of a task; the agent ends it sooner when nothing moves."""
 KILL_AGAIN_S = 60.0
 """Pause before it is killed again, if it hangs where nothing can be killed."""

@@ -213,7 +213,8 @@ def test_clocks_of_peers(facts: DoctorInput, ahead_s: float | None, result: str)
 
 def test_members_of_earlier_starts(facts: DoctorInput) -> None:
     with_agent(facts).info["remembered"] = 3
-    assert cluster.peers(facts).result == "warn"
+    found = cluster.peers(facts)
+    assert (found.result, "/addresses" in found.fix) == ("warn", True)
 
 
 def test_a_name_that_a_peer_refuses(facts: DoctorInput) -> None:
@@ -342,7 +343,7 @@ def test_a_broker_of_this_machine_that_holds_small_messages_back(
     facts = DoctorInput(str(tmp_path / "none"), root=tmp_path, environment=environment)
     put(facts, "proc/7/cmdline", "/usr/sbin/mosquitto\0-c\0/etc/mosquitto.conf\0")
     put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
-    found = cluster.broker(facts)
+    found = broker.broker(facts)
     assert (found.result, "set_tcp_nodelay" in found.fix) == (result, result == "warn")
 
 
