@@ -154,3 +154,15 @@ def test_what_ended_lately_is_found_without_a_look_at_what_waits(tmp_path: Path,
         assert steps_of(reader, lambda: opened.store.listed(NOW - 1, 200, states=states, gathered=gathered)) < len(many)
         found, _ = opened.store.listed(NOW - 1, 200, states=states, gathered=gathered)
         assert [row.first[:2] for row in found] == [(2, -1)]
+
+
+def test_a_database_from_before_has_arrays_without_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path) as opened:
+        opened.keep(submission(2, (1, 2)), put(2, member=1), put(2, member=2))
+    damage(path, "ALTER TABLE submissions DROP COLUMN uid_key")
+    damage(path, "PRAGMA user_version = 1")
+    with Opened(path) as opened:
+        opened.keep(uniform(), members(MEMBERS))
+    found, together = recovered(path)
+    assert (len(found), together) == (2 + len(MEMBERS), [MEMBERS])
