@@ -164,7 +164,8 @@ class WaitReasons:
             run_s = node.state.run_s_max(task, ledger.devices.models)
             learned = node.state.learned_gpu_bytes(task, ledger.devices.models)
             waited_s = ledger.now_s - task.arrived_s
-            ask = DeviceRequest(request, ledger.devices.config, learned, run_s)
+            owner = ledger.devices.mps_owner(task.spec, is_local=True)
+            ask = DeviceRequest(request, ledger.devices.config, learned, run_s, owner)
             kept = None if ignores_turn else ledger.kept
             words.append(devices_reason(ledger, request, ask, task.task, waited_s, kept, self._names))
         words.append(cores_reason(ledger, request, self._names))
@@ -261,10 +262,13 @@ def drained_reason(reason: str) -> str:
 
 
 def uncollected_reason(task: HomeTask) -> str:
-    """The reason why the result of a task that has ended elsewhere cannot be recorded yet; "" if there is none."""
+    """The reason why the result of a task that has ended elsewhere is not recorded yet; "" if there is none."""
     collection = task.collection
     if collection is None or task.record.attempt != collection.attempt or task.phase not in _ELSEWHERE:
         return ""
+    if collection.done_bytes and collection.exit.staged is not None:
+        done, size = collection.done_bytes / MIB, collection.exit.staged.out_bytes / MIB
+        return f"it has ended on {collection.node}, its output files are on their way: {done:.0f} of {size:.0f} MiB"
     if not collection.failed_because:
         return ""
     return f"it has ended on {collection.node}, and its result waits there: {collection.failed_because}"

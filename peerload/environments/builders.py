@@ -1,7 +1,8 @@
 """Builders of environments: what a node has of uv, Python with venv and pip, and micromamba, and how each is called.
 
 An environment is built once for each lock, interpreter and platform: `Plan.key` names it. The builder runs as a process of
-the user, in the directory of the environment: `lock/` has the files of the lock, `env/` becomes the environment.
+the user, in the directory of the environment: `lock/` has the files of the lock, `client/` the modules of the node that
+tasks of `peerload.Executor` need, `env/` becomes the environment.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _UV_SYNC = 'UV_PROJECT_ENVIRONMENT="$PWD/env" "$2" sync --frozen --no-install-pr
 _CONDA = 'for lock in lock/*; do "$2" create --yes --prefix "$PWD/env" --file "$lock"; done\n'
 _CLIENT = """\
 for site in env/lib/python*/site-packages; do
-    if [ -d "$site" ]; then printf '%s\\n' "$3" > "$site/peerload-client.pth"; fi
+    if [ -d "$site" ]; then printf '%s\\n' "$PWD/client" > "$site/peerload-client.pth"; fi
 done
 """
 """Functions of `peerload.Executor` find the parts of peerload that they need, after all that the lock has."""
@@ -69,9 +70,8 @@ def kinds() -> tuple[str, ...]:
     return tuple(kind for kind, there in (("pip", has_uv or has_pip), ("uv", has_uv), ("conda", has_conda)) if there)
 
 
-def plan_of(lock: EnvironmentLock, client_directory: str) -> Plan | str:
-    """How this node builds a lock; if it cannot, the reason. client_directory: where tasks find `peerload.client`. It
-    blocks: interpreters are asked for their version."""
+def plan_of(lock: EnvironmentLock) -> Plan | str:
+    """How this node builds a lock; if it cannot, the reason. It blocks: interpreters are asked for their version."""
     tool = next(filter(None, map(shutil.which, CONDAS if lock.kind == "conda" else ("uv",))), "")
     chosen, has_pip = ("", False) if lock.kind == "conda" else _interpreter(lock.python)
     if lock.kind == "conda":
@@ -86,9 +86,9 @@ def plan_of(lock: EnvironmentLock, client_directory: str) -> Plan | str:
         return f"no Python {lock.python} there for {lock.name}"
     interpreter = chosen.partition(" ")[0] or lock.python or "python3"
     libc = "-".join(platform.libc_ver())
-    facts = (lock.manifest.hex(), lock.kind, tool, chosen or lock.python, platform.machine(), libc, client_directory)
+    facts = (lock.manifest.hex(), lock.kind, tool, chosen or lock.python, platform.machine(), libc)
     key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
-    words = ("/bin/sh", "-ec", f"rm -rf env\n{script}{_CLIENT}", "sh", interpreter, tool, client_directory)
+    words = ("/bin/sh", "-ec", f"rm -rf env\n{script}{_CLIENT}", "sh", interpreter, tool)
     return Plan(key, tuple(map(os.fsencode, words)), lock.kind == "conda")
 
 

@@ -10,7 +10,7 @@ import msgspec
 from peerload.model.load import Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from peerload.model.load import LoadReport
     from peerload.policy.api import KnownReport, RunningView
@@ -55,6 +55,7 @@ class IdleNode:
     idle_list: Sequence[str] = ()
     busy_list: Sequence[str] = ()
     starts_here = False
+    asleep: Mapping[str, float] = {}
     cpus_started = 0.0
     backlog = 0
     price = None

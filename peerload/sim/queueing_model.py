@@ -507,6 +507,7 @@ class QueueingModel:
                 | actions.ForgetPeer()
                 | actions.WakePeer()
                 | actions.AttemptGone()
+                | actions.MembersCancelled()
                 | actions.AnswerPart()
                 | actions.SendGossip()
                 | actions.LookAtDevices()

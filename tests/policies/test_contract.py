@@ -300,6 +300,7 @@ VIEWS = st.builds(
     peers=st.lists(st.sampled_from(NAMES), unique=True).map(lambda names: tuple(sorted(names))),
     told=st.dictionaries(st.sampled_from(NAMES), st.builds(api.KnownReport, REPORTS, st.floats(0.0, 1e6))),
     starts_here=st.booleans(),
+    asleep=st.dictionaries(st.sampled_from(NAMES), POSITIVE),
     cpus_started=st.floats(0.0, 65_536.0),
     backlog=st.integers(0, 1000),
     price=st.none() | st.floats(-1e3, 1e3),

@@ -108,17 +108,17 @@ def test_which_python_a_lock_is_for(wanted: str, does: bool) -> None:
 def test_the_name_of_an_environment_is_of_its_lock_and_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(builders, "_interpreter", lambda _: ("/usr/bin/python3 3.11.4", True))
-    plans = [builders.plan_of(EnvironmentLock(bytes([n]) * 32, "pip", "r.txt"), "/client") for n in (1, 1, 2)]
+    plans = [builders.plan_of(EnvironmentLock(bytes([n]) * 32, "pip", "r.txt")) for n in (1, 1, 2)]
     keys = [plan.key for plan in plans if isinstance(plan, builders.Plan)]
     assert keys[0] == keys[1] != keys[2]
     monkeypatch.setattr(builders, "_interpreter", lambda _: ("/usr/bin/python3 3.12.0", True))
-    other = builders.plan_of(EnvironmentLock(b"\1" * 32, "pip", "r.txt"), "/client")
+    other = builders.plan_of(EnvironmentLock(b"\1" * 32, "pip", "r.txt"))
     assert isinstance(other, builders.Plan)
     assert other.key != keys[0]
     monkeypatch.setattr(builders, "_interpreter", lambda _: ("", False))
     lock = EnvironmentLock(b"\1" * 32, "pip", "r.txt", ">=3.13")
-    assert builders.plan_of(lock, "/client") == "no Python >=3.13 there for r.txt"
-    assert "u.lock" in str(builders.plan_of(EnvironmentLock(b"\1" * 32, "uv", "u.lock"), "/client"))
+    assert builders.plan_of(lock) == "no Python >=3.13 there for r.txt"
+    assert "u.lock" in str(builders.plan_of(EnvironmentLock(b"\1" * 32, "uv", "u.lock")))
 
 
 def test_a_node_takes_tasks_whose_environment_it_can_build() -> None:

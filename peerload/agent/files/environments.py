@@ -1,13 +1,17 @@
 """Environments of tasks: each lock is built once on this node, before the task starts, and kept.
 
-STATE/environments/<key>/ has the files of the lock in `lock/`, the environment in `env/`, and `built` when it is complete, with
-its size as text. STATE/environments/uses/<attempt> names the environment of an attempt. The builder is a process of the
-launcher, beside the tasks; one that outlives its agent is ended by the next.
+STATE/environments/<name>/built tells of a complete environment: its size and lock, its directory, the key of its builder, and the variable that names
+it to tasks.
+The directory is STATE/environments/<name> itself; where the agent serves all users, each has its own environments, in scratch
+directories of the launcher, which keeps them until the builder's exit is forgotten. STATE/environments/uses/<attempt> names
+the environment of an attempt. The builder is a process of the launcher, beside the tasks; one that outlives its agent is ended
+by the next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import logging
 import os
@@ -16,22 +20,23 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from peerload.agent.accounts.as_user import BUSY, POLICY
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.environments import builders
-from peerload.files import manifest as manifests
-from peerload.files.place import make_tree
+from peerload.launcher.protocol import FileCheck
 from peerload.model.actions import SpawnTask
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError, StagingFailed
 from peerload.model.events import FilesStaged, LauncherReady, TaskEnded, TaskLost
 from peerload.model.messages import Staging
-from peerload.model.task import Exit, TaskSpec, how_it_ended
+from peerload.model.task import SCRATCH, Exit, TaskSpec, how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
+    from peerload.agent.accounts.as_user import TaskUser
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
@@ -67,6 +72,29 @@ class BuildFailed(StagingFailed):
     code = "environment"
 
 
+class _Built(NamedTuple):
+    """A complete environment, as `built` has it."""
+
+    size_bytes: int
+    lock: str
+    place: str
+    builder: str
+    variable: str
+
+
+def _read(path: Path) -> _Built:
+    """Raises FileNotFoundError."""
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    first, place, builder, variable, *_ = [*lines, "", "", "", ""]
+    size, _, lock = first.encode("utf-8", "surrogateescape").decode("utf-8", "replace").partition(" ")
+    return _Built(int(size) if size.isdecimal() else 0, lock, place, builder, variable)
+
+
+def _mark_of(owner: str) -> str:
+    """The end of the names of the environments of a user among others."""
+    return "-" + hashlib.sha256(owner.encode()).hexdigest()[:16]
+
+
 class _Build:
     """One build that is under way, and how many attempts wait for it."""
 
@@ -97,7 +125,8 @@ class Environments:
         self._event_log = event_log
         self._root = Path(config.state) / "environments"
         self._noted = self._root / "uses"
-        self._client = self._root / "client"
+        self._is_system = config.mode == "system"
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._uses: dict[str, str] = {}
         self._builds: dict[str, _Build] = {}
         self._staging: dict[str, asyncio.Task[None]] = {}
@@ -167,18 +196,19 @@ class Environments:
     async def _prepare(self, action: StageFiles | SpawnTask) -> None:
         lock = action.spec.lock
         assert lock is not None
-        if self._config.mode == "system":
-            raise BuildFailed("environments are not built by the service for all users yet")
-        plan = await self._plan(lock)
+        plan, user = await self._plan(lock), self._files.user_of(action)
         if isinstance(plan, str):
             raise BuildFailed(plan)
+        if self._is_system:
+            await self._check_account(user)
+            plan = plan._replace(key=plan.key + _mark_of(self._files.owner_of(user)))
         try:
             with self._lock:
                 self._use(action.key, plan.key)
                 if self._is_built(plan.key):
                     os.utime(self._built(plan.key))
                     return
-            await self._files.bring_manifest(lock.manifest, action.home)
+            await self._files.bring_manifest(lock.manifest, action)
             build = self._builds.get(plan.key) or self._start(plan, action)
             build.waiting += 1
             try:
@@ -192,11 +222,19 @@ class Environments:
             self._unuse(action.key)
             raise
 
+    async def _check_account(self, user: TaskUser) -> None:
+        """Raises BuildFailed for a user whose tasks run here as guests: an environment belongs to an account."""
+        why = await self._launcher.ask(FileCheck([b"/tmp/%j"], *user))
+        if why.startswith(BUSY):
+            raise PeerloadError("the account of the task's user is not known now", why=why.removeprefix(BUSY))
+        if why.startswith(POLICY):
+            raise BuildFailed("no environment is built for a user without an account", why=why.removeprefix(POLICY))
+
     async def _plan(self, lock: EnvironmentLock) -> Plan | str:
         """The plan of this node for a lock, or the reason why it has none; looked at once for all that ask within PLAN_S."""
         known = self._plans.get(lock)
         if known is None or time.monotonic() - known[0] > PLAN_S:
-            look = asyncio.ensure_future(asyncio.to_thread(builders.plan_of, lock, str(self._client)))
+            look = asyncio.ensure_future(asyncio.to_thread(builders.plan_of, lock))
             known = self._plans[lock] = time.monotonic(), look
         return await asyncio.shield(known[1])
 
@@ -219,14 +257,21 @@ class Environments:
         assert lock is not None
         began_s = time.monotonic()
         self._event_log.record("environment", "building", task=action.task, reason=lock.name)
-        directory = self._root / plan.key
-        await asyncio.to_thread(self._make_directory, directory, lock.manifest)
+        directory, user = self._root / plan.key, self._files.user_of(action)
+        place = SCRATCH if self._is_system else os.fsencode(directory)
         key = f"{PREFIX}{plan.key}-{secrets.token_hex(4)}"
+        measured = b""
         try:
-            exit_, late = await self._run(key, plan, directory, action)
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            directory.mkdir(mode=0o700)
+            await self._files.do("prepare", user, key, place, lock.manifest, _modules())
+            exit_, late = await self._run(key, plan, place, user, action)
             said = self._spool.read_tail(key, 2, LAST_BYTES) or self._spool.read_tail(key, 1, LAST_BYTES)
+            if not late and not exit_.exit_code:
+                measured = await self._files.do("measure", user, key, place)
         finally:
-            self._launcher.forget(key)
+            if not measured or not self._is_system:
+                self._launcher.forget(key)
             self._spool.drop(key)
         took_s = time.monotonic() - began_s
         if late or exit_.exit_code:
@@ -237,29 +282,32 @@ class Environments:
             self._event_log.record("environment", "failed", task=action.task, reason=why)
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             raise BuildFailed(why)
-        size = await asyncio.to_thread(_size_of, directory)
+        size, _, where = measured.decode("utf-8", "surrogateescape").partition(" ")
         await asyncio.to_thread(os.sync)  # what is marked as built is whole after a power cut, too
         marked = directory / "built.new"
-        marked.write_text(f"{size} {lock.name}", encoding="utf-8")
+        text = f"{size} {lock.name}\n{where}\n{key}\n{'CONDA_PREFIX' if plan.is_conda else 'VIRTUAL_ENV'}"
+        marked.write_text(text, encoding="utf-8", errors="surrogateescape")
         marked.replace(self._built(plan.key))
         self._failed.pop(plan.key, None)
-        what = f"{lock.name}: {size / (1 << 20):.1f} MiB in {took_s:.1f} s"
+        what = f"{lock.name}: {int(size) / (1 << 20):.1f} MiB in {took_s:.1f} s"
         self._event_log.record("environment", "built", task=action.task, reason=what)
         await asyncio.to_thread(self.collect)
 
-    async def _run(self, key: str, plan: Plan, directory: Path, action: StageFiles | SpawnTask) -> tuple[Exit, str]:
+    async def _run(
+        self, key: str, plan: Plan, directory: bytes, user: TaskUser, action: StageFiles | SpawnTask
+    ) -> tuple[Exit, str]:
         """Run the builder → its exit, and why it was ended, "" if it was not."""
         limit_s = self._config.files.build_s_max
-        spec = TaskSpec(plan.argv, os.fsencode(directory), action.spec.environment, user=action.spec.user)
+        spec = TaskSpec(plan.argv, directory, action.spec.environment, user=action.spec.user)
         own = variables_of(action.spec.environment)
         extra = {b"PYTHONPATH": b"", b"PYTHONHOME": b"", b"PATH": own.get(b"PATH", DEFAULT_PATH)}
-        if not await asyncio.to_thread(os.path.isdir, own.get(b"HOME", b"")):
-            extra[b"HOME"] = os.fsencode(directory)
+        if not self._is_system and not await asyncio.to_thread(os.path.isdir, own.get(b"HOME", b"")):
+            extra[b"HOME"] = directory
         end = self._ends[key] = asyncio.get_running_loop().create_future()
         stdout, stderr = self._spool.paths(key)
         run = SpawnTask(key, action.task, 1, action.home, spec)
         try:
-            self._launcher.spawn(run, stdout, stderr, extra)
+            self._launcher.spawn(run, stdout, stderr, extra, owner=user.uid)
             try:
                 async with asyncio.timeout(limit_s):
                     return await asyncio.shield(end), ""
@@ -272,21 +320,6 @@ class Environments:
             raise
         finally:
             del self._ends[key]
-
-    def _make_directory(self, directory: Path, manifest: bytes) -> None:
-        shutil.rmtree(directory, ignore_errors=True)
-        (directory / "lock").mkdir(mode=0o700, parents=True)
-        store = self._files.store
-        make_tree(directory / "lock", manifests.decode(manifest, store.read), (), store.read_some)
-        self._client.mkdir(mode=0o700, exist_ok=True)
-        for module in ("peerload", "cloudpickle"):
-            found = importlib.util.find_spec(module)
-            assert found is not None
-            place = Path(str(found.origin)).parent
-            link = self._client / place.name
-            if not link.is_symlink() or link.readlink() != place:
-                link.unlink(missing_ok=True)
-                link.symlink_to(place)
 
     def heard(self, event: Event) -> bool:
         """Take an event about a builder. False if it is about something else."""
@@ -309,7 +342,14 @@ class Environments:
         ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
         for key in self._ends.keys() - running:
             self.heard(TaskEnded(key, ended[key]) if key in ended else TaskLost(key, "the launcher went away"))
-        for key in (running | ended.keys()) - self._ends.keys():
+        gone = (running | ended.keys()) - self._ends.keys()
+        for path in self._root.glob("*/built") if self._is_system else ():
+            builder = _read(path).builder
+            if builder in ended:
+                gone.discard(builder)
+            else:  # and its directory with it
+                path.unlink()
+        for key in gone:
             self._launcher.signal(key, SIGKILL)
             self._launcher.forget(key)
             self._spool.drop(key)
@@ -322,9 +362,9 @@ class Environments:
         used = self._uses.get(key)
         if used is None:
             return {}
-        place = str(self._root / used / "env")
-        is_conda = Path(place, "conda-meta").is_dir()
-        found = {"CONDA_PREFIX" if is_conda else "VIRTUAL_ENV": place}
+        built = _read(self._built(used))
+        place = f"{built.place}/env"
+        found = {built.variable: place}
         found |= {"PYTHONHOME": ""} if b"PYTHONHOME" in own else {}
         return found | {"PATH": f"{place}/bin:{os.fsdecode(own.get(b'PATH', DEFAULT_PATH))}"}
 
@@ -349,49 +389,53 @@ class Environments:
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget attempts that are not known any more, and what an earlier agent has not built to the end."""
+        self._loop = asyncio.get_running_loop()
         for attempt in [attempt for attempt in self._uses if not knows(attempt)]:
             self.forget(attempt)
         for path in self._root.iterdir():
-            if path not in (self._noted, self._client) and not (path / "built").exists():
+            if path != self._noted and not (path / "built").exists():
                 shutil.rmtree(path, ignore_errors=True)
 
-    def usage(self) -> list[dict[str, object]]:
-        """The environments that are kept, the one used last first."""
+    def usage(self, owner: str | None = None) -> list[dict[str, object]]:
+        """The environments that are kept, the one used last first. owner: those of one user among others alone."""
         found: list[dict[str, object]] = []
-        for path in self._root.glob("*/built"):
+        for path in self._root.glob("*" if owner is None or not self._is_system else "*" + _mark_of(owner)):
             try:
-                size, _, name = path.read_text(encoding="utf-8", errors="replace").partition(" ")
-                used_at, key = path.stat().st_mtime, path.parent.name
+                built = _read(path / "built")
+                used_at, key = (path / "built").stat().st_mtime, path.name
             except FileNotFoundError:  # it has just been removed
                 continue
             in_use = key in self._uses.values() or key in self._builds
             found.append(
                 {
                     "id": key,
-                    "name": name,
-                    "bytes": int(size) if size.isdecimal() else 0,
+                    "name": built.lock,
+                    "bytes": built.size_bytes,
                     "used_at": used_at,
                     "in_use": in_use,
                 }
             )
         return sorted(found, key=lambda one: -float(str(one["used_at"])))
 
-    def collect(self, *, everything: bool = False) -> int:
+    def collect(self, owner: str | None = None, *, everything: bool = False) -> int:
         """Remove environments that no attempt uses, the one used least recently first, until the cache is within its limit
         (everything: all of them) → the number of bytes that were removed. For a thread."""
-        kept = self.usage()
-        store = self._files.store.usage()
-        total = store.size_bytes + sum(int(str(one["bytes"])) for one in kept)
+        kept = self.usage(owner)
+        files = self._files.caches
+        total = files.size_bytes + sum(int(str(one["bytes"])) for one in kept)
         removed = 0
         for one in reversed(kept):
             key = str(one["id"])
             with self._lock:
-                goes = key not in self._uses.values() and (everything or total - removed > store.limit_bytes)
+                goes = key not in self._uses.values() and (everything or total - removed > files.limit_bytes)
+                builder = _read(self._built(key)).builder if goes else ""
                 if goes:
                     self._built(key).unlink(missing_ok=True)
             if goes:
                 removed += int(str(one["bytes"]))
                 shutil.rmtree(self._root / key, ignore_errors=True)
+                if self._is_system and self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._launcher.forget, builder)
         return removed
 
     async def close(self) -> None:
@@ -402,10 +446,9 @@ class Environments:
         await asyncio.gather(*work, return_exceptions=True)
 
 
-def _size_of(directory: Path) -> int:
-    """The bytes of all files in it."""
-    return sum(
-        os.lstat(os.path.join(above, name)).st_size  # noqa: PTH118 -- quick
-        for above, _, names in os.walk(directory)
-        for name in names
-    )
+def _modules() -> dict[str, str]:
+    """The modules of this node that functions of `peerload.Executor` need, and where they are."""
+    places = [
+        Path(str(found.origin)).parent for found in map(importlib.util.find_spec, ("peerload", "cloudpickle")) if found
+    ]
+    return {place.name: str(place) for place in places}

@@ -257,9 +257,12 @@ def rows(
     )
     made = [ArrayRow(row, ended_at=_number(row[ENDED_AT])) for row in found] if single else []
     order = "max(t.ended_at) DESC" if newest else "t.counter"
+    by = (
+        "+t.counter" if newest else "t.counter"
+    )  # with the sign, those are looked at that ended lately, not all there are
     groups = reader.each_found(
         _GROUPS,
-        f"{where} AND t.state IN ({marks(together)}) GROUP BY t.counter, t.state ORDER BY {order} LIMIT ?",
+        f"{where} AND t.state IN ({marks(together)}) GROUP BY {by}, t.state ORDER BY {order} LIMIT ?",
         (*values, *together, limit),
     )
     if together:

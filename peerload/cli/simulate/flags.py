@@ -492,7 +492,7 @@ def _speeds(name: str, nodes: int, trace: TaskTrace | None) -> tuple[float, ...]
 
 
 def _rows_of_speeds(name: str) -> list[tuple[int, list[str]]]:
-    """(line, cells) of what is neither empty nor a remark nor a header."""
+    """(line, cells) of each row that is not empty, a comment or a header."""
     reader = csv.reader(io.StringIO(_text("--speeds", name)))
     try:
         rows = [

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DRAW_S = 0.2
 """Progress is drawn this often at most."""
 END_S = 10.0
-"""So long may a worker that has let go of its connection take to end."""
+"""Time that a worker may take to end after it closed its connection."""
 BAR_WIDTH = 30
 GC_THRESHOLD = 50_000
 """Objects after which a worker looks for cycles, of which a simulation makes hardly any."""

@@ -91,7 +91,7 @@ def _classify(*, as_json: bool) -> int:
 
 
 def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
-    """Why something could not be written; whatever else is to be written still is."""
+    """Report that a file cannot be written; the other files are written all the same."""
     try:
         write()
     except BrokenPipeError:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import HomeTask
-    from peerload.model.events import OutputArrived
+    from peerload.model.events import OutputArrived, OutputComing
     from peerload.model.task import Exit
 
 SIGKILL = 9
@@ -376,6 +376,13 @@ class HomeHandoff:
         self._state.count(metrics.RESULTS_UNRECORDED)
         return None
 
+    def output_coming(self, event: OutputComing) -> None:
+        """Note how much of the output files is here, for those who ask."""
+        task = self._home.tasks.get(event.uid)
+        collection = task.collection if task is not None and task.phase is HomePhase.COLLECTING else None
+        if task is not None and collection is not None and collection.attempt == event.attempt:
+            task.collection = msgspec.structs.replace(collection, done_bytes=event.done_bytes)
+
     def output_arrived(self, event: OutputArrived) -> None:
         """Record a result whose output is here, synced (D5), then acknowledge it."""
         uid, attempt, error, missing = event.uid, event.attempt, event.error, event.missing
@@ -386,7 +393,7 @@ class HomeHandoff:
         if error:
             self._state.count(metrics.OUTPUT_FETCHES_FAILED)
             failed_because = error[:UNCOLLECTED_CHARS_MAX]
-            task.collection = msgspec.structs.replace(collection, failed_because=failed_because)
+            task.collection = msgspec.structs.replace(collection, failed_because=failed_because, done_bytes=0)
             self._home.resume(task)  # it will be repeated, and fetched again
             self.leases.resumed(task)
             return

@@ -243,7 +243,7 @@ class Membership:
         self._mediator = mediator
         self.gossip = Gossip(state, self)
         self.circuit_breaker = CircuitBreaker(state, self._eligible)
-        self.waking = Waking(state)
+        self.waking = Waking(state, self._peers)
         self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible)
 
     def __iter__(self) -> Iterator[PeerInfo]:
@@ -382,7 +382,7 @@ class Membership:
 
     def wake_for(self, task: HomeTask) -> None:
         """A task has no place among those that are there: one that is asleep may have room."""
-        self.waking.for_task(task, (peer.profile for peer in self._peers.values() if peer.state is PeerState.ASLEEP))
+        self.waking.for_task(task)
 
     def heard_from(self, node: str) -> None:
         """A peer said something over its link."""

@@ -75,7 +75,7 @@ class Sharing:
         self.information = information = Information(state, queue, membership, hints, home.stranded, mediator)
         self.admission = RemoteAdmission(state, queue.ledger, membership, information, hints)
         self.sender = Sender(state, queue, membership, home, handoff, information, searches)
-        self.donor = TaskDonor(state, queue, membership, home, executor, information, self.sender)
+        self.donor = TaskDonor(state, queue, membership, home, executor, handoff.holders, information, self.sender)
         self.receiver = Receiver(state, queue.ledger, membership, information, searches, self.donor, retry_rate)
         self.pairing = PairProtocol(state, membership, information, self.donor, retry_rate)
         self.requests = StateRequests(state, membership, information, searches, self.admission, self.receiver)

@@ -15,7 +15,7 @@ from peerload.policy.api import KnownReport, TaskView
 from peerload.policy.validation import valid_load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Sized
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
@@ -59,6 +59,7 @@ class View:
         "_state",
         "_stranded",
         "_uncounted",
+        "asleep",
         "for_request",
         "sensed",
         "starts_here",
@@ -80,6 +81,7 @@ class View:
         self.thresholds: Thresholds
         self.told: KnownReport | None = None
         self.starts_here = False
+        self.asleep: Mapping[str, float] = {}
 
     @property
     def node(self) -> str:

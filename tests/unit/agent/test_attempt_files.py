@@ -10,50 +10,38 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.files.attempts import AttemptFiles
+from peerload.agent.accounts.as_user import TaskUser
+from peerload.agent.files import attempts
+from peerload.agent.files.attempts import AttemptFiles, AttemptNote
+from peerload.agent.files.transfer import Fetch
 from peerload.agent.output.spool import Spool
-from peerload.model.actions import StageFiles
-from peerload.model.errors import BadRequest
-from peerload.model.events import FilesStaged
+from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
+from peerload.files.store import NoRoom
+from peerload.model.actions import KeepOutput
+from peerload.model.errors import PeerloadError
+from peerload.model.events import OutputComing
 from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import SCRATCH, TaskFiles, TaskSpec
+from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, TaskSpec
 
 UID = bytes(16)
 KEY = f"{UID.hex()}-1"
 SPEC = TaskSpec((b"true",), SCRATCH, files=TaskFiles(bytes(32)))
 
 
-def files_of(state: Path, came: list[Any], mode: str = "user") -> AttemptFiles:
-    info: Any = SimpleNamespace(config=SimpleNamespace(mode=mode), counters=Counter())
+def files_of(state: Path, came: list[Any], mode: str = "user", limit_bytes: int = 1 << 30) -> AttemptFiles:
+    info: Any = SimpleNamespace(config=SimpleNamespace(mode=mode, node="n"), counters=Counter())
     home: Any = SimpleNamespace(home=SimpleNamespace(tasks={}, by_id={}))
     disk: Any = SimpleNamespace(low_bytes=0)
     inbox: Any = SimpleNamespace(put=came.append)
     links: Any = None
+    launcher: Any = SimpleNamespace(run="", forget=came.append)
     event_log: Any = SimpleNamespace(record=lambda *_, **__: None)
-    return AttemptFiles(state, 1 << 30, disk, Spool(state), links, inbox, info, home, event_log)
+    return AttemptFiles(state, limit_bytes, disk, Spool(state), launcher, links, inbox, info, home, event_log)
 
 
 async def others() -> None:
     """Wait for all other tasks of the loop."""
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-
-
-def test_the_service_for_all_users_takes_no_files_and_says_what_helps(tmp_path: Path) -> None:
-    came: list[Any] = []
-
-    async def story() -> None:
-        files = files_of(tmp_path, came, "system")
-        with pytest.raises(BadRequest) as refused:
-            await files.check(SPEC, SubmitOptions(files_home=b"/home/u"))
-        assert "peerload up" in refused.value.hint
-        files.offered(StageFiles(KEY, "h/1", UID, 1, "h", SPEC))
-        await others()
-        await files.close()
-
-    asyncio.run(story())
-    (told,) = came
-    assert isinstance(told, FilesStaged)
-    assert (told.key, told.code) == (KEY, "cannot")
 
 
 def test_a_working_directory_is_gone_at_once_and_its_files_are_removed_in_a_thread(tmp_path: Path) -> None:
@@ -67,6 +55,86 @@ def test_a_working_directory_is_gone_at_once_and_its_files_are_removed_in_a_thre
             assert not made.parent.exists()
         await others()
         assert not any((tmp_path / "scratch").iterdir())
+        await files.close()
+
+    asyncio.run(story())
+
+
+def test_the_progress_of_outputs_on_their_way_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "TELL_EVERY_S", 0.001)
+    came: list[Any] = []
+    recorded: list[tuple[str, str]] = []
+
+    async def story() -> None:
+        files = files_of(tmp_path, came)
+        files._event_log = SimpleNamespace(record=lambda *what, **more: recorded.append((what[1], more["reason"])))  # type: ignore[assignment]
+        record = SimpleNamespace(submitted_at=1.0)
+        task: Any = SimpleNamespace(spec=SPEC, terms=SubmitOptions(files_home=b"/home/u"), record=record)
+        files._node.home.tasks[UID] = task
+        fetch = Fetch()
+        fetch.size_bytes = 5 << 20
+        told = asyncio.Event()
+
+        async def work() -> None:
+            fetch.done_bytes = 1 << 20
+            await told.wait()
+            raise PeerloadError("it broke off")
+
+        def put(event: Any) -> None:
+            came.append(event)
+            told.set()
+
+        files._inbox = SimpleNamespace(put=put)  # type: ignore[assignment]
+        fetch.work = asyncio.get_running_loop().create_task(work())
+        monkeypatch.setattr(files.caches.of("").transfer, "fetch", lambda *_, **__: fetch)
+        error, _ = await files.bring_home("y", KeepOutput(KEY, "n/1", UID, 1, b"", b"", "y", bytes(32)))
+        assert error == "it broke off"
+        await files.close()
+
+    asyncio.run(story())
+    assert came[0] == OutputComing(UID, 1, 1 << 20)
+    assert recorded[0] == ("returning", "5 MiB on the way from y")
+
+
+def test_outputs_that_the_cache_has_no_room_for_make_a_success_none(tmp_path: Path) -> None:
+    async def story() -> Exit:
+        files = files_of(tmp_path, [], limit_bytes=2000)
+        store = files.caches.of("").store
+        tree, blocks = encode(Manifest())
+        store.put(blocks)
+        note = AttemptNote("n/1", TaskFiles(tree, outputs=("*",)), TaskUser("n", ""), is_ready=True)
+        files._notes[KEY] = note
+        scratch = tmp_path / "scratch" / KEY
+        scratch.mkdir(parents=True)
+        (scratch / "out").write_bytes(bytes(5000))
+        try:
+            failed = await files.settled(KEY, Exit(3))
+            assert (failed.exit_code, failed.staged) == (3, Staged())  # it is told apart from a success alone
+            note.result = None
+            return await files.settled(KEY, Exit(0))
+        finally:
+            await files.close()
+
+    ended = asyncio.run(story())
+    assert ended.exit_code == 125
+    assert "the file cache is full" in ended.reason
+
+
+def test_a_user_has_half_of_the_cache_at_most_and_others_give_way_with_what_nobody_needs(tmp_path: Path) -> None:
+    async def story() -> None:
+        files = files_of(tmp_path, [], "system", limit_bytes=10_000)
+        alice, bob, carol = (files.caches.of(uid) for uid in ("20001", "20002", "20003"))
+        for cache in (bob, carol):
+            content = bytes((len(cache.store.usage().manifests),)) * 4000 + cache.store._directory.name.encode()
+            tree, own = encode(Manifest((FileEntry("a", 0o644, len(content), 1, (digest_of(content),)),)))
+            await cache.keep([content, *own])
+            assert cache.is_complete(tree)
+        with pytest.raises(NoRoom):
+            await alice.keep([b"x" * 6000])
+        await alice.keep([b"x" * 3000])
+        assert alice.store.size_bytes == 3000
+        assert files.caches.size_bytes <= 10_000
+        assert bob.store.usage().manifests == []
         await files.close()
 
     asyncio.run(story())

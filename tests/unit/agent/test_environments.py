@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from peerload.agent.accounts.as_user import TaskUser
 from peerload.agent.files import environments
 from peerload.agent.files.environments import BuildFailed, Environments
 from peerload.agent.output.spool import Spool
 from peerload.environments import builders
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 from peerload.files.store import BlockStore
+from peerload.files.work import WORK
 from peerload.model.actions import SpawnTask, StageFiles
 from peerload.model.events import LauncherReady, TaskEnded, TaskLost
 from peerload.model.task import EnvironmentLock, Exit, TaskSpec
@@ -43,7 +45,16 @@ class Lab:
             signal=self._kill,
             forget=lambda key: self.did.append(("forget", key)),
         )
-        files: Any = SimpleNamespace(store=store, bring_manifest=self._bring)
+        caches: Any = SimpleNamespace(
+            of=lambda _: SimpleNamespace(store=store), limit_bytes=limit_bytes, size_bytes=store.size_bytes
+        )
+
+        async def do(name: str, _: object, __: str, directory: bytes, *values: object) -> object:
+            return WORK[name](directory, store, *values)
+
+        files: Any = SimpleNamespace(
+            caches=caches, bring_manifest=self._bring, do=do, user_of=lambda _: TaskUser("n1", "")
+        )
         config: Any = SimpleNamespace(state=str(state), mode="user", files=SimpleNamespace(build_s_max=3600.0))
         log: Any = SimpleNamespace(record=lambda _, state, **__: self.told.append(state))
         self.answered: list[Any] = []
@@ -53,11 +64,12 @@ class Lab:
         monkeypatch.setattr(builders, "plan_of", self._plan_of)
         self.made = Environments(config, files, launcher, self.spool, links, inbox, log)
 
-    def _plan_of(self, lock: EnvironmentLock, _: str) -> builders.Plan:
+    def _plan_of(self, lock: EnvironmentLock) -> builders.Plan:
         self.looks += 1
         return builders.Plan("k" + lock.name[:1], (b"build",), is_conda=False)
 
-    def _spawn(self, action: SpawnTask, *_: object) -> None:
+    def _spawn(self, action: SpawnTask, *_: object, owner: int) -> None:
+        assert owner == -1
         self.spawned[action.key] = action
         self.begun.put_nowait(action.key)
 
@@ -105,7 +117,7 @@ def test_all_tasks_of_a_lock_wait_for_one_build_and_later_ones_for_none(played: 
         assert lab.made.prepares("a31")
         directory = Path(os.fsdecode(lab.spawned[key].spec.directory))
         assert (directory / "lock/requirements.txt").read_bytes() == LINES
-        assert (directory.parent / "client/cloudpickle").is_dir()
+        assert (directory / "client/cloudpickle").is_dir()
         (directory / "env").mkdir()
         (directory / "env/large").write_bytes(bytes(1000))
         lab.ends(key)
@@ -186,7 +198,7 @@ def test_a_build_whose_launcher_is_lost_fails_and_builders_of_an_earlier_agent_a
         ready = lab.made.listed(LauncherReady(running, ()))
         assert [key for key, *_ in ready.running] == ["task-1"]
         assert ("kill", "build-old-1") in lab.did
-        with pytest.raises(Exception, match="the builder was lost"):
+        with pytest.raises(Exception, match="lost"):
             await waits
         assert not lab.made.heard(TaskLost("task-1", "gone"))
 

@@ -33,6 +33,7 @@ REQUESTS: tuple[p.Request, ...] = (
     p.DirectoryCheck(b"/", "h", "u", 7, 1, "n"),
     p.FileCheck([b"/a"], "h", "u", id=1, node="n"),
     p.FileAppend(b"/a", [("out", 0, 5)], 0o22, 0, True, "h", "u", 7, 1, "n"),
+    p.FilesJob("/s", "a-1", b"-", True, "h", "u", 7, 1, "n"),
 )
 TASK = p.ListedTask("a-1", 1.0, 2.0, 3.0, is_frozen=True, ran_s=4.0)
 EVENTS: tuple[p.LauncherEvent, ...] = (
