@@ -176,7 +176,7 @@ def features(job: tuple[str, int]) -> Features:
     _, flooded = played(scenario(name, NODES, LOAD, 2 * scale), rates=[FLOOD * each, *[each] * (NODES - 1)])
     homes = [total / count for count, total in flooded.homes[:NODES] if count]
     unannounced = math.nan
-    if preset.information.watches != "nothing" and not preset.is_central:
+    if (preset.information.watches != "nothing" or preset.information.period_s) and not preset.is_central:
         _, silent = played(scenario(name, NODES, LOAD, 2 * scale), is_announced=False)
         unannounced = silent.values["mean_response"] / base
     head_down = math.nan
@@ -194,7 +194,7 @@ def features(job: tuple[str, int]) -> Features:
         knows or "-",
         base / mmc_response(NODES, LOAD),
         sample.values["messages_per_task"],
-        searches / player.last,
+        searches / player.cluster.arrived,
         1e6 * timed.cpu_s / timed.calls if timed.calls else math.nan,
         reaction(name),
         stable_to,

@@ -172,6 +172,30 @@ def test_at_the_nash_equilibrium_no_home_gains_by_another_split() -> None:
     assert alone == (1.0,)
 
 
+@pytest.mark.parametrize(("factor", "in_use"), [(1.0, 4), (0.4, 2), (0.2, 1)])
+def test_the_optimal_split_without_transfer_cost_is_the_square_root_rule(factor: float, in_use: int) -> None:
+    """x = μ - √μ (Σμ - λ) / Σ√μ over the nodes in use, which are those with √μ above that quotient [TT85]."""
+    arrivals, used = tuple(factor * rate for rate in ARRIVALS), SERVICES[:in_use]
+    level = (sum(used) - sum(arrivals)) / sum(map(math.sqrt, used))
+    assert [math.sqrt(mu) > level for mu in SERVICES] == [True] * in_use + [False] * (4 - in_use)
+    exact = [mu - math.sqrt(mu) * level for mu in used] + [0.0] * (4 - in_use)
+    assert flows(optimal(SERVICES, arrivals), arrivals) == pytest.approx(exact)
+
+
+def test_one_player_is_optimal_and_very_many_are_at_the_bargaining_solution() -> None:
+    """Between them a Nash equilibrium of m equal homes has (μ - x + x/m) / (μ - x)² equal on the nodes in use [GC05]."""
+    work = sum(ARRIVALS)
+    (alone,) = nash(SERVICES, (work,))
+    assert flows([alone], [work]) == pytest.approx(flows(optimal(SERVICES, ARRIVALS)), abs=1e-6)
+    found: list[float] = []
+    for homes in (3, 40):
+        each = (work / homes,) * homes
+        found = flows(nash(SERVICES, each), each)
+        terms = [(mu - x + x / homes) / (mu - x) ** 2 for mu, x in zip(SERVICES, found, strict=True) if x > 1e-6]
+        assert terms == pytest.approx([terms[0]] * len(terms), rel=1e-4)
+    assert found == pytest.approx(flows(bargaining(SERVICES, ARRIVALS)), abs=0.06)
+
+
 def test_two_equal_homes_at_two_equal_nodes_share_evenly_in_equilibrium() -> None:
     assert flows(nash((1.0, 1.0), (0.6, 0.6)), (0.6, 0.6)) == pytest.approx([0.6, 0.6])
 
@@ -188,7 +212,15 @@ def test_splits_without_room_or_work_are_proportional() -> None:
             assert split(SERVICES, arrivals) == proportional(SERVICES, arrivals)
 
 
-@pytest.mark.parametrize(("policy", "split"), [("static-probabilistic", proportional), ("static-optimal", optimal)])
+@pytest.mark.parametrize(
+    ("policy", "split"),
+    [
+        ("static-probabilistic", proportional),
+        ("static-optimal", optimal),
+        ("non-cooperative", nash),
+        ("cooperative", bargaining),
+    ],
+)
 def test_a_split_is_simulated_as_m_m_1_nodes(policy: str, split: object) -> None:
     assert callable(split)
     speeds, load = (4.0, 2.0, 1.0, 1.0), 0.5
@@ -196,7 +228,7 @@ def test_a_split_is_simulated_as_m_m_1_nodes(policy: str, split: object) -> None
     found = flows(split(speeds, tuple(setup.rates)), setup.rates)
     exact = sum(flow / (mu - flow) for mu, flow in zip(speeds, found, strict=True)) / sum(found)
     nodes: list[str] = []
-    player = Replication(setup, 3)
+    player = Replication(setup, 1)
     ended = player.cluster._ended
 
     def noted(task: CompletedTask) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from peerload.policy.registry import presets
 from tests import comparison
 from tests.comparison import Features, draw, features, page
 
@@ -42,3 +43,12 @@ def test_features_tell_presets_apart(tmp_path: Path) -> None:
 
 def test_the_page_has_every_feature() -> None:
     assert len(Features._fields) == len(comparison.COLUMNS) + 2
+
+
+@pytest.mark.skipif(not (comparison.DOCS / "comparison.md").exists(), reason="`make comparison` has not been run")
+def test_the_committed_table_has_every_preset_and_baseline() -> None:
+    text = (comparison.DOCS / "comparison.md").read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[1].strip().removesuffix("*").strip("`") for line in text.splitlines() if line.startswith("| `")
+    ]
+    assert sorted(rows) == sorted(presets())

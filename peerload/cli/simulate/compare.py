@@ -128,6 +128,11 @@ def lines(results: Sequence[Told]) -> list[str]:
 def _paired(results: Sequence[Told]) -> list[str]:
     lines = []
     for told in pairs(results):
+        if told["low"] == told["high"] == 0:
+            lines.append(
+                f"  at load {load_text(told['load'])} {printable(told['better'])} and {printable(told['than'])} are equal"
+            )
+            continue
         sure = "" if told["low"] > 0 else ", which may be chance"
         lines.append(
             f"  at load {load_text(told['load'])} {printable(told['better'])} is better than {printable(told['than'])} by"
