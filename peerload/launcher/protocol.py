@@ -19,6 +19,10 @@ VERSION_MIN = 9
 FRAME_BYTES_MAX = 4 << 20
 HEADER_BYTES = 4
 UMASK_MAX = 0o7777
+STOP_GRACE_S = 2.0
+"""Time that tasks have to end when the launcher is told to stop."""
+ALREADY_RUNS = 75
+"""Exit code of a launcher whose directory is locked by another, which may not answer yet."""
 SHAPES_MAX = 16
 """Shapes of messages of one type that are remembered."""
 KEY_CHARS_MAX = 128

@@ -28,7 +28,9 @@ from peerload.launcher.memory_limits import memory_limits
 from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
 from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, HolePuncher, SpawnRefused
 from peerload.launcher.protocol import (
+    ALREADY_RUNS,
     NODE_CHARS_MAX,
+    STOP_GRACE_S,
     VERSION,
     DirectoryCheck,
     EndedEvent,
@@ -71,7 +73,6 @@ if TYPE_CHECKING:
     from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.protocol import LauncherEvent, Request
 
-STOP_GRACE_S = 2.0
 STARTS_HELD_S = 0.004
 """Starts are reported after so long, or with whatever else there is to report: the end of a short task, by one frame that wakes
 the agent once."""
@@ -83,8 +84,6 @@ LOCK_S_MAX = 0.3
 lock."""
 LOCK_LOOK_S = 0.01
 """Interval at which the lock is tried."""
-ALREADY_RUNS = 75
-"""Exit code of a launcher whose directory is locked by another, which may not answer yet."""
 
 
 class Launcher:

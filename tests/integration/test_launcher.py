@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
+from peerload.launcher.protocol import ALREADY_RUNS
 from peerload.launcher.record_log import process_start
-from peerload.launcher.server import ALREADY_RUNS
 from tests.support import wait_until
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ import uvloop
 from peerload.agent.launcher import connect
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
-from peerload.launcher.protocol import StdinFed
-from peerload.launcher.server import ALREADY_RUNS
+from peerload.launcher.protocol import ALREADY_RUNS, StdinFed
 from peerload.model.actions import SpawnTask
 from peerload.model.events import Event, LauncherLost, LauncherReady, TaskEnded, TaskStarted
 from peerload.model.task import TaskSpec

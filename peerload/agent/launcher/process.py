@@ -12,7 +12,7 @@ from pathlib import Path
 import msgpack
 
 import peerload
-from peerload.launcher.server import ALREADY_RUNS
+from peerload.launcher.protocol import ALREADY_RUNS
 
 GONE_S = 0.2
 """Time for a launcher that hangs up to end; after that it counts as there."""
