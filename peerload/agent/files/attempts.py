@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import logging
 import os
 import threading
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.files.transfer import FileTransfer
+from peerload.agent.event_loop import in_own_thread
+from peerload.agent.files.transfer import Fetch, FileTransfer
 from peerload.files import manifest as manifests
 from peerload.files import tree
 from peerload.files.beneath import DIRECTORY
@@ -274,20 +276,31 @@ class AttemptFiles:
     async def _fetch_and_make(
         self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
     ) -> None:
-        if sources and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
-            self._pin()
-            fetch = self.transfer.fetch(note.files.manifest, sources)
-            is_first, fetch.is_counted = not fetch.is_counted, True
-            assert fetch.work is not None
-            while not fetch.work.done():
-                self._tell(note, sources, offer, fetch.done_bytes)
-                await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
-            fetch.work.result()
-            note.in_bytes += fetch.done_bytes if is_first else 0
-        work = asyncio.create_task(self.transfer.in_slow_thread(self._make, key, note))
-        while not (await asyncio.wait({work}, timeout=TELL_EVERY_S))[0]:
-            self._tell(note, sources, offer, note.files.size_bytes)
-        work.result()
+        making: asyncio.Future[None] | None = None
+        try:
+            if sources and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
+                self._pin()
+                fetch = self.transfer.fetch(note.files.manifest, sources)
+                is_first, fetch.is_counted = not fetch.is_counted, True
+                assert fetch.work is not None
+                step = fetch.begun if is_first else fetch.work
+                while not fetch.work.done() and not (step is making and step.done()):
+                    self._tell(note, sources, offer, fetch.done_bytes)
+                    await asyncio.wait({fetch.work, step}, timeout=TELL_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                    if step is fetch.begun and step.done() and not step.cancelled():
+                        # one thread for each fetch that has its turn: each file is written as soon as its blocks are here
+                        step = making = in_own_thread(functools.partial(self._make, key, note, fetch))
+                if fetch.work.done():
+                    fetch.work.result()
+                note.in_bytes += fetch.done_bytes if is_first else 0
+            if making is None:
+                making = asyncio.ensure_future(self.transfer.in_slow_thread(self._make, key, note))
+            while not (await asyncio.wait({making}, timeout=TELL_EVERY_S))[0]:
+                self._tell(note, sources, offer, note.files.size_bytes)
+            making.result()
+        finally:
+            if making is not None:
+                making.cancel()
 
     def _tell(
         self, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None, done_bytes: int
@@ -296,16 +309,17 @@ class AttemptFiles:
         if offer is not None:
             self._links.send(sources[-1], Staging(note.task, *offer, done_bytes, note.files.size_bytes))
 
-    def _make(self, key: str, note: AttemptNote) -> None:
+    def _make(self, key: str, note: AttemptNote, fetch: Fetch | None = None) -> None:
         if self._spool.drop_scratch(key):
             self._spool.remove_dropped()
         directory = self._spool.make_scratch(key)
         before = manifests.decode(note.files.manifest, self.store.read)
 
         def read(digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
+            here = digests if fetch is None else fetch.here(digests)
             if self._notes.get(key) is not note:
                 raise StagingFailed("the files are not wanted any more")
-            return self.store.read_some(digests, bytes_max)
+            return self.store.read_some(here, bytes_max)
 
         make_tree(directory, before, note.files.outputs, read)
 
